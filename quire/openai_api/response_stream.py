@@ -94,7 +94,7 @@ class ResponseStream:
         item = f"{prefix}_{self._about.number}_{i}"
         return {"item_id": item, "output_index": i, "content_index": 0}
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self, status: str = "completed") -> Iterator[Event]:
         if not self._open:
             return
         text = "".join(self._text)
@@ -102,7 +102,7 @@ class ResponseStream:
         more: Event = {"logprobs": self._shown_scores} if self._open == "message" else {}
         yield self._event(f"response.{name}.done", **self._place(), text=text, **more)
         yield self._event("response.content_part.done", **self._place(), part=self._part(text))
-        item = self._item(text, "completed")
+        item = self._item(text, status)
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = ""
@@ -123,8 +123,8 @@ class ResponseStream:
     def _ended(self, answer: Answer, output: Output) -> Iterator[Event]:
         if not self._items and not self._open:
             yield from self._begin("message")
-        yield from self._close()
         status = status_of(answer)
+        yield from self._close(status)
         body = self._about.body(status, self._items, output)
         yield self._event(f"response.{status}", response=body)
 

@@ -171,14 +171,15 @@ def response_object(asked: Asked, output: Output, about: About) -> Event:
     [answer] = output.answers
     content, reasoning, calls = parts_of(asked, answer)
     items: list[Event] = []
+    status = status_of(answer)
     if reasoning is not None and asked.reasoning:
         items.append(reasoning_item(about, len(items), reasoning))
     if content or not calls:
         scores = [chat_score(one) for one in answer.logprobs or ()]
-        items.append(message_item(about, len(items), content, scores))
+        items.append(message_item(about, len(items), content, scores, status))
     for call in calls:
         items.append(call_item(about, len(items), call))
-    return about.body(status_of(answer), items, output)
+    return about.body(status, items, output)
 
 
 def status_of(answer: Answer) -> str:

@@ -43,6 +43,18 @@ def test_scores_are_shown_where_they_were_asked_for() -> None:
     assert shown(events[-1]["response"]["output"][0]) == ["a", "b"]
 
 
+@pytest.mark.parametrize(("ended", "status"), [("stop", "completed"), ("length", "incomplete")])
+def test_an_answer_that_was_cut_says_so_in_its_item(ended: str, status: str) -> None:
+    read, about = asked(stream=True)
+    last = Output((Answer(0, "ab", finish_reason=ended),), True)
+    events = list(ResponseStream(read, about).feed(last))
+    done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+    for item in (*done, *events[-1]["response"]["output"]):
+        assert item["status"] == status
+    whole = response_object(read, last, about)
+    assert whole == events[-1]["response"] and events[-1]["type"] == f"response.{status}"
+
+
 @pytest.mark.parametrize("content", ["text", [5], [{"text": 5}], {"text": "x"}])
 def test_reasoning_without_parts_is_refused(content: Any) -> None:
     with pytest.raises(ApiError, match=r"input\[0\].content") as caught:
