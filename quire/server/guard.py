@@ -65,7 +65,7 @@ class Guard:
         is_open = path in OPEN or path.startswith(OPEN_FOLDERS)
         if not self._keys or is_open:
             return LOCAL
-        found = self._keys.id_of(_shown_key(headers.get("authorization", "")))
+        found = self._keys.id_of(_shown_key(headers))
         if found is None:
             raise ApiError(
                 401,
@@ -104,8 +104,12 @@ def _first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def _shown_key(authorization: str) -> str:
-    return authorization[len(_BEARER) :] if authorization.lower().startswith(_BEARER) else ""
+def _shown_key(headers: dict[str, str]) -> str:
+    """As OpenAI's clients show it, or as those for Azure and Anthropic do."""
+    shown = headers.get("authorization", "")
+    if shown.lower().startswith(_BEARER):
+        return shown[len(_BEARER) :]
+    return headers.get("api-key") or headers.get("x-api-key", "")
 
 
 def _host_name(host: str) -> str:
