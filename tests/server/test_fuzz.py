@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
 from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, TABLE
+from quire.server import batch_routes, health, tokens
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving
+from tests.server.stored import chat_line, lines_of
 
-OTHERS = ("/tokenize", "/detokenize", "/v1/batches", "/v1/uploads", "/page/preview")
+OTHERS = ("/tokenize", "/detokenize")
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
     COMPLETIONS: {"prompt": "x"},
@@ -99,6 +103,89 @@ def test_odd_bodies_are_refused_or_answered(server: Serving) -> None:
 @pytest.mark.parametrize("seed", range(2, 10))
 def test_many_odd_bodies(server: Serving, seed: int) -> None:
     check_bodies(server, seed, 3000)
+
+
+# What belongs at the paths of what is stored; ids and parts are put in when a request is made.
+FORMS = {"/v1/files": "file", "/v1/uploads/{upload_id}/parts": "data"}
+FILES = (
+    lines_of(chat_line(1, "x", max_tokens=2)),
+    b"{",
+    b"",
+    lines_of({"custom_id": "a"}),
+    b"\0\xff",
+)
+STORED: dict[str, dict[str, Any]] = {
+    "/v1/batches": {"endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}},
+    "/v1/uploads": {"filename": "x", "purpose": "batch", "bytes": 2, "mime_type": "text/plain"},
+}
+
+
+class Stranger:
+    """Asks for whatever there is to be asked, with ids it was given, in any order."""
+
+    def __init__(self, server: Serving, seed: int) -> None:
+        self._rng = random.Random(seed)
+        made = (module.routes(server.services) for module in (health, tokens, batch_routes))
+        self._routes = [route for routes in made for route in routes]
+        self._known = ["x", "../x", "\0", "é", "file-", "a" * 300]
+
+    def ask(self, http: httpx.Client) -> tuple[str, httpx.Response]:
+        rng, route = self._rng, self._rng.choice(self._routes)
+        methods = sorted(route.methods or ())
+        if rng.random() < 0.1:
+            methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+        path = re.sub("{[^}]+}", lambda _: quote(self._id(), safe=""), route.path)
+        words = ("limit", "after", "order", "purpose", "x")
+        query = {rng.choice(words): str(_odd(rng, 3)) for _ in range(rng.choice((0, 0, 1, 2)))}
+        query |= {"after": self._id()} if rng.random() < 0.1 else {}
+        method = rng.choice(methods)
+        response = http.request(method, path, params=query, **self._payload(route.path))
+        if method != "HEAD" and response.headers.get("content-type") == "application/json":
+            read = response.json()
+            self._known += [read["id"]] if isinstance(read, dict) and "id" in read else []
+        return f"{method} {path} {query}", response
+
+    def _id(self) -> str:
+        return self._rng.choice(self._known[-12:] if self._rng.random() < 0.8 else self._known)
+
+    def _payload(self, path: str) -> dict[str, Any]:
+        rng = self._rng
+        if path in FORMS and rng.random() < 0.8:
+            name = FORMS[path] if rng.random() < 0.9 else "x"
+            form = {"purpose": rng.choice(("batch", "batch", "user_data", "x"))}
+            form |= {"expires_after[seconds]": str(_odd(rng, 3))} if rng.random() < 0.1 else {}
+            return {"files": {name: ("n.jsonl", rng.choice(FILES))}, "data": form}
+        body = {**STORED.get(path, {}), "input_file_id": self._id(), "part_ids": [self._id()]}
+        if path in ("/v1/batches", "/v1/uploads"):
+            del body["part_ids"]
+        if path == "/v1/uploads":
+            del body["input_file_id"]
+        if rng.random() < 0.3:
+            body[rng.choice([*body, "md5", "x"])] = _odd(rng, 0)
+        return {"json": body} if rng.random() < 0.8 else {}
+
+
+def check_routes(server: Serving, seed: int, count: int) -> None:
+    stranger, seen = Stranger(server, seed), set[int]()
+    with client(server) as http:
+        for _ in range(count):
+            asked, response = stranger.ask(http)
+            seen.add(response.status_code)
+            assert response.status_code < 500, (asked, response.text)
+            if response.status_code >= 400 and not asked.startswith("HEAD"):
+                assert set(response.json()["error"]) == {"message", "type", "param", "code"}, asked
+        assert http.post(CHAT, json=chat(max_tokens=1)).status_code == 200
+    assert {200, 400, 404, 405} <= seen and not server.bridge.stats().restarts
+
+
+def test_strangers_find_no_route_that_fails(server: Serving) -> None:
+    check_routes(server, 1, 300)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 10))
+def test_many_strangers_find_none(server: Serving, seed: int) -> None:
+    check_routes(server, seed, 3000)
 
 
 def test_bytes_that_are_no_request(server: Serving) -> None:
