@@ -138,9 +138,14 @@ class Serving:
             note("stopping: what runs may finish; once more ends it at once")
             ending.set()
 
+        def refuse_new(number: int, frame: object) -> None:
+            # The loop hears of a signal after some turns; what is read in them came after it.
+            self.bridge.state = "draining"
+
         with suppress(ValueError, RuntimeError):  # not the main thread: whoever made it ends it
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, told)
+                signal.signal(number, refuse_new)  # Python's own call; the loop is told as before
 
 
 def _store_settings(settings: Settings) -> StoreSettings:

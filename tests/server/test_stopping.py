@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from quire.openai_api.asks import read_body
@@ -17,6 +21,7 @@ from quire.server.answering import whole_outputs
 from quire.server.batch_job import BatchJob
 from quire.server.keys import Keys
 from quire.server.services import Services, Settings
+from tests.jobs.driving import ENVIRONMENT, ROOT
 from tests.server.stored import MODEL, FakeEngine, chats, serving
 
 
@@ -114,3 +119,41 @@ def test_sweeping_goes_on_after_any_failure(
                     await asyncio.sleep(0.001)
 
     asyncio.run(swept())
+
+
+SERVE = """
+import sys
+from pathlib import Path
+from quire.server.engine_life import COMMAND
+from quire.server.keys import Keys
+from quire.server.serve import Serving
+from quire.server.services import Settings
+
+command = (*COMMAND, "--session", "tests.server.fake_session:make")
+settings = Settings("fake:delay=0.02", ("fake",), Path(sys.argv[1]), port=0, grace=20)
+server = Serving(settings, Keys(), command=command)
+server.run(lambda: print(server.address, flush=True))
+"""
+
+
+def test_nothing_that_comes_behind_a_signal_is_generated(tmp_path: Path) -> None:
+    """Not even what comes with it; and what runs has its answer."""
+    command = [sys.executable, "-c", SERVE, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        asked: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 50}
+        with httpx.Client(base_url=address) as http:
+            assert http.get("/health").status_code == 200  # the connection is open
+            with httpx.stream(
+                "POST", f"{address}/v1/completions", json={**asked, "stream": True}
+            ) as runs:
+                events = runs.iter_lines()
+                next(events)
+                process.send_signal(signal.SIGTERM)
+                late = http.post("/v1/completions", json=asked)
+                rest = list(events)
+        assert late.status_code == 503 and late.json()["error"]["code"] == "unavailable"
+        assert "data: [DONE]" in rest and process.wait(20) == 0
