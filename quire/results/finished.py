@@ -109,7 +109,6 @@ class Results:
             answers.append(shown.show(self._so_far(one, first, shown), first))
         samples = [one.sequence for one in grown]
         metrics = _metrics(request, samples)
-        # Of the others too, which have nothing new.
         metrics.num_generation_tokens = sum(map(shown.num_tokens, range(request.params.n)))
         return RequestOutput(
             str(request.number),

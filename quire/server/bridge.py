@@ -183,8 +183,7 @@ class Bridge:
                 f"the engine ended {self._falls} times without an answer (code {code}); it said "
                 f"last: {stderr_tail[-1000:]}"
             )
-        why = f"code {code}" if failure is None else str(failure)
-        note(f"the engine ended ({why}) and is started again")
+        note(f"the engine ended ({failure or f'code {code}'}) and is started again")
         self._restarts += 1
         self._set("restarting")
         for future in self._calls.values():

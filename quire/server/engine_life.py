@@ -77,8 +77,11 @@ class EngineLife:
                 parts = []
             parts.append(rest)
             for line in whole:
-                if not begun:
-                    line = self._without_words(line)
+                if not begun:  # a Python may be set up to print when it starts, without a new line
+                    words, mark, rest_of_it = line.partition(_MESSAGE)
+                    line = mark + rest_of_it
+                    if words:
+                        self._last_words.append(words[-_LONGEST_LINE:].decode(errors="replace"))
                 try:
                     message = decode(line)
                 except msgspec.DecodeError:
@@ -89,15 +92,6 @@ class EngineLife:
                     return
                 begun = True
                 yield message
-
-    def _without_words(self, line: bytes) -> bytes:
-        """The message in a line. A Python may have been set up to print when it starts, and not to
-        end its line: such words are kept."""
-        start = line.find(_MESSAGE)
-        words = line if start < 0 else line[:start]
-        if words:
-            self._last_words.append(words[-_LONGEST_LINE:].decode(errors="replace"))
-        return line[len(words) :]
 
     async def _listen(self, hear: Callable[[str], None]) -> None:
         pipe, half = self._process.stderr, b""

@@ -16,8 +16,6 @@ from quire.server.services import Lane
 
 _REMEMBERED = 256  # requests
 _LONGEST_WAIT = 60  # seconds that a refusal may name
-
-
 # An image or a sound is far longer as text than as tokens; so many of its characters count as one.
 _MEDIA_SHARE = 32
 _MEDIA_KEYS = ("data", "base64")

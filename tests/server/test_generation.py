@@ -101,6 +101,15 @@ def test_a_name_with_slashes_and_metrics_as_vllm_calls_them(tmp_path: Path) -> N
             assert f'{family}:{name}{{engine="0",model_name="org/model"}}' in text, text
 
 
+@pytest.mark.parametrize("header", ["Api-Key", "X-Api-Key"])
+def test_a_key_may_come_as_clients_of_others_send_it(server: Serving, header: str) -> None:
+    with client(server, "") as made:
+        assert made.get("/v1/models", headers={header: KEY}).status_code == 200
+        assert made.get("/v1/models", headers={header: KEY[:-1]}).status_code == 401
+        told = made.post("/v1/messages", headers={header: KEY}, json={})
+        assert told.status_code == 404 and "Anthropic" in told.json()["error"]["message"]
+
+
 def test_usage_in_a_stream_counts_answers_that_wait(tmp_path: Path) -> None:
     told = {"include_usage": True, "continuous_usage_stats": True}
     asked = {"model": "fake", "prompt": "x", "max_tokens": 3, "n": 2, "ignore_eos": True}

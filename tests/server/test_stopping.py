@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -144,16 +147,21 @@ def test_nothing_that_comes_behind_a_signal_is_generated(tmp_path: Path) -> None
     ) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        asked: dict[str, Any] = {"model": "fake", "prompt": "x", "max_tokens": 50}
-        with httpx.Client(base_url=address) as http:
-            assert http.get("/health").status_code == 200  # the connection is open
-            with httpx.stream(
-                "POST", f"{address}/v1/completions", json={**asked, "stream": True}
-            ) as runs:
-                events = runs.iter_lines()
-                next(events)
-                process.send_signal(signal.SIGTERM)
-                late = http.post("/v1/completions", json=asked)
-                rest = list(events)
-        assert late.status_code == 503 and late.json()["error"]["code"] == "unavailable"
-        assert "data: [DONE]" in rest and process.wait(20) == 0
+        asked = {"model": "fake", "prompt": "x", "max_tokens": 50, "stream": True}
+        path, body = "/v1/completions", json.dumps(asked)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+        host, port = address.removeprefix("http://").split(":")
+        with ExitStack() as held, httpx.stream("POST", address + path, json=asked) as runs:
+            late = [held.enter_context(socket.create_connection((host, port))) for _ in range(8)]
+            for one in late:
+                one.sendall(whole[:-1])
+            events = runs.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGTERM)
+            for one in late:
+                one.sendall(whole[-1:])
+            told = [one.recv(1 << 16) for one in late]
+            assert "data: [DONE]" in list(events)
+        assert [one.split(b" ")[1] for one in told] == [b"503"] * len(late)
+        assert process.wait(20) == 0

@@ -16,7 +16,7 @@ import msgspec
 
 from quire.base.boundary import for_row, reason
 from quire.base.notes import note
-from quire.errors import EngineError, InvalidRequest, NotEnoughMemory, QuireError, RowError
+from quire.errors import EngineError, InvalidRequest, QuireError, RowError
 from quire.inputs.reasoning import opens_reasoning
 from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
@@ -259,8 +259,7 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
     except (MemoryError, EngineError) as error:
         # It may name files of this machine, or quote what a library said: for the log alone.
         note(f"a row could not be prepared: {reason(error)}")
-        is_memory = isinstance(error, MemoryError | NotEnoughMemory)
-        why = "memory ran out" if is_memory else "the engine cannot go on"
+        why = "memory ran out" if isinstance(error, MemoryError) else "the engine cannot go on"
         return RowError(f"this row could not be prepared: {why}")
 
 
