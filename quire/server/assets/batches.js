@@ -101,7 +101,7 @@
     parts.name.textContent = name;
     parts.state.textContent = WORDS[batch.status] || batch.status;
     parts.state.className = `pill ${KINDS[batch.status] || "plain"}`;
-    parts.bar.value = counts.total ? done / counts.total : batch.status === "failed" || !isLive ? 1 : 0;
+    parts.bar.value = counts.total ? done / counts.total : 0;
     parts.bar.setAttribute("aria-label", `Rows of ${name} that are done`);
     const facts = counts.total ? [`${number.format(done)} of ${number.format(counts.total)} rows`] : [];
     if (batch.status === "in_progress") facts.push(batch.status_details || left(entry, done, counts.total));
