@@ -294,7 +294,8 @@ def test_nothing_from_outside_runs(server: Running, visit: OpenServer) -> None:
             http.post("/v1/batches", json={**body, "completion_window": "1h"}).raise_for_status()
     opened = visit(server.address)
     page = opened.page
-    page.locator(".batch-list .pill", has_text="failed").wait_for()
+    refused = page.locator(".batch-list > *", has=page.locator(".pill", has_text="failed"))
+    assert refused.locator("progress").evaluate("bar => bar.value") == 0  # nothing of it ran
     page.locator(".batch-errors li").first.wait_for()
     assert "<img" in page.locator(".batch-list").text_content()
     page.set_input_files("#file", {"name": f"{XSS}.csv", "mimeType": "", "buffer": XSS.encode()})
