@@ -51,10 +51,14 @@ def test_a_child_that_is_gone_answers_nothing(child: LineChild) -> None:
     assert child.status() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    "printing",
+    ["print('ready to serve'); print(1)", "print('on {host}', end='{', flush=True)"],
+)
 def test_what_a_python_prints_when_it_starts_is_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printing: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('ready to serve'); print(1)")
+    (tmp_path / "sitecustomize.py").write_text(printing)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     child = LineChild("quire.evals.scoring.pattern_child")
     try:

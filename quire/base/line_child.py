@@ -54,17 +54,16 @@ class LineChild:
                 rest = rest[child.stdin.write(rest) or 0 :]
             except BrokenPipeError:
                 return None
-        answer = b""
-        while not answer.endswith(b"\n"):
-            ready = _is_ready(child.stdout, select.POLLIN, deadline)
-            piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+        heard = b""
+        while _is_ready(child.stdout, select.POLLIN, deadline):
+            piece = os.read(child.stdout.fileno(), 1 << 16)
             if not piece:
                 return None
-            answer += piece
-            while not answer.startswith(b"{") and b"\n" in answer:
-                answer = answer.partition(b"\n")[2]  # of a Python that prints when it starts
-        reply: dict[str, Any] = json.loads(answer)
-        return reply
+            *lines, heard = (heard + piece).split(b"\n")
+            for line in lines:
+                if (answer := _object_at_end(line)) is not None:
+                    return answer
+        return None
 
     def status(self) -> int | None:
         """How it ended; None if it still runs. Its pipe closes a moment before it is gone."""
@@ -80,6 +79,18 @@ class LineChild:
                 with suppress(BrokenPipeError):  # what was still to be written has no reader
                     pipe.close()
         self._process.wait()
+
+
+def _object_at_end(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line ends with. Before the first one may stand what a Python prints
+    when it starts: whole lines, or the beginning of this one."""
+    at = line.find(b"{")
+    while at >= 0:
+        with suppress(ValueError):
+            found: dict[str, Any] = json.loads(line[at:])
+            return found
+        at = line.find(b"{", at + 1)
+    return None
 
 
 def _is_ready(pipe: IO[bytes], event: int, deadline: float) -> bool:

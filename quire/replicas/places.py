@@ -22,7 +22,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MEMORY_SHARE, _MOST_MEMORY = 4, 4 << 30  # of what is available, for KV blocks in main memory
 _COUNT = (
     "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int();"
-    "print(0 if d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) else n.value)"
+    "print(); print(0 if d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) else n.value)"
 )
 
 
@@ -83,7 +83,8 @@ def number_of_gpus() -> int:
     done = subprocess.run(
         [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False, timeout=60
     )
-    return int(done.stdout) if done.stdout.strip().isdigit() else 0
+    *_, last = ["", *done.stdout.splitlines()]  # before it: what a Python prints when it starts
+    return int(last) if last.isdigit() else 0
 
 
 def _chosen(gpus: str, found: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ def pack(message: Message) -> bytes:
 
 class Lines:
     """Bytes as they come, cut into messages. What comes before the first of them goes to `hear`: a
-    Python may have been set up to print when it starts."""
+    Python may have been set up to print when it starts, and need not end its line."""
 
     def __init__(self, hear: Callable[[bytes], None] | None = None) -> None:
         self._parts: list[bytes] = []
@@ -35,8 +35,11 @@ class Lines:
         whole[0] = b"".join([*self._parts, whole[0]])
         self._parts = [rest]
         while self._hear is not None and whole:
-            if whole[0].startswith(_MESSAGE):
-                self._hear = None
+            printed, found, rest = whole[0].partition(_MESSAGE)
+            if printed or not found:
+                self._hear(printed)
+            if found:
+                self._hear, whole[0] = None, found + rest
             else:
-                self._hear(whole.pop(0))
+                del whole[0]
         return [json.loads(line) for line in whole]

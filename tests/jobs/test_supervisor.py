@@ -310,10 +310,13 @@ def test_nothing_in_quire_asks_for_another_engine() -> None:
     assert [path.parent.name + "/" + path.name for path in users] == ["child/__main__.py"]
 
 
+@pytest.mark.parametrize(
+    "printing", ["print('ready to serve'); print(1)", "print(end='hi', flush=True)"]
+)
 def test_a_python_that_prints_when_it_starts_is_no_broken_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printing: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text("print('ready to serve'); print(1)")
+    (tmp_path / "sitecustomize.py").write_text(printing)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
     report = make_job(write_rows(tmp_path / "in.jsonl", 3), tmp_path / "o.jsonl").run(
         progress=False

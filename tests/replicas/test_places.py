@@ -98,6 +98,22 @@ def test_counting_gpus_opens_none_in_this_process() -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+def test_what_a_python_prints_when_it_starts_hides_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ctypes, sys\n"
+        "class Driver:\n"
+        "    def __init__(self, name): pass\n"
+        "    def cuInit(self, flags): return 0\n"
+        "    def cuDeviceGetCount(self, count): count._obj.value = 3\n"
+        "ctypes.CDLL = Driver\n"
+        "sys.stdout.write('ready\\nby 1')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert number_of_gpus() == 3
+
+
 def test_the_feeder_s_room_needs_no_torch() -> None:
     code = (
         "import quire.replicas.replica_set, quire.replicas.places, sys;"
