@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import InvalidGrammar, InvalidParams
+from quire.grammar.matcher import GrammarMatcher
 from quire.sampling_params import GuidedDecodingParams
 from quire.scheduler.commit import Committer
 from tests.tiny_llm import tiny_llm
@@ -108,6 +109,35 @@ def test_a_bad_schema_costs_its_own_row(llm: LLM) -> None:
     assert "'not' at $.properties.x" in str(outputs[0].error)
     assert "prompt 0" in str(outputs[0].error)
     assert outputs[1].outputs[0].text == "fine"
+
+
+@pytest.mark.parametrize(
+    ("question", "num_rows"),  # few rows are asked one by one, many in one call
+    [("accept", 3), ("accepted", 12), ("forced", 3)],
+)
+def test_a_grammar_that_meets_a_fault_costs_its_own_row(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, question: str, num_rows: int
+) -> None:
+    params = [constrained(json=PERSON, seed=s) for s in range(num_rows)]
+    whole = texts(llm, params)
+    ask, faulty = getattr(GrammarMatcher, question), list[GrammarMatcher]()
+
+    def asked(self: GrammarMatcher, *given: Any, **more: Any) -> Any:
+        if not faulty and self.num_tokens >= 4:
+            faulty.append(self)
+        if faulty and faulty[0] is self:
+            raise LookupError("made up")
+        return ask(self, *given, **more)
+
+    monkeypatch.setattr(GrammarMatcher, question, asked)
+    outputs = llm.generate(
+        ["Say something."] * num_rows, params, use_tqdm=False, on_error="return"
+    )
+    answers = [output.outputs[0] for output in outputs]
+    [failed] = [i for i, answer in enumerate(answers) if answer.finish_reason == "error"]
+    assert str(outputs[failed].error).startswith("this row failed while")
+    for i, answer in enumerate(answers):
+        assert (answer.text == whole[i]) == (i != failed)
 
 
 def test_values_of_the_wrong_kind_cost_their_own_rows(llm: LLM) -> None:

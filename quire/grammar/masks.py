@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import GrammarFailed
+from quire.base.boundary import for_row
+from quire.errors import GrammarFailed, QuireError
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regular import RegularGrammar, RegularMatcher
@@ -32,6 +33,8 @@ _MAX_THREADS = 16
 
 # So few tokens are taken by this thread before others have woken up.
 _FEW = 8
+
+_FOLLOWED = "its grammar was followed"
 
 Rows = npt.NDArray[np.uint32]
 Matcher = GrammarMatcher | RegularMatcher
@@ -89,19 +92,24 @@ class MaskFiller:
             bits[i] = 0
         return failed
 
-    def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
-        """Have each matcher go on with its token; says which of them could. A matcher may not
-        stand in the list twice."""
+    def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool | QuireError]:
+        """Have each matcher go on with its token; says which of them could, or what was raised for
+        one of them. A matcher may not stand in the list twice."""
         some = [i for i, m in enumerate(matchers) if isinstance(m, GrammarMatcher)]
         if len(some) < _FEW or any(m.error is not None for m in matchers):
-            return [m.accept(token) for m, token in zip(matchers, tokens, strict=True)]
+            pairs = zip(matchers, tokens, strict=True)
+            return [for_row(_FOLLOWED, m.accept, token) for m, token in pairs]
         others = {i: m for i in some if isinstance(m := matchers[i], GrammarMatcher)}
         order = _by_lexer(others)
         stopped = {i: m.ll.is_stopped() for i, m in others.items()}
         taken = self._started().consume_token_par([(others[i].ll, tokens[i]) for i in order])
-        accepted = [i in others or matchers[i].accept(tokens[i]) for i in range(len(matchers))]
+        accepted = [
+            i in others or for_row(_FOLLOWED, m.accept, tokens[i]) for i, m in enumerate(matchers)
+        ]
         for i, was_taken in zip(order, taken, strict=True):
-            accepted[i] = others[i].accepted(tokens[i], taken=was_taken, stopped=stopped[i])
+            accepted[i] = for_row(
+                _FOLLOWED, others[i].accepted, tokens[i], taken=was_taken, stopped=stopped[i]
+            )
         return accepted
 
     def close(self) -> None:

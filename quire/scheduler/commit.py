@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.base.boundary import for_row
 from quire.errors import GrammarFailed, InvalidLogits, ProcessorFailed, QuireError
 from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
@@ -24,7 +25,7 @@ from quire.scheduler.reports import Reports
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.stopping import AcceptAll, judge, stop_by_last
+from quire.scheduler.stopping import FOLLOWED, AcceptAll, fail, judge, stop_by_last
 from quire.scheduler.trials import Trials
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
@@ -183,10 +184,13 @@ class Committer:
         if sequence.guide is None or sequence.request.params.num_logprobs is not None:
             return False
         room = int(rows.limit[row] - rows.known[row])
-        forced = sequence.guide.forced()[:room]
-        if not forced:
+        forced = for_row(FOLLOWED, sequence.guide.forced)
+        if isinstance(forced, QuireError):
+            fail(sequence, forced)
+            return True
+        if not forced[:room]:
             return False
-        kept = judge(sequence, forced, int(rows.known[row] - rows.num_prompt[row]))
+        kept = judge(sequence, forced[:room], int(rows.known[row] - rows.num_prompt[row]))
         self._placements.force(row, forced[:kept])
         return sequence.finish_reason is not None
 

@@ -71,8 +71,9 @@ def _judge_together(
     at = drawn.rows[some]
     sequences = [rows.sequence(row) for row in at.tolist()]
     num_outputs = (rows.known[at] - rows.num_prompt[at]).tolist()
-    judge_together(sequences, drawn.tokens[some, 0].tolist(), num_outputs, accept_all)
-    drawn.kept[some] = 1
+    drawn.kept[some] = judge_together(
+        sequences, drawn.tokens[some, 0].tolist(), num_outputs, accept_all
+    )
     drawn.ended[some] = [sequence.finish_reason is not None for sequence in sequences]
 
 
@@ -81,7 +82,8 @@ def _judge_each(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
         row = int(drawn.rows[i])
         sequence = rows.sequence(row)
         tokens = drawn.tokens[i, : drawn.counts[i]].tolist()
-        written = rows.output_ids(row) if sequence.request.params.detects_repetition else None
         num_outputs = int(rows.known[row] - rows.num_prompt[row])
+        repeats = sequence.request.params.detects_repetition
+        written = rows.outputs[row, :num_outputs] if repeats else None
         drawn.kept[i] = judge(sequence, tokens, num_outputs, written)
         drawn.ended[i] = sequence.finish_reason is not None

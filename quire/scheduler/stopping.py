@@ -21,12 +21,14 @@ from quire.scheduler.repetition import is_repeating
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide, Sequence
 
-# Has each guide go on with its token, as `Guide.accept` does, and says which of them could.
-AcceptAll = Callable[[Many[Guide], Many[int]], Many[bool]]
+# Has each guide go on with its token, as `Guide.accept` does, and says which of them could, or what
+# was raised for one of them.
+AcceptAll = Callable[[Many[Guide], Many[int]], Many[bool | QuireError]]
 
 # The stop reason of an answer that reached max_tokens in the middle of its grammar.
 UNFINISHED = "unfinished_structured_output"
 REPEATED = "repetition_detected"
+FOLLOWED = "its text was followed"
 
 
 def num_kept(
@@ -78,15 +80,24 @@ def judge(
     repetition where that is wanted and `written`, its tokens before, is given. One whose text or
     grammar cannot go on ends alone, without these tokens.
     """
-    kept = for_row("its text was followed", _judge, sequence, tokens, num_outputs, written)
+    kept = for_row(FOLLOWED, _judge, sequence, tokens, num_outputs, written)
     if isinstance(kept, QuireError):
-        sequence.finish_reason, sequence.error = "error", kept
+        fail(sequence, kept)
         return 0
     return kept
 
 
+def fail(sequence: Sequence, error: QuireError | None) -> None:
+    """It ends with this error, and the others go on."""
+    sequence.finish_reason, sequence.error = "error", error
+
+
 def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Ints | None) -> int:
     request, watch, guide = sequence.request, sequence.watch, sequence.guide
+    detection = request.params.repetition_detection
+    # No repetition is longer than this, however long the answer is.
+    span = 0 if detection is None else detection.max_pattern_size * detection.min_count
+    recent = None if written is None else np.append(written[-span:], np.asarray(tokens, np.int32))
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
         if is_stop(request, token, total) and (guide is None or guide.is_complete):
@@ -95,7 +106,7 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
                 watch.feed([token])
             return kept
         if guide is not None and not guide.accept(token):
-            sequence.finish_reason, sequence.error = "error", guide.error
+            fail(sequence, guide.error)
             return kept
         matched = watch.feed([token]) if watch is not None else None
         if matched is not None and total >= request.params.min_tokens:
@@ -103,10 +114,9 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
             return kept
         if _is_over(sequence, total):
             return kept
-        detection = request.params.repetition_detection
-        if written is None or detection is None or total < request.params.min_tokens:
+        if recent is None or detection is None or total < request.params.min_tokens:
             continue
-        if is_repeating(np.append(written, np.asarray(tokens[:kept], np.int32)), detection):
+        if is_repeating(recent[: len(recent) - len(tokens) + kept], detection):
             sequence.finish_reason, sequence.stop_reason = "repetition", REPEATED
             return kept
     return len(tokens)
@@ -114,24 +124,38 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
 
 def judge_together(
     sequences: Many[Sequence], tokens: list[int], num_outputs: list[int], accept_all: AcceptAll
-) -> None:
-    """The same for sequences that drew a token each, which all of them keep: each follows a
+) -> list[int]:
+    """The same for sequences that drew a token each: how many of it each keeps. Each follows a
     grammar, and none looks for stop strings. Their guides go on together."""
-    going: list[tuple[Sequence, Guide, int, int]] = []
-    for sequence, token, before in zip(sequences, tokens, num_outputs, strict=True):
-        request, guide = sequence.request, sequence.guide
-        if guide is None:
-            raise ValueError("a sequence without a grammar is judged by itself")
-        if is_stop(request, token, before + 1) and guide.is_complete:
-            stop_by_id(sequence, token)
-        else:
-            going.append((sequence, guide, token, before + 1))
-    taken = accept_all([guide for _, guide, _, _ in going], [token for _, _, token, _ in going])
-    for (sequence, guide, _, total), accepted in zip(going, taken, strict=True):
-        if accepted:
-            _is_over(sequence, total)
-        else:
-            sequence.finish_reason, sequence.error = "error", guide.error
+    kept, going = [1] * len(sequences), list[int]()
+    for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+        stopped = for_row(FOLLOWED, _is_stopped_by, sequence, token, num_outputs[i] + 1)
+        if isinstance(stopped, QuireError):
+            fail(sequence, stopped)
+            kept[i] = 0
+        elif not stopped:
+            going.append(i)
+    guides = [guide for i in going if (guide := sequences[i].guide) is not None]
+    taken = accept_all(guides, [tokens[i] for i in going])
+    for i, guide, accepted in zip(going, guides, taken, strict=True):
+        if accepted is True:
+            accepted = for_row(FOLLOWED, _is_over, sequences[i], num_outputs[i] + 1)
+        elif accepted is False:
+            fail(sequences[i], guide.error)
+        if isinstance(accepted, QuireError):
+            fail(sequences[i], accepted)
+            kept[i] = 0
+    return kept
+
+
+def _is_stopped_by(sequence: Sequence, token: int, total: int) -> bool:
+    """Whether this token ends a sequence that follows a grammar, which must be complete."""
+    if sequence.guide is None:
+        raise ValueError("a sequence without a grammar is judged by itself")
+    if not is_stop(sequence.request, token, total) or not sequence.guide.is_complete:
+        return False
+    stop_by_id(sequence, token)
+    return True
 
 
 def _is_over(sequence: Sequence, total: int) -> bool:
@@ -147,6 +171,7 @@ def _is_over(sequence: Sequence, total: int) -> bool:
     return sequence.finish_reason is not None
 
 
-def accept_each(guides: Many[Guide], tokens: Many[int]) -> list[bool]:
+def accept_each(guides: Many[Guide], tokens: Many[int]) -> list[bool | QuireError]:
     """One after the other."""
-    return [guide.accept(token) for guide, token in zip(guides, tokens, strict=True)]
+    pairs = zip(guides, tokens, strict=True)
+    return [for_row(FOLLOWED, guide.accept, token) for guide, token in pairs]

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
-from quire.errors import InvalidGrammar, InvalidRequest
+from quire.errors import InvalidGrammar, InvalidRequest, QuireError
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsConfig
 from quire.request import Ints
@@ -89,8 +89,10 @@ class Guides:
         filling = self._filler.start(cast("Sequence[Matcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 
-    def accept_all(self, guides: Sequence[Guide], tokens: Sequence[int]) -> list[bool]:
-        """Have each go on with its token; says which of them could."""
+    def accept_all(
+        self, guides: Sequence[Guide], tokens: Sequence[int]
+    ) -> list[bool | QuireError]:
+        """Have each go on with its token; says which of them could, or what was raised for one."""
         return self._filler.accept(cast("Sequence[Matcher]", guides), tokens)
 
     def close(self) -> None:

@@ -16,7 +16,8 @@ from quire.scheduler.stopping import accept_each, judge, judge_together
 
 @dataclass
 class Counted:
-    """Takes tokens below 90; a text is complete when their sum is even, and ends at `most`."""
+    """Takes tokens below 90; a text is complete when their sum is even, and ends at `most`. A fault
+    is met at 96, and where a sum of 77 or 78 is looked at."""
 
     most: int
     total: int = 0
@@ -25,13 +26,19 @@ class Counted:
 
     @property
     def is_complete(self) -> bool:
+        if self.total == 77:
+            raise LookupError("made up")
         return self.total % 2 == 0
 
     @property
     def is_stopped(self) -> bool:
+        if self.total == 78:
+            raise LookupError("made up")
         return self.total >= self.most
 
     def accept(self, token_id: int) -> bool:
+        if token_id == 96:
+            raise LookupError("made up")
         if token_id >= 90:
             self.error = GrammarFailed("too large")
             return False
@@ -70,16 +77,17 @@ def test_judged_together_or_alone_is_the_same() -> None:
         rng, alone, together = random.Random(seed), sequences(seed), sequences(seed)
         for step in range(6):
             left = [i for i, one in enumerate(alone) if one.finish_reason is None]
-            tokens = [rng.choice([7, 8, 9, 95, 91, *range(40, 60)]) for _ in left]
-            for i, token in zip(left, tokens, strict=True):
-                assert judge(alone[i], [token], step) == 1
+            tokens = [rng.choice([7, 8, 9, 95, 91, 96, 30, 38, *range(40, 60)]) for _ in left]
+            kept = [judge(alone[i], [token], step) for i, token in zip(left, tokens, strict=True)]
             mine = [together[i] for i in left]
-            judge_together(mine, tokens, [step] * len(left), accept_each)
+            assert judge_together(mine, tokens, [step] * len(left), accept_each) == kept
             for one, other in zip(alone, together, strict=True):
                 ended = (one.finish_reason, one.stop_reason, str(one.error))
                 assert ended == (other.finish_reason, other.stop_reason, str(other.error))
-                assert one.guide is not None and other.guide is not None
-                assert one.guide.is_complete == other.guide.is_complete
+                assert repr(one.guide) == repr(other.guide)
                 reasons.add(ended)
     assert {r[0] for r in reasons} == {None, "stop", "length", "error"}
+    assert {f"this row failed while its text was followed: {LookupError.__name__}", "too large"} < {
+        r[2] for r in reasons
+    }
     assert {9, "unfinished_structured_output"} <= {r[1] for r in reasons}
