@@ -185,14 +185,20 @@ def check_random_run(seed: int, windows: tuple[Windows, ...] = (ONE_GROUP,)) -> 
     requests = random_requests(rng)
     longest = max(r.num_prompt + r.max_tokens for r in requests)
     engine = random_setting(rng, longest, windows).engine()
+    check_run(engine, requests, seed)
+    return engine.scheduler.num_preemptions
+
+
+def check_run(engine: Engine, requests: list[Request], seed: int) -> list[Sequence]:
+    """Each request must give what it gives alone."""
     done = run_all(engine, requests)
     for request in requests:
         for sample in range(request.params.n):
-            sequence = done.pop((request.number, sample))
+            sequence = done[request.number, sample]
             expected = expected_output(request, sample, guided=is_guided(request))
             assert sequence.output_ids.tolist() == expected, seed
             assert sequence.error is None
-    assert not done
+    assert len(done) == sum(request.params.n for request in requests)
     pool = engine.scheduler.pool
     assert pool.num_free == pool.num_blocks and not pool.holders.any()
-    return engine.scheduler.num_preemptions
+    return list(done.values())
