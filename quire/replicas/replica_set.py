@@ -59,8 +59,7 @@ class ReplicaSet:
     @property
     def idle(self) -> bool:
         """Whether every row that was added has its answer, and every engine knows that."""
-        rows = len(self.feeder) or any(replica.has_suspects for replica in self._replicas)
-        return not rows and not any(replica.run_open for replica in self._replicas)
+        return not self._has_rows() and not any(replica.run_open for replica in self._replicas)
 
     @property
     def num_replicas(self) -> int:
@@ -95,7 +94,9 @@ class ReplicaSet:
             if replica.engine is None and self._is_needed(replica):
                 replica.begin()
             ready = [other for other in self._replicas if other.facts]
-            if replica.place_lost and replica.has_suspects and ready:
+            # It may never be ready again; and where nothing else is left, the others need not wait.
+            is_away = replica.place_lost or self.feeder.exhausted and not len(self.feeder)
+            if is_away and not replica.facts and replica.has_suspects and ready:
                 min(ready, key=lambda one: one.has_suspects).take_suspects_of(replica)
             replica.feed_trial()
         dealt = self.feeder.deal([r.number for r in self._replicas if r.able])
@@ -108,13 +109,17 @@ class ReplicaSet:
         """An engine that died is started again if there is something for it to do."""
         if replica.has_suspects or not self.feeder.exhausted or self.feeder.num_waiting:
             return True
-        return bool(len(self.feeder)) and not any(r.facts for r in self._replicas)
+        return self._has_rows() and not any(r.facts for r in self._replicas)
+
+    def _has_rows(self) -> bool:
+        """Whether a row that was added has no answer yet."""
+        return bool(len(self.feeder)) or any(r.has_suspects for r in self._replicas)
 
     def _near_the_end(self) -> None:
         if not self.feeder.exhausted:
             return
         if not len(self.feeder):
-            if not any(replica.has_suspects for replica in self._replicas):
+            if not self._has_rows():
                 for replica in self._replicas:
                     replica.end_run()
             return

@@ -8,7 +8,6 @@ import pytest
 
 from quire.replicas.feeder import Feeder
 from quire.replicas.replica import MOST_FAILURES, MOST_LOAD_FAILURES, Hopeless, Replica
-from quire.replicas.replica_set import ReplicaSet
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
@@ -86,57 +85,3 @@ def falls_until_given_up(*falls: Fall) -> int:
 )
 def test_a_machine_that_is_gone_is_no_failure_to_load(falls: list[Fall], expected: int) -> None:
     assert falls_until_given_up(*falls) == expected
-
-
-class ScriptedEngine(FallenEngine):
-    """Ready at once unless it finds no place; answers its rows if it may."""
-
-    def __init__(self, *, finds_place: bool, answers: bool) -> None:
-        super().__init__(False)
-        self.ended, self._answers, self._held = False, answers, list[int]()
-        self._said: list[Message] = [{"kind": "ready", "capacity": 4}] if finds_place else []
-
-    def rows(self) -> list[int]:
-        return self._held
-
-    def send(self, message: Message) -> None:
-        for row in message.get("rows", ()) if message["kind"] == "rows" else ():
-            self._held.append(row["row"])
-            if self._answers:
-                self._said.append({"kind": "result", "row": row["row"]})
-        if message["kind"] == "end" and self._answers:
-            self._said.append({"kind": "drained"})
-
-    def poll(self, timeout: float) -> list[Message]:
-        said, self._said = self._said, []
-        return said
-
-
-def test_rows_that_a_lost_machine_ran_are_tried_by_the_others() -> None:
-    """It may never find another place."""
-    answered = []
-
-    class Heard(Silent):
-        def answered(self, task: Task, message: Message) -> None:
-            answered.append(task.number)
-
-    first = [
-        ScriptedEngine(finds_place=True, answers=True),
-        ScriptedEngine(finds_place=True, answers=False),
-    ]
-    made = ReplicaSet(
-        [{"options": {}}] * 2,
-        lambda number, opening: ScriptedEngine(finds_place=False, answers=False),
-        Heard(),
-        first,
-    )
-    for number in range(8):
-        made.add(Task(number, 1.0, asked={}))
-    made.feeder.exhausted = True
-    for _ in range(3):
-        made.turn(0.0)
-    assert first[1].rows()  # dealt to it, and never answered
-    first[1].ended = first[1].place_lost = True
-    for _ in range(30):
-        made.turn(0.0)
-    assert sorted(answered) == list(range(8)) and made.idle
