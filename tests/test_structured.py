@@ -130,9 +130,7 @@ def test_a_grammar_that_meets_a_fault_costs_its_own_row(
         return ask(self, *given, **more)
 
     monkeypatch.setattr(GrammarMatcher, question, asked)
-    outputs = llm.generate(
-        ["Say something."] * num_rows, params, use_tqdm=False, on_error="return"
-    )
+    outputs = llm.generate(["Say something."] * num_rows, params, use_tqdm=False, on_error="return")
     answers = [output.outputs[0] for output in outputs]
     [failed] = [i for i, answer in enumerate(answers) if answer.finish_reason == "error"]
     assert str(outputs[failed].error).startswith("this row failed while")

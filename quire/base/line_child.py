@@ -59,9 +59,9 @@ class LineChild:
             piece = os.read(child.stdout.fileno(), 1 << 16)
             if not piece:
                 return None
-            *lines, heard = (heard + piece).split(b"\n")
-            for line in lines:
-                if (answer := _object_at_end(line)) is not None:
+            *whole, heard = (heard + piece).split(b"\n")
+            for said in whole:
+                if (answer := _object_at_end(said)) is not None:
                     return answer
         return None
 

@@ -89,9 +89,7 @@ class Guides:
         filling = self._filler.start(cast("Sequence[Matcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 
-    def accept_all(
-        self, guides: Sequence[Guide], tokens: Sequence[int]
-    ) -> list[bool | QuireError]:
+    def accept_all(self, guides: Sequence[Guide], tokens: Sequence[int]) -> list[bool | QuireError]:
         """Have each go on with its token; says which of them could, or what was raised for one."""
         return self._filler.accept(cast("Sequence[Matcher]", guides), tokens)
 

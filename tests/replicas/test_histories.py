@@ -204,7 +204,11 @@ def check_who_has_what(made: ReplicaSet, world: World, added: list[Task]) -> Non
     places.update(row for row, _ in world.outcomes)
     assert places == Counter(task.number for task in added)
     assert world.exhausted or not feeder._copied
-    assert feeder._recalling <= feeder._loads.keys()
+    assert not feeder._copied & {row for row, _ in world.outcomes}
+    # Rows that are tried stay where they are, and are nowhere else.
+    assert not any(feeder._loads[number].trial for number in feeder._recalling)
+    held = Counter(n for load in feeder._loads.values() for n in load.out)
+    assert all(held[n] == 1 for load in feeder._loads.values() if load.trial for n in load.out)
 
 
 def history(rng: random.Random) -> tuple[World, list[Task], int]:
