@@ -198,7 +198,13 @@ class RayEngine:
         threading.Thread(target=self._talk, args=arguments, name="quire-ray", daemon=True).start()
 
     def _talk(self, *arguments: Any) -> None:
-        """Hold one call after the other, until the actor or this engine ends."""
+        try:
+            self._hold_calls(*arguments)
+        finally:
+            os.close(self._write_end)
+
+    def _hold_calls(self, *arguments: Any) -> None:
+        """One after the other, until the actor or this engine ends."""
         ray = _ray()
         options = {**self._needs, "max_restarts": 0, "max_task_retries": 0}
         while not self._closing:
@@ -263,6 +269,7 @@ class RayEngine:
     def end(self) -> int:
         if not self._closing:
             self._closing = True
+            os.close(self._read_end)
             with suppress(Exception):  # Ray may be gone with its cluster
                 if self._actor is not None and not _lost:
                     _ray().kill(self._actor, no_restart=True)
