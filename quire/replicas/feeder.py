@@ -95,7 +95,7 @@ class Feeder:
         suspects = [task for task in mine if task.number in running]
         if load.trial and not suspects:  # it fell before it could say which of them it ran
             return mine
-        for task in mine:
+        for task in reversed(mine):  # what is put back last is taken first
             if task.number not in running:
                 self._pool.put(task, back=True)
         return suspects
@@ -146,7 +146,7 @@ class Feeder:
         """A replica gave back rows that it had not begun."""
         self._recalling.discard(replica)
         load = self._loads.get(replica)
-        for number in numbers:
+        for number in reversed(list(numbers)):
             task = None if load is None else load.land(number, self._clock(), answered=False)
             if task is not None and not self._has_it_elsewhere(number):
                 self._pool.put(task, back=True)

@@ -223,7 +223,7 @@ class Replica:
             f"quire: {self.name}the engine {how} with {len(running)} rows running; "
             "starting it again"
         )
-        culprit = self._suspects.accuse(running)
+        culprit = self._suspects.accuse(running, others=len(held) > len(running))
         if out_of_memory and self.facts:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
         # Machines that come and go say nothing about what was to be loaded there.

@@ -20,9 +20,12 @@ class Suspects:
         self._groups: list[list[Task]] = []
         self._strikes: dict[int, int] = {}
 
-    def accuse(self, rows: list[Task]) -> Task | None:
-        """The engine failed with these rows running. The culprit, if that is now certain."""
-        if len(rows) == 1:
+    def accuse(self, rows: list[Task], *, others: bool = False) -> Task | None:
+        """The engine failed with these rows running, and maybe with others that are answered
+        elsewhere. The culprit, if that is now certain."""
+        if len(rows) == 1 and others:
+            self._groups.append(rows)
+        elif len(rows) == 1:
             [row] = rows
             self._strikes[row.number] = self._strikes.get(row.number, 0) + 1
             if self._strikes[row.number] >= STRIKES:

@@ -45,6 +45,11 @@ def test_one_replica_alone_gets_its_rows_in_order() -> None:
     for number, cost in enumerate([1.0, 5.0, 2.0]):
         made.add(Task(number, cost, beginning="same"))
     assert numbers(made.deal()) == {0: [0, 1, 2]}
+    made.take_back(0, [1, 2])
+    assert numbers(made.deal()) == {0: [1, 2]}
+    made.lose(0, [])
+    made.open(0, 4)
+    assert numbers(made.deal()) == {0: [0, 1, 2]}
 
 
 def test_fewer_rows_than_replicas_are_spread() -> None:

@@ -37,6 +37,7 @@ class World:
     breaks: bool  # whether replica 1 cannot be loaded again once it fell
     exhausted: bool = False
     now: float = 0.0
+    unlucky: set[int] = field(default_factory=set)  # killed from outside, alone
     engines: list[SimEngine] = field(default_factory=list)
     outcomes: list[tuple[int, str]] = field(default_factory=list)
     openings: list[Message] = field(default_factory=list)
@@ -140,12 +141,19 @@ class SimEngine:
             self._fall(-11)
         elif "hang" in kinds:
             self.hung = True
-        # A row alone is not killed from outside: twice, and it would rightly be blamed.
-        elif len(self.running) > 1 and rng.random() < world.falls:
+        elif self.running and rng.random() < world.falls and self._may_fall():
             self.place_lost = world.lost_places and self.number > 0
             self._fall(-9)
         else:
             self._answer()
+
+    def _may_fall(self) -> bool:
+        """A row alone is not killed from outside twice: it would rightly be blamed."""
+        if len(self.running) > 1:
+            return True
+        is_first = self.running[0] not in self._world.unlucky
+        self._world.unlucky.update(self.running)
+        return is_first
 
     def _answer(self) -> None:
         rng = self._world.rng
@@ -223,10 +231,12 @@ def history(rng: random.Random) -> tuple[World, list[Task], int]:
         )
         for number in range(num_rows)
     ]
+    capacity = rng.choice([1, 4, 7])
     bad = rng.sample(range(num_rows), min(num_rows - 1, rng.choice([0, 1, 2])))
+    if capacity == num_replicas == 1:  # as many as there are, with good ones in between
+        bad = [*range(1, num_rows, 3)]
     kinds = {row: rng.choice([*OUTCOMES]) for row in bad}
     kinds |= {row: "refused" for row in range(0, num_rows, 17) if row not in bad}
-    capacity = rng.choice([1, 4, 7])
     world = World(
         rng,
         capacity,
