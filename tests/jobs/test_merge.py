@@ -43,7 +43,7 @@ class Joined:
             old.unlink(missing_ok=True)
         shutil.rmtree(self.job_dir / WORKERS)
         (self.job_dir / WORKERS).mkdir()
-        for name, history in histories.items():
+        for name, history in sorted(histories.items(), reverse=True):
             write(self.job_dir / WORKERS / name, history)
 
 

@@ -303,6 +303,13 @@ def test_halving_finds_one_of_sixty_four_in_eight_failures(culprit: int) -> None
     assert culprit not in rest
 
 
+def test_a_row_is_no_culprit_for_falling_beside_others() -> None:
+    suspects, row = Suspects(), Task(7, 1.0)
+    for _ in range(3):
+        assert suspects.accuse([row], others=True) is None and suspects.take() == [row]
+    assert suspects.accuse([row]) is None and suspects.accuse([row]) is row
+
+
 def test_nothing_in_quire_asks_for_another_engine() -> None:
     """The child's --engine is for tests alone."""
     package = Path(supervisor.__file__).parents[2]

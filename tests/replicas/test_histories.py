@@ -34,7 +34,7 @@ class World:
     falls: float  # how likely an engine is killed from outside, in a step
     lost_places: bool  # whether the machine is gone then, and no other one found
     forgettable: set[int]  # rows that an engine leaves without an answer once, as a run ends
-    breaks: bool  # whether replica 1 cannot be loaded again once it fell
+    lives: int  # of replica 1, before it cannot be loaded any more
     exhausted: bool = False
     now: float = 0.0
     unlucky: set[int] = field(default_factory=set)  # killed from outside, alone
@@ -80,13 +80,14 @@ class SimEngine:
         self._blocks = int(options.get("num_gpu_blocks_override", 4096))
         self.ended = self.place_lost = self.hung = self.is_closed = False
         self._loading = world.rng.randint(0, 3)
-        is_next = any(engine.number == number for engine in world.engines)
-        if number and is_next and world.lost_places:
+        num_before = sum(engine.number == number for engine in world.engines)
+        if number and num_before and world.lost_places:
             self._loading = NUM_TURNS
-        self._is_broken = number == 1 and is_next and world.breaks
+        self._is_broken = number == 1 and num_before >= world.lives
         self.waiting, self.running = list[int](), list[int]()
         self.forgotten: set[int] = set()
         self.said: list[Message] = []
+        self.unread: list[Message] = []  # questions for rows
         self._run_ends, self._code = False, 0
 
     def rows(self) -> list[int]:
@@ -105,13 +106,17 @@ class SimEngine:
             assert len(self.has()) <= 64, "far more than it runs"
         elif message["kind"] == "end":
             self._run_ends = True
-        elif not self._run_ends:
-            wanted = set(message["rows"])
-            given = [row for row in self.waiting if row in wanted]
-            given += [row for row in self.running if row in wanted and message["running"]]
-            self.waiting = [row for row in self.waiting if row not in given]
-            self.running = [row for row in self.running if row not in given]
-            self.said.append({"kind": "returned", "rows": given})
+        else:
+            self.unread.append(message)
+
+    def _give_back(self, asked: Message) -> None:
+        """Nothing of a run whose end was said before."""
+        wanted = set(asked["rows"]) if not self._run_ends else set()
+        given = [row for row in self.waiting if row in wanted]
+        given += [row for row in self.running if row in wanted and asked["running"]]
+        self.waiting = [row for row in self.waiting if row not in given]
+        self.running = [row for row in self.running if row not in given]
+        self.said.append({"kind": "returned", "rows": given})
 
     def poll(self, timeout: float) -> list[Message]:
         if not self.ended and not self.hung:
@@ -129,6 +134,8 @@ class SimEngine:
             self.said.append({"kind": "ready", **facts})
         if self._loading >= 0:
             return
+        if self.unread and rng.random() < 0.5:
+            self._give_back(self.unread.pop(0))
         if self._run_ends and any(world.kinds.get(row) == "early" for row in self.waiting):
             return self._fall(-11)  # before it shows what it runs
         while self.waiting and len(self.running) < self._capacity:
@@ -206,13 +213,19 @@ def check_who_has_what(made: ReplicaSet, world: World, added: list[Task]) -> Non
         # A second replica gets a row near the end alone.
         places.update(n for n in load.out if n not in feeder._copied)
     places.update({n for load in feeder._loads.values() for n in load.out if n in feeder._copied})
+    decided = {row for row, _ in world.outcomes}
     for replica in made._replicas:
+        # What is to be tried there waits for the end of a run, and no longer.
+        assert not (replica.has_suspects and replica.run_open) or replica._end_sent
+        if isinstance(engine := replica.engine, SimEngine) and not replica._end_sent:
+            asked_back = {row for message in engine.unread for row in message["rows"]}
+            assert {*engine.waiting, *engine.running} & decided <= asked_back
         places.update(task.number for group in replica._suspects._groups for task in group)
         places.update(task.number for task, _, _ in replica._culprits)
     places.update(row for row, _ in world.outcomes)
     assert places == Counter(task.number for task in added)
     assert world.exhausted or not feeder._copied
-    assert not feeder._copied & {row for row, _ in world.outcomes}
+    assert not feeder._copied & decided
     # Rows that are tried stay where they are, and are nowhere else.
     assert not any(feeder._loads[number].trial for number in feeder._recalling)
     held = Counter(n for load in feeder._loads.values() for n in load.out)
@@ -245,7 +258,7 @@ def history(rng: random.Random) -> tuple[World, list[Task], int]:
         falls=rng.choice([0.0, 0.05, 0.2]),
         lost_places=rng.random() < 0.3,
         forgettable=set(rng.sample(range(num_rows), rng.choice([0, 0, num_rows // 4]))),
-        breaks=rng.random() < 0.3,
+        lives=rng.choice([1, 2, 3, 5, 99]),
     )
     return world, tasks, num_replicas
 
@@ -278,6 +291,8 @@ def test_each_row_gets_its_outcome_once(block: int, monkeypatch: pytest.MonkeyPa
             for task in tasks
         }
         assert sorted(world.outcomes) == sorted(expected.items()), seed
+        if num_replicas == 1 and world.most_running >= world.capacity:
+            assert made._replicas[0]._opening["options"] == {}, "less memory than the others need"
         seen.update(kind for _, kind in world.outcomes)
         seen["restarts"] += made.num_restarts
         seen["given up"] += num_replicas - made.num_replicas
