@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.jobs.job import Job
 from quire.jobs.join import claims, merge, setup, worker
-from quire.jobs.join.claims import CLAIMS, WORKERS
+from quire.jobs.join.claims import CLAIMS, WORKERS, Claims
 from quire.jobs.join.merge import merge_output
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.lock import JobLock
@@ -65,9 +66,13 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
     for room in (setup, worker):
         monkeypatch.setattr(room, "LOOK_SECONDS", 0.05)
     source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    job = make_job(source, output, join=True)
+    job = make_job(source, output, "fake:delay=0.005:rows=8", join=True)
     job.run(progress=False)
     yield Joined(job, tmp_path / "out.jsonl.quire", output)
+
+
+def rows_on(home: Path) -> list[int]:
+    return list(scan(home, first_epoch=1).index.rows())
 
 
 def failed(record: ResultRecord) -> ResultRecord:
@@ -104,12 +109,12 @@ def test_merging_keeps_each_row_once_whenever_it_is_killed(
         joined.begin_again(histories)
         left = rng.randint(0, ROWS)
 
-        def append(self: Journal, record: ResultRecord, real: object = Journal.append) -> object:
+        def append(self: Journal, record: ResultRecord, real: Any = Journal.append) -> Any:
             nonlocal left
             left -= 1
             if left < 0:
                 raise Killed
-            return real(self, record)  # type: ignore[operator]
+            return real(self, record)
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(Journal, "append", append)
@@ -141,7 +146,9 @@ def test_merging_keeps_each_row_once_whenever_it_is_killed(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_worker_does_what_dead_ones_left_and_nothing_else(joined: Joined, seed: int) -> None:
+def test_a_worker_does_what_dead_ones_left_and_nothing_else(
+    joined: Joined, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng, job_dir = random.Random(seed), joined.job_dir
     had: dict[str, list[ResultRecord]] = {"dead-0": [], "dead-1": []}
     folder = job_dir / CLAIMS / "000000"
@@ -165,11 +172,22 @@ def test_a_worker_does_what_dead_ones_left_and_nothing_else(joined: Joined, seed
             open_rows.update(record.row for record in part)
     joined.begin_again(had)
     Manifest.load(job_dir).changed(status="running", num_rows=None).save(job_dir)
+    early: list[int] = []
+
+    def finish(self: Claims, number: int, num_rows: int, real: Any = Claims.finish) -> None:
+        on_disk = {r for home in (job_dir / WORKERS).iterdir() for r in rows_on(home)}
+        first = chunks[number].first
+        if not on_disk.issuperset(range(first, first + chunks[number].count)):
+            early.append(number)
+        real(self, number, num_rows)
+
+    monkeypatch.setattr(Claims, "finish", finish)
     report = joined.job.run(progress=False)
+    assert not early, "a chunk is done when all its rows are on disk"
     assert (report.num_rows, report.num_failed) == (ROWS, 0)
     assert joined.output.read_bytes() == joined.calm
     homes = [home for home in (job_dir / WORKERS).iterdir() if home.name not in had]
-    answered = [row for home in homes for row in scan(home, first_epoch=1).index.rows()]
+    answered = [row for home in homes for row in rows_on(home)]
     assert sorted(answered) == sorted(open_rows)
     assert len(list(folder.glob("*.done"))) == len(chunks)
     counts = [int((folder / f"{n:03}.done").read_text()) for n in range(len(chunks))]

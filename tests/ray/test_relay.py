@@ -109,13 +109,12 @@ def engine(node: OneNode) -> Iterator[RayEngine]:
 def until(engine: RayEngine, kind: str | None) -> list[Message]:
     """What it says until a message of this kind comes; with None, until it ends."""
     said: list[Message] = []
-    assert wait_until(
-        lambda: (
-            said.extend(engine.poll(0.01))
-            or (engine.ended if kind is None else any(m["kind"] == kind for m in said))
-        ),
-        60.0,
-    )
+
+    def heard() -> bool:
+        said.extend(engine.poll(0.01))
+        return engine.ended if kind is None else any(m["kind"] == kind for m in said)
+
+    assert wait_until(heard, 60.0)
     return said
 
 
