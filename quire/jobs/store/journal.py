@@ -166,8 +166,7 @@ class Journal:
         redone = f"{lost} finished rows found no room and are computed again" if lost else ""
         raise JobStopped(
             f"the disk of {self._job_dir} is full ({error.strerror}). What was acknowledged is "
-            f"safe. {redone or 'No finished row was lost'}; free some room and run the same "
-            "command."
+            f"safe. {redone or 'No finished row was lost'}; free some room first"
         ) from error
 
     def _uncertain(self, error: OSError) -> OSError:
