@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quire.errors import JobStopped
 from quire.jobs.job import Job
 from quire.jobs.join import claims, merge, setup, worker
 from quire.jobs.join.claims import CLAIMS, WORKERS, Claims
@@ -172,6 +173,8 @@ def test_a_worker_does_what_dead_ones_left_and_nothing_else(
             open_rows.update(record.row for record in part)
     joined.begin_again(had)
     Manifest.load(job_dir).changed(status="running", num_rows=None).save(job_dir)
+    with pytest.raises(JobStopped, match=f"of {len(chunks)} chunks are done"):
+        merge_output(job_dir)
     early: list[int] = []
 
     def finish(self: Claims, number: int, num_rows: int, real: Any = Claims.finish) -> None:
