@@ -177,6 +177,7 @@ def test_segments_are_rolled_and_read_together(
 def test_an_epoch_never_comes_twice(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.append(record(0, epoch=41))
+        journal.append(record(1, epoch=40))
     (tmp_path / "lock").write_bytes(b"")  # as a power cut may leave it
     lock = JobLock.take(tmp_path)
     assert lock.epoch == 1
