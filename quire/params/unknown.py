@@ -30,7 +30,7 @@ _INSTEAD = {
 def names_unknown(made: Any) -> Any:
     """A class whose constructor says what was meant by a keyword that it does not know."""
     init = made.__init__
-    known = [*inspect.signature(init).parameters][1:]
+    known = frozenset([*inspect.signature(init).parameters][1:])
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
@@ -43,8 +43,8 @@ def names_unknown(made: Any) -> Any:
     return made
 
 
-def _unknown(owner: str, name: str, value: Any, known: list[str]) -> UnknownOption:
+def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> UnknownOption:
     if (hint := _INSTEAD.get(name) if owner == "SamplingParams" else None) is None:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, sorted(known), n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."
     return UnknownOption(f"{owner} takes no {show(name)}. {hint}", parameter=name, value=value)
