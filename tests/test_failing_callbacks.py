@@ -3,6 +3,7 @@ next call works, also while the error is being handled and its traceback holds e
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,15 @@ def test_the_same_in_a_folder_of_its_own_with_two_plans_in_flight(tmp_path: Path
             WORDS, PARAMS, use_tqdm=False, on_result=raiser(RuntimeError)
         )
         fails_cleanly(deep, RuntimeError, call)
+
+
+def test_ctrl_c_while_prompts_are_read_hands_over_nothing(llm: LLM) -> None:
+    class Slow(dict[str, Any]):
+        def items(self) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return super().items()
+
+    with pytest.raises(Interrupted) as caught:
+        llm.generate([Slow(prompt="a")], GREEDY, use_tqdm=False)
+    assert caught.value.outputs == []
+    assert [o.prompt for o in llm.generate(["after"], GREEDY, use_tqdm=False)] == ["after"]

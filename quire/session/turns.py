@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from quire.errors import EngineAsleep, EngineBusy, EngineClosed
+from quire.errors import EngineAsleep, EngineBusy, EngineClosed, Interrupted
 from quire.sampling.call_threads import on_behalf_of
 from quire.session.collector import rare_full_collections
 
@@ -31,7 +31,8 @@ class Turns:
     def turn(self, *, needs_all: bool = True, stepping: bool = False) -> Iterator[None]:
         """Wait for the turn and hold it; raises where waiting would be for ever. `needs_all`: it
         cannot be done while anything sleeps. `stepping`: it is one of the calls between which
-        requests stay in the engine; whatever else is called needs it empty."""
+        requests stay in the engine; whatever else is called needs it empty. Ctrl-C is Interrupted
+        here wherever it falls, as programs that look at its outputs expect."""
         self.check()
         if self._owner is not None and self._owner in (threading.get_ident(), on_behalf_of()):
             raise EngineBusy(
@@ -54,6 +55,10 @@ class Turns:
             try:
                 with rare_full_collections():
                     yield
+            except KeyboardInterrupt as pressed:
+                if isinstance(pressed, Interrupted):
+                    raise
+                raise Interrupted("stopped by Ctrl-C") from None
             finally:
                 self._owner = None
 
