@@ -16,6 +16,7 @@ from quire.params.given_configs import KVTransferConfig as KVTransferConfig
 from quire.params.given_configs import ProfilerConfig as ProfilerConfig
 from quire.params.given_configs import WeightTransferConfig as WeightTransferConfig
 from quire.params.pooling import PoolerConfig as PoolerConfig
+from quire.params.reasoning import ReasoningConfig as ReasoningConfig
 from quire.params.structured import StructuredOutputsConfig
 
 
@@ -76,6 +77,7 @@ class EngineConfig:
     speculation: Speculation | None = None  # None: no token is guessed
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each
     reasoning_parser: str = ""  # the tag that opens reasoning; "" for any
+    reasoning: ReasoningConfig = ReasoningConfig()
     tool_call_parser: str | None = None  # how tool calls are written; None: as they look
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
     # Classes of logits processors: those that edit every row, and those that serve a request.

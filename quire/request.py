@@ -30,6 +30,18 @@ class Choices:
     longer: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ThoughtLimit:
+    """At most `budget` tokens of thoughts, which stand between `opening` and `closing`; where they
+    are longer, the tokens `forced` end them. `opened`: the prompt itself opens them."""
+
+    budget: int
+    opening: str
+    closing: str
+    forced: tuple[int, ...]
+    opened: bool
+
+
 # What an encoder reads of one item, by name: pixels as bytes, sizes, samples.
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -111,6 +123,8 @@ class Request:
     `eos_ids` end the answer without a stop reason, `stop_ids` are the caller's; both are empty
     of what `ignore_eos` took away.
 
+    `thoughts` bound what its answers think aloud before they answer.
+
     `processors` are functions of the caller's that edit the logits of its rows, in this order.
     `reading` says how its text is taken apart (inputs/answers.py), None if it is not.
 
@@ -154,6 +168,7 @@ class Request:
     search: BeamSearchParams | None = None
     processors: tuple[Callable[..., Any], ...] = ()
     reading: AnswerReading | None = None
+    thoughts: ThoughtLimit | None = None
     watched: bool = False
     background: bool = False
     hidden: HiddenKind | None = None

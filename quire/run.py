@@ -203,7 +203,13 @@ class Run:
         if request.search is not None:
             return [search_lead(request, request.search, order)]
         return [
-            Sequence(request, sample, order, self._results.watch(request))
+            Sequence(
+                request,
+                sample,
+                order,
+                self._results.watch(request),
+                thoughts=self._results.thoughts(request),
+            )
             for sample in range(request.params.n)
         ]
 

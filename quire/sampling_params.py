@@ -319,7 +319,7 @@ def _asks_nothing(params: SamplingParams, name: str) -> bool:
     value = getattr(params, name)
     if name == "best_of":
         return value is None or value == params.n
-    return value is None or (name != "thinking_token_budget" and not value)
+    return not value
 
 
 names_unknown(SamplingParams)

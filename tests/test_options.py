@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config import PoolerConfig, Speculation
+from quire.config import PoolerConfig, ReasoningConfig, Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.options import OPTIONS, EngineArgs, Options, parse_options, resolve
 from quire.params.structured import StructuredOutputsConfig
@@ -89,6 +89,11 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         ({}, None),
     ],
     "reasoning_parser": [("qwen3", "<think>"), ("mistral", "[THINK]"), ("", "")],
+    "reasoning_config": [
+        ({"reasoning_end_str": "Enough.</think>"}, ReasoningConfig("", "", "Enough.</think>")),
+        (ReasoningConfig("", "<a>", "</a>"), ReasoningConfig("", "<a>", "</a>")),
+        ({}, None),
+    ],
     "tool_call_parser": [("llama3_json", "llama3"), ("hermes", "hermes")],
     "structured_outputs_config": [
         ({"disable_any_whitespace": True}, StructuredOutputsConfig(disable_any_whitespace=True)),
@@ -170,6 +175,11 @@ BAD: dict[str, list[Any]] = {
         *({"prompt_lookup_min": 5, "prompt_lookup_max": 2}, {"method": "dice"}, {"modle": "m"}),
     ],
     **dict.fromkeys(("reasoning_parser", "tool_call_parser"), ["nobody", 3]),
+    "reasoning_config": [
+        *("</think>", {"zzz": "a"}, {"reasoning_end_str": 3}, {"reasoning_start_str": "<mine>"}),
+        *({"reasoning_end_str": e} for e in ("Enough.", "</think> So")),
+        {"reasoning_start_str": "<think>", "reasoning_end_str": "[/THINK]"},
+    ],
     "batch_invariant": [1],
     "data_parallel_size": [0, 257, "2", True],
     "tensor_parallel_size": [-1, "2", True, 1.5],

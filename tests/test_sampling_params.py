@@ -305,8 +305,6 @@ def test_greedy_copies_have_one_form_and_the_original_keeps_its_own() -> None:
 
 REFUSED: list[dict[str, Any]] = [
     {"n": 2, "best_of": 3},
-    {"thinking_token_budget": 0},
-    {"thinking_token_budget": 100},
     {"watermarking": True},
     {"prompt_logprob_token_ids": np.zeros((2, 3), np.int64)},
     {"prompt_logprob_start": 2},

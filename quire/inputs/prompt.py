@@ -30,8 +30,10 @@ from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_pro
 from quire.inputs.prompt_logprobs import check_prompt_logprobs
 from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, num_kept
+from quire.inputs.thinking import ThoughtReader
 from quire.inputs.tokenization import Encoding, read_tokenization
 from quire.inputs.tokenizer import Tokenizer
+from quire.params.reasoning import ReasoningConfig
 from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
 from quire.sampling_params import SamplingParams, check_vocabulary
@@ -78,7 +80,7 @@ class RequestMaker:
     `processors` says which functions edit a request's logits; its own where nobody else does.
     `edits_logits`: the LLM has processors for every row beside them. `media` reads those of
     prompts; None: text alone is read. `suppressed` are tokens that no answer has, and tokens that
-    none begins with.
+    none begins with. `thoughts` reads what bounds them.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class RequestMaker:
         edits_logits: bool = False,
         media: MediaReader | None = None,
         suppressed: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+        thoughts: ThoughtReader | None = None,
     ) -> None:
         self._tokenizer, self._media, self._suppressed = tokenizer, media, suppressed
         self._processors = processors or _own_processors
@@ -104,6 +107,7 @@ class RequestMaker:
         self._eos_ids = frozenset(int(i) for i in eos_ids)
         self._more_eos_ids = frozenset(int(i) for i in more_eos_ids)
         self._max_logprobs = max_logprobs
+        self._thoughts = thoughts or ThoughtReader(tokenizer, "", ReasoningConfig())
         self._choices = ChoiceReader(
             tokenizer,
             vocab_size=vocab_size,
@@ -272,6 +276,7 @@ class RequestMaker:
             priority=priority,
             arrival=arrival,
             cache_salt=prompt.cache_salt,
+            thoughts=self._thoughts.limit(params, ids if grown is None else grown.plain_ids),
             processors=processors,
             continuations=() if choices is None else choices.token_ids,
             choices=choices,

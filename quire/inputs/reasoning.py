@@ -7,16 +7,7 @@ channels.py.
 from __future__ import annotations
 
 from quire.inputs.channels import AFTER_REASONING, CHANNEL
-
-TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
+from quire.params.reasoning import TAGS
 
 
 def split_reasoning(

@@ -79,6 +79,7 @@ _FIELDS = [
         ("guided_choice", "a list", "The same; at most 16,384."),
         ("guided_grammar", "text", "The same."),
         ("min_tokens", "a whole number", ""),
+        ("thinking_token_budget", "a whole number", "Tokens of thoughts, before they are closed."),
         ("ignore_eos", "true or false", ""),
         ("stop_token_ids", "a list", "At most 1,024."),
         ("bad_words", "a list", "At most 1,024, of 65,536 characters."),

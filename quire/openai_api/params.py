@@ -23,6 +23,7 @@ USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its leng
 _SAME = (
     *("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids"),
+    "thinking_token_budget",
     *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
     *("bad_words", "allowed_token_ids", "truncate_prompt_tokens", "logit_bias"),
 )
@@ -62,6 +63,7 @@ _NOT_SEARCHED: dict[str, Any] = {
     "prompt_logprobs": None,
     "min_tokens": 0,
     "repetition_penalty": 1,
+    "thinking_token_budget": None,
     "logit_bias": {},
 }
 

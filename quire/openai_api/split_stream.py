@@ -16,9 +16,9 @@ from quire.inputs.channels import (
     may_become_channels,
     num_open,
 )
-from quire.inputs.reasoning import TAGS
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.outputs import Answer, Call, calls_of
+from quire.params.reasoning import TAGS
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _MARKS = (_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>")

@@ -17,6 +17,7 @@ from quire.options.parse import Options
 from quire.options.quantization import quantization_for
 from quire.options.speculation import speculation_for
 from quire.options.states import check_states, least_block_size
+from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
 from quire.spec import AnySpec, ModelSpec
@@ -42,8 +43,7 @@ def resolve(
     _check_device(options, facts)
     if spec.keeps_states:
         check_states(options)
-    notes, on_gpu = list[str](), facts.device == "cuda"
-    overlap = on_gpu if options.async_scheduling is None else options.async_scheduling
+    notes, on_gpu, overlap = list[str](), facts.device == "cuda", options.async_scheduling
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
@@ -67,7 +67,7 @@ def resolve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching is not False,
-        depth=2 if overlap else 1,
+        depth=2 if (on_gpu if overlap is None else overlap) else 1,
         max_repeat=GPU_REPEAT if on_gpu else 1,
         keeps_states=spec.keeps_states,
         batch_invariant=batch_invariant,
@@ -89,6 +89,7 @@ def resolve(
         prefix_groups=on_gpu or facts.steady_kernels or not batch_invariant,
         speculation=speculation,
         notes=tuple(notes),
+        reasoning=options.reasoning_config or ReasoningConfig(),
         reasoning_parser=options.reasoning_parser,
         tool_call_parser=options.tool_call_parser,
         structured_outputs=_structured_outputs(options),

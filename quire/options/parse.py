@@ -12,6 +12,7 @@ from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, UnknownOption
 from quire.options.adapters import MAX_LORAS, MAX_RANK
 from quire.options.table import OPTIONS
+from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import PARAMS_STATUS, show
 from quire.params.structured import StructuredOutputsConfig
 
@@ -54,6 +55,7 @@ class Options:
     logits_processors: tuple[type[Any], ...] | None = None
     speculative_config: Speculation | None = None
     reasoning_parser: str = ""
+    reasoning_config: ReasoningConfig | None = None
     tool_call_parser: str | None = None
     structured_outputs_config: StructuredOutputsConfig | None = None
     guided_decoding_disable_any_whitespace: bool = False

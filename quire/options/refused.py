@@ -104,7 +104,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "Name one of the parsers that are there in reasoning_parser.": {
         "reasoning_parser_plugin": None,
     },
-    "Leave it out, and bound the answer by max_tokens.": {"reasoning_config": None},
     "Pass text or token ids.": {"enable_prompt_embeds": False},
     "Only token ids, text and logprobs are returned.": {
         "enable_return_routed_experts": False,

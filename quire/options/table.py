@@ -16,6 +16,7 @@ from quire.options.moot import MOOT
 from quire.options.option import Kind, Option, honoured
 from quire.options.parsers import reasoning_parser, tool_call_parser
 from quire.options.pooler import pooler_config
+from quire.options.reasoning import reasoning_config
 from quire.options.refused import REFUSED
 from quire.options.speculation import speculation
 from quire.options.structured import structured_outputs_config
@@ -201,6 +202,14 @@ HONOURED: tuple[Option, ...] = (
         reasoning_parser,
         'Whose tags split reasoning off an answer: "deepseek_r1", "qwen3", "mistral" ...; by '
         "default those that the answer begins with.",
+    ),
+    honoured(
+        "reasoning_config",
+        None,
+        reasoning_config,
+        '{"reasoning_start_str": "<think>", "reasoning_end_str": "I have to answer now.</think>"}: '
+        "what opens thoughts, and what is written where thinking_token_budget ends them; by "
+        "default the model's own tags.",
     ),
     honoured(
         "tool_call_parser",

@@ -72,6 +72,17 @@ class RowSampling:
             not_first_ids=not_first,
         )
 
+    @classmethod
+    def of_one(cls, token_id: int, params: SamplingParams) -> RowSampling:
+        """A draw that can only be this token, with the logprobs that are asked for."""
+        whole = cls.of(params)
+        return cls(
+            temperature=0.0,
+            allowed_ids=np.array([token_id], np.int32),
+            num_logprobs=whole.num_logprobs,
+            logprob_ids=whole.logprob_ids,
+        )
+
     @property
     def has_penalties(self) -> bool:
         penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)

@@ -217,6 +217,10 @@ PARAMS_STATUS: dict[str, Status] = {
         "that return the row's logits; they come before everything else.",
         repetition_detection="Ends an answer whose last tokens are the same few again and again, "
         'with finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
+        thinking_token_budget="At most so many tokens of thoughts: then the tag that closes them "
+        "is written, or what LLM(reasoning_config=...) says; -1 = None. Of thoughts that the end "
+        "of the prompt or the beginning of the answer opens, by the tags that the chat template "
+        "or LLM(reasoning_parser=...) names.",
         extra_args="For the classes of LLM(logits_processors=...), which read them.",
     ),
     **_moot(
@@ -233,6 +237,5 @@ PARAMS_STATUS: dict[str, Status] = {
         prompt_logprob_start="Ask for prompt_logprobs: cached prefixes are used there too.",
         trace_decode_token_ids="Tokens that are known are scored by score_continuations, or by "
         "prompt_logprobs with them at the end of the prompt.",
-        thinking_token_budget="A thinking budget is not built yet: bound the answer by max_tokens.",
     ),
 }

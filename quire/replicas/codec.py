@@ -28,13 +28,14 @@ from quire.params.structured import (
     RepetitionDetectionParams,
     StructuredOutputsParams,
 )
-from quire.request import Choices, Request
+from quire.request import Choices, Request, ThoughtLimit
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
     for each in (
         *(Request, Choices, SamplingParams, BeamSearchParams, StructuredOutputsParams),
+        ThoughtLimit,
         *(GuidedDecodingParams, RepetitionDetectionParams, AnswerReading, CompletionOutput),
         *(RequestStateStats, ToolCall, ContinuationScore, ChoiceChances, FlatLogprobs),
     )

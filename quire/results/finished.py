@@ -18,6 +18,7 @@ from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
 from quire.results.own_arrays import in_arrays_of_its_own
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
+from quire.results.thought_watch import ThoughtWatch
 from quire.sampling.choices import choose, normalised
 from quire.scheduler.hidden import joined
 from quire.scheduler.reports import Grown
@@ -41,6 +42,12 @@ class Results:
         if self._tokenizer is None or not (request.params.stop or is_read):
             return None
         return StopWatch(self._tokenizer, request)
+
+    def thoughts(self, request: Request) -> ThoughtWatch | None:
+        """What bounds the thoughts of one sample, where its request does."""
+        if self._tokenizer is None or request.thoughts is None:
+            return None
+        return ThoughtWatch(self._tokenizer, request, request.thoughts)
 
     def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
         """The result of one request, all samples of it ended."""

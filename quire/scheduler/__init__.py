@@ -1,8 +1,8 @@
 """Which tokens the next step computes, and what becomes of what it drew. Knows no torch, no text.
 
-The nouns:      sequence.py (one answer being written), rows.py (those that run, as columns),
-                placements.py (rows over blocks), row_starts.py (what a device knows of one),
-                waiting.py (those that want a row)
+The nouns:      sequence.py (one answer being written), watches.py (what looks at it),
+                rows.py (those that run, as columns), placements.py (rows over blocks),
+                row_starts.py (what a device knows of one), waiting.py (those that want a row)
 A plan is made: scheduler.py within limits.py, with admission.py (what may begin), chunks.py
                 (prompts), forking.py (samples), repeats.py (steps of one plan), groups.py (shared
                 beginnings), draft.py

@@ -25,7 +25,7 @@ from quire.scheduler.reports import Reports
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.stopping import FOLLOWED, AcceptAll, fail, judge, stop_by_last
+from quire.scheduler.stopping import FOLLOWED, AcceptAll, fail, is_stop, judge, stop_by_last
 from quire.scheduler.trials import Trials
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
@@ -95,6 +95,7 @@ class Committer:
         for row in drawn.going_on(rows.jumps):
             if self._jump_ahead(row):
                 drawn.ended[at == row] = True
+        self._look_at_full(drawn)
         for row in drawn.going_on(rows.watched):
             self._reports.grew(rows.sequence(row), rows.output_ids(row))
         self._finish(at[drawn.ended].tolist(), now)
@@ -174,6 +175,30 @@ class Committer:
                 scores, first = mine
                 part = scores.part(first, first + int(drawn.kept[i]))
                 self._rows.sequence(int(drawn.rows[i])).logprobs.append(part)
+
+    def _look_at_full(self, drawn: Drawn) -> None:
+        """Rows that were to be looked at when they are full go on, where nothing else ended
+        them."""
+        rows, at = self._rows, drawn.rows
+        for i in np.flatnonzero(rows.looked_at[at] & (rows.known[at] == rows.limit[at])).tolist():
+            row = int(at[i])
+            sequence, written = rows.sequence(row), rows.output_ids(row)
+            stopped = is_stop(sequence.request, int(written[-1]), len(written))
+            if sequence.finish_reason is None and not stopped:
+                drawn.ended[i] = self._go_on(row, sequence, written)
+
+    def _go_on(self, row: int, sequence: Sequence, written: Ints) -> bool:
+        """Append what must come next, and let the row go on from there; True if it ends."""
+        if sequence.thoughts is None:
+            return True
+        tokens = for_row("its thoughts were followed", sequence.thoughts.reach, written)
+        if isinstance(tokens, QuireError):
+            fail(sequence, tokens)
+            return True
+        kept = judge(sequence, tokens, len(written), written)
+        self._placements.force(row, tokens[:kept])
+        self._rows.set_limit(row)
+        return sequence.finish_reason is not None
 
     def _jump_ahead(self, row: int) -> bool:
         """Append what the grammar forces next, without drawing it; True if that ends the row.

@@ -13,6 +13,7 @@ from quire.request import Ints, Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Sequence
+from quire.scheduler.watches import ThoughtWatch
 from quire.step import RowStart, no_ints
 
 UNLIMITED = np.iinfo(np.int32).max
@@ -38,20 +39,22 @@ class RowStarts:
             return RowStart(row, IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
         return RowStart(
             row=row,
-            sampling=self._sampling(request.params),
+            sampling=self._sampling(request.params, sequence.thoughts),
             noise_key=request.noise_key,
             sample=sequence.sample,
             prompt_ids=request.plain_ids,
             output_ids=sequence.output_ids,
             stop_ids=self._stop_ids(request),
-            max_tokens=request.max_tokens,
+            max_tokens=int(rows.limit[row]) - request.num_prompt,
             request=request.number,
             has_processors=bool(request.processors),
             paced=bool(rows.paced[row]),
             **about,
         )
 
-    def _sampling(self, params: SamplingParams) -> RowSampling:
+    def _sampling(self, params: SamplingParams, thoughts: ThoughtWatch | None) -> RowSampling:
+        if thoughts is not None and (fixed := thoughts.fixed) is not None:
+            return RowSampling.of_one(fixed, params)
         if self._known is None or self._known[0] is not params:
             self._known = params, RowSampling.of(params)
         return self._known[1]

@@ -70,6 +70,7 @@ class Rows:
         self.num_prompt, self.known = ints(), ints()
         self.planned, self.computed = ints(), ints()
         self.limit = ints()  # the length at which the row is full
+        self.looked_at = flags()  # when it is full: it may go on then
         self.least = ints()  # the length before which nothing may stop it
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
         self.drawn = flags()  # the device holds its last token: it decodes
@@ -137,7 +138,7 @@ class Rows:
         self.computed[row] = 0
         self.drawn[row] = False
         self.claim(row, len(sequence.siblings))
-        self.limit[row] = request.num_prompt + request.max_tokens
+        self.set_limit(row)
         self.least[row] = request.num_prompt + request.params.min_tokens
         self.expected[row] = request.num_prompt + expected
         self.num_published[row] = 0
@@ -156,6 +157,14 @@ class Rows:
         self._entered[self._num_entered] = row
         self._num_entered += 1
         return row
+
+    def set_limit(self, row: int) -> None:
+        """How long the row may get: to its end, or until it is looked at again."""
+        sequence = self.sequence(row)
+        most, thoughts = sequence.request.max_tokens, sequence.thoughts
+        due = most if thoughts is None or thoughts.due is None else min(thoughts.due, most)
+        self.limit[row] = sequence.request.num_prompt + due
+        self.looked_at[row] = due < most
 
     def _kind(self, row: int, sequence: Sequence) -> RowKind:
         """Of a row that is not plain."""

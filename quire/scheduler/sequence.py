@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from quire.request import Ints, Request
+from quire.scheduler.watches import TextWatch, ThoughtWatch
 
 if TYPE_CHECKING:
     from quire.errors import QuireError
@@ -81,13 +82,6 @@ class Guide(Protocol):
         """Another at the same place, which goes its own way."""
 
 
-class TextWatch(Protocol):
-    """Follows the text of one sequence for its stop strings."""
-
-    def feed(self, token_ids: list[int]) -> str | None:
-        """The stop string that these tokens completed, if any."""
-
-
 @dataclass(slots=True)
 class Timings:
     """Seconds on the monotonic clock; 0.0 = not yet."""
@@ -112,6 +106,7 @@ class Sequence:
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
     guide: Guide | None = None
+    thoughts: ThoughtWatch | None = None
     # To be forked off at the prompt's end, or further on where a path leaves another.
     siblings: list[Sequence] = field(default_factory=list)
     group: SearchGroup | None = None  # the search whose beams it is one of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.cache.pool import BlockPool
 from quire.families.fields import Fields
 from quire.inputs.prompt import RequestMaker
+from quire.inputs.thinking import ThoughtReader
 from quire.plan.lengths import OutputLengths
 from quire.scheduler.limits import Limits
 from quire.scheduler.scheduler import Scheduler
@@ -69,6 +70,7 @@ def make_maker(model: LoadedModel, media: SessionMedia) -> RequestMaker:
         edits_logits=bool(config.batch_processors),
         media=media.reader,
         suppressed=suppressed_ids(model),
+        thoughts=ThoughtReader(model.tokenizer, config.reasoning_parser, config.reasoning),
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidParams
-from quire.inputs.reasoning import TAGS, split_reasoning
+from quire.inputs.reasoning import split_reasoning
 from quire.inputs.tool_calls import ParsedAnswer, ToolCall, parse_tool_calls
+from quire.params.reasoning import TAGS
 
 ADD = ToolCall("add", {"a": 1, "b": [2, {"c": "ü"}]})
 ADD_JSON = json.dumps({"name": "add", "arguments": ADD.arguments}, ensure_ascii=False)

@@ -62,6 +62,11 @@ def test_outputs_are_those_of_one_engine_in_order(one: LLM, two: LLM) -> None:
         assert [x.finish_reason for x in a.outputs] == [x.finish_reason for x in b.outputs]
     chosen = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["red", "blue"]))
     assert texts(one.generate(PROMPTS[:3], chosen)) == texts(two.generate(PROMPTS[:3], chosen))
+    bounded = SamplingParams(thinking_token_budget=2, max_tokens=9, temperature=0)
+    assert texts(one.generate("Why? <think>", bounded)) == texts(
+        found := two.generate("Why? <think>", bounded)
+    )
+    assert "</think>" in found[0].outputs[0].text
     assert two.get_world_size() == 2 and two.get_world_size(include_dp=False) == 1
 
 
