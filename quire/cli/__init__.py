@@ -91,11 +91,24 @@ def main(arguments: list[str] | None = None) -> None:
         except _Usage as error:
             described = io.StringIO()
             error.show(described)
-            terminal.say(described.getvalue().rstrip("\n"), err=True)
+            terminal.say(described.getvalue().rstrip("\n") + _without_a_name(error), err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
             raise KeyboardInterrupt from None
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _without_a_name(error: Any) -> str:
+    """What to write instead of an option that is an argument here: `serve --model X`, `serve -m X`
+    as other commands have it."""
+    word = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    if not word or error.ctx is None:
+        return ""
+    for parameter in error.ctx.command.params:
+        if parameter.param_type_name == "argument" and parameter.name.startswith(word):
+            path, name = error.ctx.command_path, parameter.name.upper()
+            return f"\nThe {parameter.name} is given without an option: {path} {name} ..."
+    return ""
 
 
 # What the command line itself says of arguments; which module has its name depends on the version.

@@ -97,6 +97,16 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--model", "-m"])
+def test_an_argument_written_as_an_option_is_said_to_have_none(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", flag, "smollm2") == exits.USAGE
+    assert "quire serve MODEL" in capsys.readouterr().err
+    assert run("serve", "smollm2", "--prot", "9") == exits.USAGE
+    assert "given without" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
