@@ -7,8 +7,9 @@ One server of the default model in a process of its own, without keys, and a cli
   batch    the same lines by `quire batch`, less what it takes for the first of them, and as a
            batch over HTTP, from the file's upload to "completed"; in turn, twice, the best of each:
            the seconds of the one over those of the other (1 is no loss)
-  first    seconds to the first token of a stream, one request after the other: on an idle server,
-           and beside a batch that would take all of it; p50, p99 and the ratio of the p99s
+  first    to the first token of a stream, and from each token to the next, one request after the
+           other: on an idle server, and beside a batch that would take all of it; p50, p99 and the
+           ratio of the p99s
   streams  512 streams at once: those that failed, tokens per second, processor seconds of HTTP
   queue    10,000 requests that wait, and again: memory of the HTTP process before, with them, and
            with the second 10,000; how long a refused one takes
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import resource
@@ -40,6 +42,7 @@ if not __package__:  # run as a file: the repository is not on the path
 
 PARTS = ("batch", "first", "streams", "queue")
 CHAT, MODEL = "/v1/chat/completions", "smollm2"
+STREAMED = 12  # tokens of a stream that is timed
 PAGE = resource.getpagesize()
 
 
@@ -182,40 +185,49 @@ async def batch(server: Server, arguments: argparse.Namespace) -> None:
     )
 
 
-async def first_token(server: Server, number: int) -> float:
-    reader, writer = await opened(server, CHAT, chat(number, 4, stream=True))
-    began = time.monotonic()
-    seconds = 0.0
+async def stream_seconds(server: Server, number: int) -> list[float]:
+    """To the first text of a stream, and from each to the next."""
+    reader, writer = await opened(server, CHAT, chat(number, STREAMED, stream=True))
+    times = [time.monotonic()]
     while line := await reader.readline():
-        if b'"delta":{"content":"' in line and not seconds:
-            seconds = time.monotonic() - began
+        if b'"delta":{"content":"' in line:
+            times.append(time.monotonic())
     writer.close()
-    return seconds
+    return [after - before for before, after in itertools.pairwise(times)]
 
 
-async def first_tokens(server: Server, first: int, count: int) -> tuple[float, float]:
-    """p50 and p99 of requests one after the other, a little apart."""
-    found = []
+async def in_turn(server: Server, first: int, count: int) -> list[list[float]]:
+    """Requests one after the other, a little apart: all first tokens, and all gaps."""
+    firsts, gaps = [], []
     for i in range(count):
-        found.append(await first_token(server, first + i))
+        to_first, *others = await stream_seconds(server, first + i)
+        firsts.append(to_first)
+        gaps += others
         await asyncio.sleep(0.02)
-    return statistics.median(found), statistics.quantiles(found, n=100)[98]
+    return [firsts, gaps]
+
+
+def ends(seconds: list[float]) -> tuple[float, float]:
+    """p50 and p99, in milliseconds."""
+    return 1e3 * statistics.median(seconds), 1e3 * statistics.quantiles(seconds, n=100)[98]
 
 
 async def first(server: Server, arguments: argparse.Namespace) -> None:
-    await first_tokens(server, 1_000_000, 10)  # warm
-    idle = await first_tokens(server, 2_000_000, arguments.requests)
+    await in_turn(server, 1_000_000, 10)  # warm
+    idle = await in_turn(server, 2_000_000, arguments.requests)
     name = await begin_batch(server, 3_000_000, 100 * arguments.rows, arguments.tokens)
     while not (await batch_state(server, name))["request_counts"]["completed"]:
         await asyncio.sleep(0.1)
-    beside = await first_tokens(server, 4_000_000, arguments.requests)
+    beside = await in_turn(server, 4_000_000, arguments.requests)
     state = await batch_state(server, name)
     await told(server, f"/v1/batches/{name}/cancel", None)
-    print(
-        f"first    idle p50 {idle[0] * 1e3:.0f} p99 {idle[1] * 1e3:.0f} ms, beside a batch p50 "
-        f"{beside[0] * 1e3:.0f} p99 {beside[1] * 1e3:.0f} ms: {beside[1] / idle[1]:.2f}; the batch "
-        f"had {state['request_counts']['completed']} rows by then"
-    )
+    for what, alone, with_it in zip(("first", "next"), idle, beside, strict=True):
+        (p50, p99), (late50, late99) = ends(alone), ends(with_it)
+        print(
+            f"{what:8} idle p50 {p50:.0f} p99 {p99:.0f} ms, beside a batch p50 {late50:.0f} p99 "
+            f"{late99:.0f} ms: {late99 / p99:.2f}"
+        )
+    print(f"         the batch had {state['request_counts']['completed']} rows by then")
     while (await batch_state(server, name))["status"] != "cancelled":
         await asyncio.sleep(0.1)
 

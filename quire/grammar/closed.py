@@ -35,8 +35,12 @@ _SAYS_ANYTHING = _PARTS | _CASES | _LISTED | _MEMBERS
 
 def close(schema: Any, *, everywhere: bool = False) -> None:
     """Change the schema in place. `everywhere`: all objects, be it that no text is left."""
-    nodes = [node for _, node in walk(schema) if isinstance(node, dict)]
-    stay = _stay_open(schema, nodes)
+    found = [node for _, node in walk(schema) if isinstance(node, dict)]
+    # Most say what type a value has and no more: of a schema of megabytes these are not looked at.
+    nodes = [node for node in found if not _SAYS_ANYTHING.isdisjoint(node)]
+    # Where parts have addresses, what a reference leads to is not seen here.
+    has_addresses = any("$id" in node for node in found[1:])
+    stay = set(map(id, nodes)) if has_addresses else _stay_open(schema, nodes)
     for node in nodes:
         named = node.get("properties", node.get("patternProperties"))
         says_nothing = isinstance(named, dict) and "unevaluatedProperties" not in node
@@ -50,9 +54,7 @@ def close(schema: Any, *, everywhere: bool = False) -> None:
 
 def _stay_open(schema: Any, nodes: list[dict[str, Any]]) -> set[int]:
     """The ids of nodes that are not to be closed."""
-    # Where parts have addresses, what a reference leads to is not seen here.
-    has_addresses = any("$id" in node for node in nodes[1:])
-    if has_addresses or not all(str(node.get("$ref", "#")).startswith("#") for node in nodes):
+    if not all(str(node.get("$ref", "#")).startswith("#") for node in nodes):
         return set(map(id, nodes))
 
     def parts(node: Any) -> list[Any]:

@@ -23,6 +23,7 @@ class GrammarLimits:
 
     max_text: int = 4 * MIB  # of a schema, regex or grammar
     max_depth: int = 100  # brackets within brackets; llguidance itself ends at 128
+    max_parts: int = 30_000  # schemas within a schema, each of which we look at some times
     trial_text: int = 64 * 1024  # above this, or
     trial_nodes: int = 1_000  # this many values, a schema is tried elsewhere first
     compile_seconds: float = 2.0

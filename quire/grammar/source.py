@@ -28,6 +28,7 @@ from quire.grammar.schema import (
     read_schema,
     schema_text,
     size,
+    walk,
 )
 from quire.grammar.structural_tag import structural_tag_to_lark
 from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
@@ -198,6 +199,13 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
         raise InvalidGrammar(
             f"the schema is {depth} brackets deep, and at most {limits.max_depth} are taken; "
             "flatten it, or name its parts in $defs",
+            parameter=key.kind,
+        )
+    num_parts = sum(1 for _ in walk(schema))
+    if num_parts > limits.max_parts:
+        raise InvalidGrammar(
+            f"the schema has {num_parts:,} parts, and at most {limits.max_parts:,} are taken; name "
+            "those that are alike in $defs",
             parameter=key.kind,
         )
     merge_parts(schema)

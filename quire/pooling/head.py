@@ -35,6 +35,7 @@ from quire.weights.source import ModelFiles
 
 Op = Callable[[Tensor], Tensor]
 TokenId = Callable[[str], int | None]
+_LEAST_NORM = 1e-12  # of a vector of zeros, which stays one
 _HEADS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
 
 
@@ -61,7 +62,8 @@ class Head:
         """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
         x = torch.from_numpy(np.array(states))
         if not task.startswith("token_"):
-            x = torch.cat([_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)], 1)
+            parts = [_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)]
+            x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
         else:
@@ -74,7 +76,9 @@ class Head:
             x = op(x)
         x = x[:, : dimensions or self.size]
         wanted = self.spec.normalise if use_activation is None else use_activation
-        return F.normalize(x) if wanted else x
+        if not wanted:
+            return x
+        return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(_LEAST_NORM)
 
     def _classified(self, x: Tensor, use_activation: bool | None) -> Tensor:
         for op in self._labels:

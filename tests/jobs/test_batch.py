@@ -155,11 +155,10 @@ def test_a_field_that_no_body_has_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, 5) for name in ("model", "user", "service_tier", "safety_identifier")),
+        *((name, 5) for name in ("model", "service_tier")),
         *((name, "x") for name in ("messages", "tools", "documents", "chat_template_kwargs")),
         *((name, "false") for name in ("add_generation_prompt", "continue_final_message")),
-        *(("parallel_tool_calls", 1), ("prompt_cache_key", []), ("store", "yes")),
-        *(("metadata", "x"), ("stream_options", 1), ("response_format", "json_object")),
+        *(("parallel_tool_calls", 1), ("stream_options", 1), ("response_format", "json_object")),
         *(("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"})),
         ("response_format", {"type": "json_object", "schema": "x"}),
     ],
@@ -204,6 +203,7 @@ WRONG_PARAMS: dict[str, tuple[Any, ...]] = {
     **{name: ("x", [], {}, True) for name in ("frequency_penalty", "min_p", "repetition_penalty")},
     **{name: ("x", [], {}, 1.5, True, 9**99) for name in ("n", "seed", "min_tokens")},
     **{name: ("x", [], {}, 1.5, True) for name in ("max_tokens", "truncate_prompt_tokens")},
+    "thinking_token_budget": ("x", [], {}, 1.5, True, -2),
     "top_k": ("x", [], {}, 1.5, True, -2),
     **{name: ("true", 1, []) for name in ("ignore_eos", "skip_special_tokens")},
     "include_stop_str_in_output": ("true", 1, []),
