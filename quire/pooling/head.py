@@ -78,7 +78,8 @@ class Head:
         wanted = self.spec.normalise if use_activation is None else use_activation
         if not wanted:
             return x
-        return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_min(_LEAST_NORM)
+        norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        return x / norms.clamp_min(_LEAST_NORM)
 
     def _classified(self, x: Tensor, use_activation: bool | None) -> Tensor:
         for op in self._labels:
