@@ -23,9 +23,8 @@ BOMBS = bombs()
 
 def patience() -> float:
     """Five seconds each is the promise; a machine that does other things as well gets some more:
-    half as much again at least, since tests are three processes on two cores, which the mean of
-    the last minute need not tell."""
-    return 5.0 * max(1.5, os.getloadavg()[0] / (os.cpu_count() or 1))
+    tests are three processes on two cores, which the mean of the last minute need not tell."""
+    return 5.0 * max(3.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def test_there_are_enough_bombs() -> None:
