@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.backends.linear import LinearOp
+from quire.backends.linear import Gate, LinearOp
 from quire.request import Ints
 
 
@@ -52,6 +52,10 @@ class AdaptedProduct(Protocol):
     def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
         """The same of the product that `base` makes of x."""
         return self.add(x, base(x), lines)
+
+    def multiply_gated(self, base: LinearOp, gate: Gate, x: Tensor, lines: AdapterLines) -> Tensor:
+        """The same, and what the gate lets through of it."""
+        return gate.opened(self.multiply(base, x, lines))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What it keeps on its device."""

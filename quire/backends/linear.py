@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quire.errors import NotSupported
+from quire.layer_plan import Activation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +28,19 @@ class LinearOp(WeightRows, Protocol):
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """[T, K] -> [T, N]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What stands behind a product of gate and up: its activation, and the op that has it
+    (Kernels.gate)."""
+
+    activation: Activation
+    opened: Callable[[Tensor], Tensor]
+
+    def behind(self, product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """What is let through of the product."""
+        return lambda x: self.opened(product(x))
 
 
 class KeptQuantised:

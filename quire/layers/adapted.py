@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterKernels, AdapterLines, Added
-from quire.backends.linear import LinearOp
+from quire.backends.linear import Gate, LinearOp
 from quire.backends.ops import RowOp
 
 
@@ -33,6 +33,17 @@ class AdaptedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         lines = self._current.lines
         return self._base(x) if lines is None else self._product.multiply(self._base, x, lines)
+
+    def gated(self, gate: Gate) -> RowOp:
+        """The product of gate and up, and what the gate lets through of it."""
+
+        def opened(x: Tensor) -> Tensor:
+            lines = self._current.lines
+            if lines is None:
+                return gate.opened(self._base(x))
+            return self._product.multiply_gated(self._base, gate, x, lines)
+
+        return opened
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self._base.write_rows(first, rows)
@@ -55,6 +66,7 @@ class AdapterSites:
         are those that make logits, of other lines than the rest."""
         self.kernels, self._rows, self._columns, self._heads = kernels, rows, columns, heads
         self._current = Current()
+        self._linears: dict[str, AdaptedLinear] = {}
         self._products: dict[str, AdaptedProduct] = {}
         self.variant: tuple[int, ...] = ()  # which kernels run, as far as loading changes that
 
@@ -62,7 +74,14 @@ class AdapterSites:
         """The product of this name, with slots if it may have some."""
         if name not in self._rows:
             return base
-        return AdaptedLinear(base, self._product(name, bias, base), self._current)
+        made = AdaptedLinear(base, self._product(name, bias, base), self._current)
+        self._linears[name] = made
+        return made
+
+    def behind_gate(self, name: str, gate: Gate, product: RowOp) -> RowOp:
+        """What the gate lets through of the product of this name, which was made before."""
+        made = self._linears.get(name)
+        return gate.behind(product) if made is None else made.gated(gate)
 
     def after(self, name: str, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
         """The same for a product that is computed elsewhere: what becomes of its y [T, N] of

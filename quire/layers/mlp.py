@@ -10,17 +10,18 @@ from quire.layers.tp import TensorParallel
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), with gate and up as one product."""
+    """down(activation(gate(x)) * up(x)), with gate and up as one product, and `opened` as what
+    the gate lets through of it."""
 
-    def __init__(self, gate: RowOp, gate_up: Linear, down: Linear, tp: TensorParallel) -> None:
-        self.gate, self.gate_up, self.down, self.tp = gate, gate_up, down, tp
+    def __init__(self, opened: RowOp, gate_up: Linear, down: Linear, tp: TensorParallel) -> None:
+        self.opened, self.gate_up, self.down, self.tp = opened, gate_up, down, tp
 
     @property
     def products(self) -> tuple[Linear, Linear]:
         return self.gate_up, self.down
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.tp.all_reduce(self.down(self.gate(self.gate_up(x))))
+        return self.tp.all_reduce(self.down(self.opened(x)))
 
 
 class PlainMLP:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from quire.backends.linear import Gate
 from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowNorm, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import (
@@ -100,6 +101,12 @@ class Parts:
         if self.adapters is not None:
             made.multiply = self.adapters.around(name, made.multiply, made.bias)
         return made
+
+    def _opened(self, name: str, gate: Gate, product: Linear) -> RowOp:
+        """What the gate lets through of the product, with adapters where it may have some."""
+        if self.adapters is None:
+            return gate.behind(product)
+        return self.adapters.behind_gate(name, gate, product)
 
     def embedding(self, table: Matrix | Rows) -> Embedding:
         made = self._embedding(table)
@@ -330,5 +337,6 @@ class Parts:
         up = self.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
         down = self.linear(f"{name}.down", hidden, inner, bias=bias)
         if plan.gated:
-            return GatedMLP(kernels.gate(plan.activation), up, down, self.tp)
+            gate = Gate(plan.activation, kernels.gate(plan.activation))
+            return GatedMLP(self._opened(f"{name}.gate_up", gate, up), up, down, self.tp)
         return PlainMLP(kernels.activate(plan.activation), up, down, self.tp)

@@ -7,6 +7,7 @@ from typing import Any
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire.backends.triton.elementwise import opened
 from quire.backends.triton.jit import kernel, part
 
 
@@ -86,6 +87,64 @@ def _fetch_shrunk(
     return total.to(y.dtype.element_ty)
 
 
+@part
+def _fetch_b(
+    b: tl.tensor,
+    slot: tl.tensor,
+    column: tl.tensor,
+    last: tl.tensor,
+    OUTER: tl.constexpr,
+    RANK: tl.constexpr,
+) -> Any:
+    """B of the slot, [RANK, COLUMNS], and which of these columns it has."""
+    used = column < tl.where(slot >= 0, last, 0)
+    place, rank = slot * OUTER + column.to(tl.int64), tl.arange(0, RANK)
+    return tl.load(b + place[None, :] * RANK + rank[:, None], mask=used[None, :], other=0.0), used
+
+
+@part
+def _expanded(
+    y: tl.tensor,
+    made: tl.tensor,
+    by: tl.tensor,
+    used: tl.tensor,
+    less: tl.tensor,
+    bias: tl.tensor,
+    lines: tl.tensor,
+    slot: tl.tensor,
+    part: tl.tensor,
+    number: tl.tensor,
+    column: tl.tensor,
+    last: tl.tensor,
+    y_stride: tl.tensor,
+    OUTER: tl.constexpr,
+    RANK: tl.constexpr,
+    PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_FACTOR: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> Any:
+    """These columns of a tile's lines with what its slot adds to them, float32."""
+    exists = column < last
+    both = (lines >= 0)[:, None] & exists[None, :]
+    acc = tl.load(y + lines[:, None] * y_stride + column[None, :], mask=both, other=0.0)
+    acc = acc.to(tl.float32)
+    shrunk = _fetch_shrunk(
+        *(y, made, lines, slot, part, number, y_stride),
+        *(OUTER, RANK, PARTS, SPLITS, ROWS),
+    )
+    if HAS_BIAS:
+        shift = tl.load(bias + column, mask=exists, other=0.0).to(tl.float32)[None, :]
+    if HAS_FACTOR:
+        grown = tl.load(less + slot * OUTER + column, mask=used, other=0.0)[None, :]
+        acc += ((acc - shift) if HAS_BIAS and SPLITS > 0 else acc) * grown
+    if HAS_BIAS and SPLITS == 0:
+        acc += shift
+    return tl.dot(shrunk, by, acc, input_precision=PRECISION)
+
+
 @kernel()
 def expand_lines(
     y: tl.tensor,
@@ -105,6 +164,7 @@ def expand_lines(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ALIGNED: tl.constexpr,
+    GATE: tl.constexpr,
     HAS_FACTOR: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -114,39 +174,40 @@ def expand_lines(
 
     `made` float32 [splits, parts, lines by tile, rank] is what A made, and out is y. Where SPLITS
     is 0 that stands behind the columns of y, which have no bias yet, and out is another tensor.
+    With a GATE, an activation, columns are gate | up, of two parts or one, and out is another
+    tensor: what the gate lets through.
+
     b [slots, outer, rank], less = f - 1 float32 [slots, outer]; blocks int32 [*, 3]: the part of
-    some columns, the first of them, and the one behind the last."""
+    some columns, of the gate where there is one, the first of them, and the one behind the
+    last."""
     number, block = tl.program_id(0), tl.program_id(1)
     # None of this was written by the launch ahead, nor by the one before it.
     slot, lines = _fetch_tile(tiles, number, ROWS)
     part = tl.load(blocks + block * 3).to(tl.int64)
     first, last = tl.load(blocks + block * 3 + 1), tl.load(blocks + block * 3 + 2)
-    if slot < (-1 if SPLITS == 0 else 0):
+    if slot < (-1 if SPLITS == 0 or GATE is not None else 0):
         if OVERLAPS:
             gdc_wait()
         return
     if ALIGNED:
         first, last = tl.multiple_of(first, 16), tl.multiple_of(last, 16)
-    column, rank = first + tl.arange(0, COLUMNS), tl.arange(0, RANK)
-    exists, used = column < last, column < tl.where(slot >= 0, last, 0)
-    place = slot * OUTER + column.to(tl.int64)
-    by = tl.load(b + place[None, :] * RANK + rank[:, None], mask=used[None, :], other=0.0)
+    column = first + tl.arange(0, COLUMNS)
+    by, used = _fetch_b(b, slot, column, last, OUTER, RANK)
+    if GATE is not None:
+        HALF: tl.constexpr = OUTER // 2
+        up_by, up_used = _fetch_b(b, slot, HALF + column, HALF + last, OUTER, RANK)
     if OVERLAPS:
         gdc_wait()
-    both = (lines >= 0)[:, None] & exists[None, :]
-    acc = tl.load(y + lines[:, None] * y_stride + column[None, :], mask=both, other=0.0)
-    acc = acc.to(tl.float32)
-    shrunk = _fetch_shrunk(
-        *(y, made, lines, slot, part, number, y_stride),
-        *(OUTER, RANK, PARTS, SPLITS, ROWS),
-    )
-    if HAS_BIAS:
-        shift = tl.load(bias + column, mask=exists, other=0.0).to(tl.float32)[None, :]
-    if HAS_FACTOR:
-        grown = tl.load(less + place, mask=used, other=0.0)[None, :]
-        acc += ((acc - shift) if HAS_BIAS and SPLITS > 0 else acc) * grown
-    if HAS_BIAS and SPLITS == 0:
-        acc += shift
-    acc = tl.dot(shrunk, by, acc, input_precision=PRECISION)
+    acc = _expanded(
+        *(y, made, by, used, less, bias, lines, slot, part, number, column, last, y_stride),
+        *(OUTER, RANK, PARTS, SPLITS, ROWS, HAS_FACTOR, HAS_BIAS, PRECISION),
+    ).to(out.dtype.element_ty)
+    if GATE is not None:
+        up = _expanded(
+            *(y, made, up_by, up_used, less, bias, lines, slot, part + PARTS - 1, number),
+            *(HALF + column, HALF + last, y_stride),
+            *(OUTER, RANK, PARTS, SPLITS, ROWS, HAS_FACTOR, HAS_BIAS, PRECISION),
+        ).to(out.dtype.element_ty)
+        acc = opened(acc.to(tl.float32), up.to(tl.float32), GATE, out.dtype.element_ty)
     spot = out + lines[:, None] * out_stride + column[None, :]
-    tl.store(spot, acc.to(out.dtype.element_ty), mask=both)
+    tl.store(spot, acc, mask=(lines >= 0)[:, None] & (column < last)[None, :])

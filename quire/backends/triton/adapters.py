@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, AdapterRoom, Added
-from quire.backends.linear import LinearOp
+from quire.backends.linear import Gate, LinearOp
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.jit import power_of_two, precision, waiting
+from quire.layer_plan import Activation
 from quire.request import Ints
 
 LEAST_RANK = 16  # that products on the device have
@@ -129,6 +130,8 @@ class _Expands:
         blocks, self._parts = column_blocks(rows), len(rows)
         self._aligned = all(edge % 16 == 0 for _, *edges in blocks for edge in edges)
         self._blocks = torch.tensor(blocks, dtype=torch.int32, device=room.device)
+        half = column_blocks((self.outer // 2,))
+        self._gate_blocks = torch.tensor(half, dtype=torch.int32, device=room.device)
 
     def clear(self, slot: int) -> None:
         self.b[slot].zero_()
@@ -144,13 +147,18 @@ class _Expands:
             self.less = torch.zeros(self.b.shape[:2], device=self._room.device)
         self.less[slot, one.first : last].copy_(one.factor - 1.0)
 
-    def add(self, y: Tensor, made: Tensor | None, lines: TiledLines) -> Tensor:
+    def add(
+        self, y: Tensor, made: Tensor | None, lines: TiledLines, gate: Activation | None = None
+    ) -> Tensor:
         """y [lines, N] with what adapters add to it, in place where `made` float32 [splits, parts,
         lines by tile, rank] is what A made; where it is None, that stands behind y, and y has no
-        bias yet."""
+        bias yet. With a gate: what it lets through, [lines, N / 2]."""
         _, outer, rank = self.b.shape
-        less, bias, blocks = self.less, self._bias, self._blocks
-        out = y.new_empty(len(y), outer) if made is None else y
+        less, bias = self.less, self._bias
+        blocks = self._blocks if gate is None else self._gate_blocks
+        out = y
+        if made is None or gate is not None:
+            out = y.new_empty(len(y), outer if gate is None else outer // 2)
         expand_lines[(len(lines.tiles), len(blocks))](
             *(y, y if made is None else made, self.b, self.b if less is None else less),
             *(y if bias is None else bias, lines.tiles, blocks, out, y.stride(0), out.stride(0)),
@@ -160,7 +168,8 @@ class _Expands:
             SPLITS=0 if made is None else len(made),
             ROWS=lines.rows,
             COLUMNS=COLUMNS,
-            ALIGNED=self._aligned,
+            ALIGNED=self._aligned and (gate is None or outer % 32 == 0),
+            GATE=gate,
             HAS_FACTOR=less is not None,
             HAS_BIAS=bias is not None,
             PRECISION=precision(y.dtype),
@@ -243,11 +252,22 @@ class StackedProduct(AdaptedProduct):
         return expands.add(y, self._shrunk(x, a, of), of)
 
     def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
-        behind = self._wide is not None and len(x) <= MOST_LINES_BEHIND
-        if not behind or self._stacks is None or not self._filled:
-            return super().multiply(base, x, lines)
-        y = F.linear(x, cast(Tensor, self._wide))
-        return self._stacks[1].add(y, None, cast(TiledLines, lines))
+        return self._multiply(base, x, lines, None)
+
+    def multiply_gated(self, base: LinearOp, gate: Gate, x: Tensor, lines: AdapterLines) -> Tensor:
+        if not self._filled:
+            return gate.opened(base(x))
+        return self._multiply(base, x, lines, gate.activation)
+
+    def _multiply(
+        self, base: LinearOp, x: Tensor, lines: AdapterLines, gate: Activation | None
+    ) -> Tensor:
+        if self._stacks is None or not self._filled:
+            return base(x)
+        (a, expands), of = self._stacks, cast(TiledLines, lines)
+        if self._wide is not None and len(x) <= MOST_LINES_BEHIND:
+            return expands.add(F.linear(x, self._wide), None, of, gate)
+        return expands.add(base(x), self._shrunk(x, a, of), of, gate)
 
     def _shrunk(self, x: Tensor, a: Tensor, lines: TiledLines) -> Tensor:
         _, parts, rank, inner = a.shape

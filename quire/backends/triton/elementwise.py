@@ -103,9 +103,12 @@ def activated(x: tl.tensor, KIND: tl.constexpr) -> Any:
 
 
 @part
-def opened(gate: tl.tensor, up: tl.tensor, dtype: tl.constexpr) -> Any:
-    """silu(gate) * up of float32, rounded as the reference does."""
-    return (activated(gate, "silu").to(dtype).to(tl.float32) * up).to(dtype)
+def opened(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, dtype: tl.constexpr) -> Any:
+    """activation(gate) * up of float32, rounded as the reference does."""
+    if KIND == "clamped_silu":
+        gate = tl.minimum(gate, 7.0)
+        up = (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0).to(dtype).to(tl.float32)
+    return (activated(gate, KIND).to(dtype).to(tl.float32) * up).to(dtype)
 
 
 @kernel()
@@ -166,12 +169,9 @@ def _activate(
     inside = at < width
     dtype: tl.constexpr = out.dtype.element_ty
     made = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    if KIND == "clamped_silu":
-        made = tl.minimum(made, 7.0)
-    made = activated(made, KIND).to(dtype)
     if GATED:
         up = tl.load(x + row * stride + width + at, mask=inside, other=0.0).to(tl.float32)
-        if KIND == "clamped_silu":
-            up = (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0).to(dtype).to(tl.float32)
-        made = (made.to(tl.float32) * up).to(dtype)
+        made = opened(made, up, KIND, dtype)
+    else:
+        made = activated(made, KIND).to(dtype)
     tl.store(out + row * width + at, made, mask=inside)

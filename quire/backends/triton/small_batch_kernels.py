@@ -93,7 +93,7 @@ def _opened(wide: tl.tensor, dtype: tl.constexpr, ROWS: tl.constexpr, HALF: tl.c
     """silu(gate) * up of columns that are HALF of the gate, then HALF of what it lets through."""
     # A last dimension of two is what can be split.
     gate, up = tl.split(tl.trans(tl.reshape(wide, (ROWS, 2, HALF)), (0, 2, 1)))
-    return opened(gate, up, dtype)
+    return opened(gate, up, "silu", dtype)
 
 
 @part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
+from quire.backends.linear import Gate
 from quire.backends.plain import PlainLinear
 from quire.backends.reference import ReferenceLinear
 from quire.backends.triton import adapters
@@ -23,6 +25,8 @@ from quire.backends.triton.adapters import (
     most_tiles,
     tiled,
 )
+from quire.backends.triton.elementwise import gate_mul
+from quire.layer_plan import Activation
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.triton.places import small_places
 
@@ -188,3 +192,38 @@ def test_products_with_adapters(
     assert not cast(StackedProduct, ours).make_room()[0].any()
     ours.load(0, [replace(one, factor=None)])
     assert_close(ours.multiply(base, x, lines)[slots != 0], base(x)[slots != 0])
+
+
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("behind", [False, True], ids=("apart", "behind"))
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "clamped_silu"])
+def test_a_gate_in_the_same_launch_changes_no_bit(
+    place: Place,
+    parts: int,
+    behind: bool,
+    activation: Activation,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With DoRA and a bias, of two parts and of one, lines without a slot between the others."""
+    torch.manual_seed(4)
+    monkeypatch.setattr(adapters, "MOST_BEHIND", 10.0 if behind else 0.0)
+    inner, columns, num_lines = 160, 64, 41
+    rows = (2 * inner // parts,) * parts
+    room = AdapterRoom(SLOTS, 8, place.dtype, torch.device(place.device))
+    base = PlainLinear(some(place, 2 * inner, columns), some(place, 2 * inner))
+    ours = StackedAdapters(room)
+    product = ours.product(rows, columns, base.bias, seldom=False, base=base)
+    gate = Gate(activation, partial(gate_mul, activation=activation))
+    x = some(place, num_lines, columns)
+    lines = ours.lines((np.arange(num_lines) % (SLOTS + 1) - 1).astype(np.int32))
+    assert lines is not None
+    assert torch.equal(product.multiply_gated(base, gate, x, lines), gate.opened(base(x)))
+    for slot in range(SLOTS - 1):  # the last stays empty
+        count = rows[part := slot % parts]
+        factor = torch.rand(count, device=place.device) + 0.5
+        sizes = some(place, 8, columns), some(place, count, 8)
+        product.load(slot, [Added(part, sum(rows[:part]), *sizes, factor)])
+    made = product.multiply_gated(base, gate, x, lines)
+    assert torch.equal(made, gate.opened(product.multiply(base, x, lines)))
+    assert not torch.equal(made, gate.opened(base(x)))
