@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 # Tokens in a row's lists for which a device has room at all times.
 FEW_LISTED = 64
+# Tokens of a bad word that a device compares with what a row wrote last.
+MOST_SPELLED = 64
 
 _Ints = npt.NDArray[np.int32]
 _Floats = npt.NDArray[np.float32]
@@ -89,10 +92,23 @@ class RowSampling:
         return penalties != (1, 0, 0)
 
 
+def can_spell(words: Iterable[Sized]) -> bool:
+    """Whether a device can keep a row from writing these bad words, each the ids that spell it."""
+    return all(len(word) <= MOST_SPELLED for word in words)
+
+
 def lists_few(params: SamplingParams) -> bool:
     """Whether what a row's lists name is little, even with every stop id that devices compare."""
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     words = params._bad_words_token_ids or ()
-    listed = 2 * len(params.logit_bias or ()) + sum(len(word) for word in words)
+    listed = 2 * len(params.logit_bias or ()) + _words_listed(words)
     open_ended = penalties != (1, 0, 0) or params.allowed_token_ids is not None
     return not open_ended and listed <= FEW_LISTED // 2
+
+
+def _words_listed(words: Sequence[Sized]) -> int:
+    """What a row's lists hold of bad words: those of several tokens as wide as the longest, and as
+    many of the tokens that it wrote last."""
+    several = [len(word) for word in words if len(word) > 1]
+    longest = max(several, default=1)
+    return len(words) - len(several) + len(several) * longest + longest - 1

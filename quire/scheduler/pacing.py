@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import EngineConfig
-from quire.params.row_sampling import lists_few
+from quire.params.row_sampling import can_spell, lists_few
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
 from quire.steps.automata import NO_TOKEN, WalkableGrammar
@@ -49,7 +49,7 @@ class Pacing:
         return (
             bool(request.processors)
             or (self.logprobs and request.params.num_logprobs is not None)
-            or any(len(word) > 1 for word in request.params._bad_words_token_ids or ())
+            or not can_spell(request.params._bad_words_token_ids or ())
         )
 
 

@@ -37,7 +37,7 @@ REMEMBER_CONSTANTS: dict[str, Any] = {"num_warps": 4}
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """Columns [9, rows] int32, penalties [3, rows] float32, the arena their lists lie in, and the
+    """Columns [11, rows] int32, penalties [3, rows] float32, the arena their lists lie in, and the
     masks [lines, words] int32 of those that draw by one."""
 
     columns: Tensor

@@ -5,6 +5,7 @@ The columns of rows and their lists in an arena are what executor/cuda/device_ed
     0 where its lists begin   1 allowed ids, -1 = all   2 banned ids   3 stop ids   4 biases
     5 seen ids   6 room for those   7 position from which stop ids may stand
     8 the line of `masks` that it draws by, -1 = none: bit t % 32 of word t // 32 allows token t
+    9 phrases   10 how far they reach back
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any
 
 import triton.language as tl
 
-from quire.backends.triton.jit import kernel, part
+from quire.backends.triton.jit import kernel, part, power_of_two
+from quire.params.row_sampling import MOST_SPELLED
 
 AT_ONCE = tl.constexpr(1024)  # list entries
 TILE = tl.constexpr(4096)  # logits
 _NO_ENTRY = tl.constexpr(2147483647)
+_ANY_TOKEN = tl.constexpr(-1)  # of a phrase that does not reach back so far
+_MOST_TAIL = tl.constexpr(power_of_two(MOST_SPELLED))
 
 
 @kernel("count")
@@ -82,6 +86,30 @@ def _forbid(mine: tl.tensor, ids: tl.tensor, count: tl.tensor) -> Any:
 
 
 @part
+def _forbid_phrases(mine: tl.tensor, phrases: tl.tensor, count: tl.tensor, reach: tl.tensor) -> Any:
+    """The last token of each phrase of which the row has written the others: phrases [reach + 1,
+    count], last tokens first, and behind them the row's own last tokens, newest first."""
+    tail = phrases + (reach + 1) * count
+    for first in range(0, count, AT_ONCE):
+        at = first + tl.arange(0, AT_ONCE)
+        written = at < count
+        token = tl.load(phrases + at, mask=written, other=0)
+        for back in range(reach):
+            before = tl.load(phrases + (back + 1) * count + at, mask=written, other=_ANY_TOKEN)
+            written = written & ((before == _ANY_TOKEN) | (before == tl.load(tail + back)))
+        tl.store(mine + token, float("-inf"), mask=written)
+
+
+@part
+def _push(tail: tl.tensor, token: tl.tensor, reach: tl.tensor) -> Any:
+    """The token is the newest of a tail, and the oldest is forgotten."""
+    back = tl.arange(0, _MOST_TAIL)
+    older = tl.load(tail + back - 1, mask=(back > 0) & (back < reach), other=0)
+    tl.debug_barrier()  # all are read before one is written
+    tl.store(tail + back, tl.where(back == 0, token, older), mask=back < reach)
+
+
+@part
 def _penalise(
     mine: tl.tensor,
     seen: tl.tensor,
@@ -141,6 +169,9 @@ def edit_lines(
         num_banned = tl.load(own + 2 * column_stride)
         _forbid(mine, ids, num_banned)
         ids += num_banned
+        num_phrases, reach = tl.load(own + 9 * column_stride), tl.load(own + 10 * column_stride)
+        _forbid_phrases(mine, ids, num_phrases, reach)
+        ids += (reach + 1) * num_phrases + reach
         num_stops = tl.load(own + 3 * column_stride)
         early = tl.load(edited_at + line) < tl.load(own + 7 * column_stride)
         _forbid(mine, ids, tl.where(early, num_stops, 0))
@@ -193,17 +224,22 @@ def remember(
     arena: tl.tensor,
     column_stride: tl.tensor,
 ) -> None:
-    """Count the token that a row drew among those it has seen, if it counts any."""
+    """The token that a row drew goes to its tail, and is counted among those it has seen, if it
+    has the one or counts the other."""
     line = tl.program_id(0)
     row = tl.load(edited_rows + line)
     own = columns + row
     room = tl.load(own + 6 * column_stride, mask=row >= 0, other=0)
+    reach = tl.load(own + 10 * column_stride, mask=row >= 0, other=0)
     fails = tl.load(edited_failed + line) != 0
-    if (room > 0) & (not fails):
-        num_fixed = tl.maximum(tl.load(own + column_stride), 0) + tl.load(own + 2 * column_stride)
-        num_fixed += tl.load(own + 3 * column_stride) + 2 * tl.load(own + 4 * column_stride)
-        seen = arena + tl.load(own) + num_fixed
+    if ((room > 0) | (reach > 0)) & (not fails):
         token = tl.load(edited_tokens + line).to(tl.int32)
+        num_fixed = tl.maximum(tl.load(own + column_stride), 0) + tl.load(own + 2 * column_stride)
+        num_fixed += (reach + 1) * tl.load(own + 9 * column_stride)
+        _push(arena + tl.load(own) + num_fixed, token, reach)
+        num_fixed += reach + tl.load(own + 3 * column_stride)
+        num_fixed += 2 * tl.load(own + 4 * column_stride)
+        seen = arena + tl.load(own) + num_fixed
         count = tl.load(own + 5 * column_stride)
         found = tl.full([AT_ONCE], _NO_ENTRY, tl.int32)
         for first in range(0, count, AT_ONCE):

@@ -3,10 +3,12 @@ ids under min_tokens, biases, and the tokens that penalties count.
 
 Lists of all rows lie in one arena of int32; the host hands out a span to each row that has some:
 
-    allowed ids | banned ids | stop ids | bias ids | biases | seen ids | how often in the output
+    allowed ids | banned ids | phrases | tail | stop ids | bias ids | biases | seen ids | how often
 
-The last two have room for every token that the row may still write. What a span cannot be found
-for is left to the sampler; a few words each row has for itself. A row that follows a grammar has a
+Phrases are the bad words of several tokens, tail is what the row wrote last, as far back as the
+longest of them reaches (_Phrases). The last two lists, of tokens and how often each is in the
+output, have room for every token that the row may still write. What a span cannot be found for is
+left to the sampler; a few words each row has for itself. A row that follows a grammar has a
 line of bits besides, one for each token that it may draw next: line `row`, which comes with every
 plan, or the line of the state it is in, where the device follows its grammar (automata.py).
 """
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.upload import Longs, Upload
-from quire.params.row_sampling import FEW_LISTED, RowSampling
+from quire.params.row_sampling import FEW_LISTED, RowSampling, can_spell
 from quire.request import Ints
 from quire.step import RowStart
 from quire.steps.arena import Arena
@@ -32,7 +34,8 @@ LEAST_WORDS = 1 << 20
 OWN_WORDS = FEW_LISTED  # each row has these for itself, before the arena
 NO_LIST = -1
 _NOTHING: Longs = np.empty(0, np.int64)
-_NO_LISTS = [_NOTHING] * 7
+_NO_LISTS = [_NOTHING] * 9
+ANY_TOKEN, NO_TOKEN = -1, -2  # of a phrase that is shorter than the longest; of a tail
 
 
 class EditColumn(IntEnum):
@@ -47,6 +50,8 @@ class EditColumn(IntEnum):
     ROOM_SEEN = 6
     FREE_FROM = 7  # stop ids may stand from this position on
     LINE = 8  # the line of bits that it draws by, NO_LIST: none
+    NUM_PHRASES = 9
+    NUM_TAIL = 10
 
 
 def arena_words(num_rows: int) -> int:
@@ -55,7 +60,7 @@ def arena_words(num_rows: int) -> int:
 
 def fits_edits(sampling: RowSampling) -> bool:
     """Whether a row's edits, if it has any, can be made on the device."""
-    return all(len(word) == 1 for word in sampling.bad_words)
+    return can_spell(sampling.bad_words)
 
 
 def has_edits(start: RowStart) -> bool:
@@ -147,7 +152,9 @@ class DeviceEdits:
             self._last = sampling, _Listed.of(sampling)
         listed = self._last[1]
         stops = np.asarray(start.stop_ids, np.int64) if sampling.min_tokens > 0 else _NOTHING
-        return [listed.allowed, listed.banned, stops, listed.bias_ids, listed.biases, *_seen(start)]
+        phrases, biases = listed.phrases, (listed.bias_ids, listed.biases)
+        tail = phrases.tail_of(start.output_ids)
+        return [listed.allowed, listed.banned, phrases.words, tail, stops, *biases, *_seen(start)]
 
     def pack(self, upload: Upload, starts: Sequence[RowStart]) -> None:
         """The lists of those starts that have edits; `change` then applies them."""
@@ -164,8 +171,10 @@ class DeviceEdits:
             allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
             until = len(start.prompt_ids) + start.sampling.min_tokens
             room_seen = len(seen) + room
-            line = self._line_of(start)
-            columns.append([first, allowed, *sizes[1:4], len(seen), room_seen, until, line])
+            line, (_, banned, phrases, tail, stops, biases, *_) = self._line_of(start), sizes
+            counted = (banned, stops, biases, len(seen), room_seen)
+            phrases //= tail + 1
+            columns.append([first, allowed, *counted, until, line, phrases, tail])
             if lists is _NO_LISTS:  # hundreds of rows that follow a grammar and ask for no more
                 continue
             at = first + np.arange(num_fixed + len(seen))
@@ -218,21 +227,49 @@ def _room_to_write(start: RowStart) -> int:
     return max(left, 0) if start.sampling.has_penalties else 0
 
 
+class _Phrases(NamedTuple):
+    """Bad words of several tokens, so that a device compares all of them at once.
+
+    [4 5 6] and [8 9], of which the last is never written behind the others: their last tokens,
+    then what stands one before, two before, ...: 6 9 | 5 8 | 4 any. Output .. 4 5 has the tail
+    5 4."""
+
+    words: Longs
+    reach: int
+
+    @staticmethod
+    def of(words: Sequence[Ints]) -> _Phrases:
+        reach = max((len(word) for word in words), default=1) - 1
+        made = np.full((reach + 1, len(words)), ANY_TOKEN, np.int64)
+        for at, word in enumerate(words):
+            made[: len(word), at] = word[::-1]
+        return _Phrases(made.reshape(-1), reach)
+
+    def tail_of(self, output_ids: Ints) -> Longs:
+        tail = np.full(self.reach, NO_TOKEN, np.int64)
+        newest = output_ids[::-1][: self.reach]
+        tail[: len(newest)] = newest
+        return tail
+
+
 class _Listed(NamedTuple):
     """The lists that all rows with the same parameters have."""
 
     allowed: Longs
     banned: Longs
+    phrases: _Phrases
     bias_ids: Longs
     biases: Longs
 
     @staticmethod
     def of(sampling: RowSampling) -> _Listed:
         allowed = sampling.allowed_ids if sampling.allowed_ids is not None else ()
-        banned = [int(word[0]) for word in sampling.bad_words]
+        banned = [int(word[0]) for word in sampling.bad_words if len(word) == 1]
+        phrases = _Phrases.of([word for word in sampling.bad_words if len(word) > 1])
         biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
         lists = (allowed, banned, sampling.bias_ids, biases)
-        return _Listed(*(np.asarray(part, np.int64) for part in lists))
+        allowed, banned, *biased = (np.asarray(part, np.int64) for part in lists)
+        return _Listed(allowed, banned, phrases, *biased)
 
 
 def _seen(start: RowStart) -> tuple[Longs, Longs]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -22,8 +24,9 @@ def some_ids(rng: np.random.Generator, vocab: int, count: int) -> list[int]:
     return rng.choice(vocab, min(count, vocab), replace=False).tolist()
 
 
-def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
-    """Every feature with a chance of its own; one row in six has none."""
+def random_start(rng: np.random.Generator, row: int, vocab: int, likely: Sequence[int]) -> RowStart:
+    """Every feature with a chance of its own; one row in six has none. Bad words of several tokens
+    are of those that the row is likely to draw, so that it has written what stands before."""
     plain = row % 6 == 5
 
     def maybe(value: object, other: object) -> object:
@@ -42,7 +45,9 @@ def random_start(rng: np.random.Generator, row: int, vocab: int) -> RowStart:
         allowed_token_ids=maybe(some_ids(rng, vocab, min(vocab // 2, 2000)), None),
         structured_outputs=maybe(StructuredOutputsParams(regex="a"), None),
     )
-    params._bad_words_token_ids = [[t] for t in maybe(some_ids(rng, vocab, 5), [])]
+    single = [[t] for t in some_ids(rng, vocab, 5) if t not in likely]
+    phrases = [rng.choice(likely, rng.integers(2, 5)).tolist() for _ in range(12)]
+    params._bad_words_token_ids = [*maybe(single, []), *maybe(phrases, [])]
     outputs = rng.integers(0, vocab, int(rng.integers(0, 6))).astype(np.int32)
     return RowStart(
         row,
@@ -77,9 +82,10 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
     rows = rng.permutation(num_rows).astype(np.int32)
     lengths, guided = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.bool_)
     favoured = place.random(num_rows, vocab, seed=seed - 1) * 2
+    likely = dict(zip(rows.tolist(), favoured.topk(2).indices.tolist(), strict=True))
     for step in range(steps):
         new = rows if step == 0 else rows[::2] if step == steps // 2 else rows[:0]
-        starts = [random_start(rng, row, vocab) for row in new.tolist()]
+        starts = [random_start(rng, row, vocab, likely[row]) for row in new.tolist()]
         upload = Upload(place.device)
         columns.pack(upload, new, starts, Assigned())
         upload.send()

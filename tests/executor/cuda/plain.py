@@ -16,7 +16,7 @@ from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.engine import Engine
 from quire.executor.adapters import make_sites, row_adapters
-from quire.executor.cuda.device_edits import DeviceEdits, EditColumn
+from quire.executor.cuda.device_edits import ANY_TOKEN, DeviceEdits, EditColumn
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
@@ -91,15 +91,21 @@ class PlainEdits:
 
     edits: DeviceEdits
 
-    def lists(self, row: int) -> list[Tensor]:
+    def sizes(self, row: int) -> list[int]:
         column = self.edits.ints[:, row].tolist()
-        sizes = [max(column[1], 0), *column[2:5], column[4], column[6], column[6]]
-        words = self.edits.words[column[0] : column[0] + sum(sizes)]
-        *fixed, seen, counts = words.split(sizes)
-        return [*fixed, seen[: column[5]], counts[: column[5]]]
+        num_phrases, reach = column[EditColumn.NUM_PHRASES], column[EditColumn.NUM_TAIL]
+        spelled = [num_phrases * (reach + 1), reach]
+        return [max(column[1], 0), column[2], *spelled, *column[3:5], column[4], *[column[6]] * 2]
+
+    def lists(self, row: int) -> list[Tensor]:
+        """As they lie in the arena, so that what is written to them stays."""
+        first, sizes = int(self.edits.ints[EditColumn.SPAN, row]), self.sizes(row)
+        *fixed, seen, counts = self.edits.words[first : first + sum(sizes)].split(sizes)
+        num_seen = int(self.edits.ints[EditColumn.NUM_SEEN, row])
+        return [*fixed, seen[:num_seen], counts[:num_seen]]
 
     def edit(self, logits: Tensor, row: int, at: int) -> Tensor:
-        allowed, banned, stops, bias_ids, biases, seen, counts = self.lists(row)
+        allowed, banned, phrases, tail, stops, bias_ids, biases, seen, counts = self.lists(row)
         made = logits.clone()
         if (line := int(self.edits.ints[EditColumn.LINE, row])) >= 0:
             token = torch.arange(len(logits))
@@ -110,6 +116,10 @@ class PlainEdits:
             made.fill_(-torch.inf)
             made[allowed] = masked[allowed]
         made[banned] = -torch.inf
+        last, *before = phrases.view(len(tail) + 1, -1)
+        for word, *others in zip(last.tolist(), *(part.tolist() for part in before), strict=True):
+            if all(one in (ANY_TOKEN, t) for one, t in zip(others, tail.tolist(), strict=True)):
+                made[word] = -torch.inf
         if at < self.edits.ints[EditColumn.FREE_FROM, row]:
             made[stops] = -torch.inf
         made[bias_ids] += biases.view(torch.float32)
@@ -121,14 +131,16 @@ class PlainEdits:
 
     def remember(self, row: int, token: int) -> None:
         room = int(self.edits.ints[EditColumn.ROOM_SEEN, row])
+        _, _, _, tail, *_, seen, _ = self.lists(row)
+        if len(tail):
+            tail.copy_(torch.tensor([token, *tail[:-1].tolist()]))
         if not room:
             return
-        _, _, _, _, biases, seen, _ = self.lists(row)
         found = (seen == token).nonzero()[:, 0].tolist()
         at = found[0] if found else len(seen)
         assert at < room, "a row wrote more than it may"
         column = self.edits.ints[:, row]
-        first = int(column[0] + max(int(column[1]), 0) + column[2] + column[3] + 2 * column[4])
+        first = int(column[EditColumn.SPAN]) + sum(self.sizes(row)[:-2])
         self.edits.words[first + at] = token
         self.edits.words[first + room + at] = self.edits.words[first + room + at] * bool(found) + 1
         column[EditColumn.NUM_SEEN] = len(seen) + (not found)

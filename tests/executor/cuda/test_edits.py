@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits
+from quire.params.row_sampling import MOST_SPELLED
 from quire.request import Request
 from quire.steps.arena import Arena
 from tests.executor.cuda.plain import answers
@@ -21,9 +22,10 @@ EDITED: list[dict[str, object]] = [
     {"temperature": 1.0, "logit_bias": {3: 5.0, 9: -3.0}, "logprobs": 0},
     {"temperature": 0.7, "top_k": 20, "allowed_token_ids": list(range(5, 90))},
     {"temperature": 0.0, "min_tokens": 9, "bad_words": ["word"]},
+    {"temperature": 0.0, "bad_words": ["several tokens"]},
 ]
 # What only the sampler can do, beside them.
-LONG_WORDS: list[dict[str, object]] = [{"temperature": 0.0, "bad_words": ["several tokens"]}]
+LONG_WORDS: list[dict[str, object]] = [{"temperature": 0.0, "bad_words": ["too many tokens"]}]
 
 
 def asked(kinds: list[dict[str, object]]) -> list[Request]:
@@ -31,8 +33,11 @@ def asked(kinds: list[dict[str, object]]) -> list[Request]:
     for one in made:
         if one.params.bad_words == ["word"]:
             one.params._bad_words_token_ids = [[token] for token in range(100, 140)]
+        elif one.params.bad_words == ["too many tokens"]:
+            one.params._bad_words_token_ids = [list(range(MOST_SPELLED + 1))]
         elif one.params.bad_words:
-            one.params._bad_words_token_ids = [[a, b] for a in range(60) for b in range(0, 200, 9)]
+            pairs = [[a, b] for a in range(0, 200, 3) for b in range(0, 200, 2)]
+            one.params._bad_words_token_ids = [*pairs, *([a, 1, 3] for a in range(200))]
     return made
 
 

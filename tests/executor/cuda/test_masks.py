@@ -13,6 +13,7 @@ import pytest
 from quire.errors import GrammarFailed
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_edits import DeviceEdits
+from quire.params.row_sampling import MOST_SPELLED
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints, Request
 from quire.scheduler import repeats
@@ -33,12 +34,13 @@ GUIDED: list[dict[str, object]] = [
     {"temperature": 1.0, "top_k": 9, "logprobs": 2, **GRAMMAR},
     {"temperature": 1.0, "allowed_token_ids": list(range(3, 190)), **GRAMMAR},
     {"temperature": 0.0, "repetition_penalty": 1.4, "min_tokens": 6, **GRAMMAR},
+    {"temperature": 1.0, "bad_words": ["several tokens"], **GRAMMAR},
 ]
 # What has no room in an entry, and what only the sampler can do, beside them.
 MORE: list[dict[str, object]] = [
     {"temperature": 1.0, "logprobs": -1, **GRAMMAR},
     {"temperature": 1.0, "logprob_token_ids": [3, 150]},
-    {"temperature": 1.0, "bad_words": ["several tokens"], **GRAMMAR},
+    {"temperature": 1.0, "bad_words": ["too many tokens"], **GRAMMAR},
 ]
 
 
@@ -135,7 +137,8 @@ def run(
     ]
     for one in asked:
         if one.params.bad_words:
-            one.params._bad_words_token_ids = [[a, a + 1] for a in range(100)]
+            long = [list(range(MOST_SPELLED + 1))] * (one.params.bad_words == ["too many tokens"])
+            one.params._bad_words_token_ids = [[a, a + 1] for a in range(100)] + long
     asked = asked if stopping else list(map(endless, asked))
     return answers(executor, config, asked, guide_for=guide_for, make_masks=masks), masks.late
 

@@ -17,7 +17,7 @@ from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
-from quire.params.row_sampling import RowSampling
+from quire.params.row_sampling import MOST_SPELLED, RowSampling
 from quire.sampling_params import SamplingParams
 from quire.step import Slice
 from tests.executor.cuda.test_runner import SPEC
@@ -149,16 +149,16 @@ def test_no_room_for_a_block_is_an_error_with_numbers() -> None:
         ({"logit_bias": {1: 2.0}}, (), False),
         ({"allowed_token_ids": [1]}, (), False),
         ({"bad_words": ["x"]}, (), False),
-        ({"bad_words": ["several"]}, (), True),
+        ({"bad_words": ["several"]}, (), False),
+        ({"bad_words": ["too many"]}, (), True),
     ],
 )
 def test_rows_that_need_the_sampler_are_known(
     params: dict[str, object], stop_ids: tuple[int, ...], special: bool
 ) -> None:
     given = SamplingParams(**params)  # type: ignore[arg-type]
-    given._bad_words_token_ids = [
-        [7, 8] if word == "several" else [7] for word in given.bad_words or ()
-    ]
+    sizes = {"x": 1, "several": MOST_SPELLED, "too many": MOST_SPELLED + 1}
+    given._bad_words_token_ids = [[7] * sizes[word] for word in given.bad_words or ()]
     sampling = RowSampling.of(given)
     start = row_start(0, [1], sampling=sampling, stop_ids=ints(*stop_ids))
     assert needs_sampler(start) is special

@@ -17,6 +17,7 @@ from quire.cache.pool import BlockPool
 from quire.engine import Engine
 from quire.errors import ProcessorFailed
 from quire.executor.cpu.local import LocalExecutor
+from quire.params.row_sampling import MOST_SPELLED
 from quire.request import Ints, Request
 from quire.sampling import holding
 from quire.scheduler.limits import Limits
@@ -121,9 +122,11 @@ def test_what_is_tried_stands_as_far_as_the_sampler_draws_the_same(
 
 
 def long_words() -> list[Request]:
-    made = requests(PLAIN + SPECIAL, count=12)
+    """A third draws by the sampler: a word is longer than the device compares."""
+    made, too_long = requests(PLAIN + SPECIAL, count=12), list(range(MOST_SPELLED + 1))
     for one in made[::3]:
-        one.params._bad_words_token_ids = [[a, b] for a in range(60) for b in range(0, 200, 9)]
+        words = [[a, b] for a in range(60) for b in range(0, 200, 9)]
+        one.params._bad_words_token_ids = [*words, too_long]
     return made
 
 
