@@ -131,7 +131,8 @@ def _watch_model(model: Decoder, meter: Meter, kind: str) -> None:
             _watch_linear(linear, "product", meter, kind)
         if isinstance(layer.mlp, GatedMLP):
             work = lambda x: Work(bytes=2.0 * x.numel() * 4)  # noqa: E731
-            layer.mlp.gate = meter.timed("gates", layer.mlp.gate, work)
+            gated: Any = layer.mlp.opened
+            gated.opened = meter.timed("gates", gated.opened, work)
     _watch_linear(model.head, "logits", meter, kind)
 
 

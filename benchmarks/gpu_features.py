@@ -58,6 +58,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "presence, frequency": {"presence_penalty": 0.5, "frequency_penalty": 0.3},
     "bias": {"logit_bias": {7: 2.0, 300: -3.0}},
     "allowed ids": {"allowed_token_ids": list(range(3, 400))},
+    "bad words": {"bad_words": ["abc", "hello there", "a b c d"]},
+    "stop text": {"stop": ["\n\n\n", "end of the answer"], "detokenize": True},
     "min_tokens": {"min_tokens": 1, "stop_token_ids": [5, 9]},  # in truth: all of them
     "penalties, logprobs 5": {"repetition_penalty": 1.2, "logprobs": 5},
 }
@@ -92,7 +94,7 @@ def seconds(llm: LLM, kinds: Sequence[dict[str, Any]], tokens: int, *, read: boo
     """Of one run: a row for each kind; with `read` every logprob is looked at."""
     from quire import SamplingParams
 
-    alike = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True}
+    alike = {"temperature": 1.0, "max_tokens": tokens, "ignore_eos": True, "detokenize": False}
     params = [
         SamplingParams(**{**alike, **kind, "min_tokens": tokens if "min_tokens" in kind else 0})
         for kind in kinds
@@ -118,8 +120,9 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
-        options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
-        with LLM(folder, max_model_len=512, max_num_seqs=asked.rows, **options) as llm:
+        shapes.save_tokenizer(Path(folder), config["vocab_size"])
+        seats = {"max_model_len": 512, "max_num_seqs": asked.rows}
+        with LLM(folder, load_format="dummy", **seats) as llm:
             # Twice: the second has no kernel to compile and no graph to capture.
             plain = [seconds(llm, [{}] * asked.rows, asked.tokens) for _ in range(3)][-2:]
             clock = Clock(llm)

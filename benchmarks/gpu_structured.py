@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
 import json
-import string
 import sys
 import tempfile
 import time
@@ -30,6 +28,7 @@ if not __package__:  # run as a file: the repository is not on the path
 from benchmarks.gpu_features import SHAPES, TINY, prompts
 from benchmarks.gpu_profile import Clock
 from benchmarks.harness import Budget
+from benchmarks.shapes import save_tokenizer
 
 if TYPE_CHECKING:
     from quire import LLM
@@ -50,32 +49,6 @@ GRAMMARS: dict[str, dict[str, Any]] = {
     "schema": {"json": SCHEMA},
     "regex [a-z ]{600}": {"regex": "[a-z ]{600}"},
 }
-
-
-def save_tokenizer(home: Path, size: int) -> None:
-    """Byte pairs: the bytes, then letters and spaces in twos, threes and so on up to `size`."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<|end|>": 0, **{letter: i + 1 for i, letter in enumerate(alphabet)}}
-    letters, merges = [*string.ascii_lowercase, "\u0120"], []
-    before = letters
-    while len(vocab) < size:
-        made = []
-        for first, second in itertools.product(before, letters):
-            if len(vocab) == size:
-                break
-            merges.append((first, second))
-            vocab[first + second] = len(vocab)
-            made.append(first + second)
-        before = made
-    made_of = Tokenizer(models.BPE(vocab, merges))
-    made_of.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made_of.decoder = decoders.ByteLevel()
-    made_of.add_special_tokens(["<|end|>"])
-    made_of.save(str(home / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
-    (home / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def seconds_per_token(llm: LLM, kinds: Sequence[dict[str, Any] | None], tokens: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,3 +41,29 @@ def opened(name: str, **options: Any) -> Iterator[Model]:
         # A shape has neither weights nor a tokenizer.
         needed = {"load_format": "dummy", "skip_tokenizer_init": True}
         yield Model(name, directory, {**needed, **options})
+
+
+def save_tokenizer(home: Path, size: int) -> None:
+    """Byte pairs: the bytes, then letters and spaces in twos, threes and so on up to `size`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<|end|>": 0, **{letter: i + 1 for i, letter in enumerate(alphabet)}}
+    letters, merges = [*string.ascii_lowercase, "\u0120"], []
+    before = letters
+    while len(vocab) < size:
+        made = []
+        for first, second in itertools.product(before, letters):
+            if len(vocab) == size:
+                break
+            merges.append((first, second))
+            vocab[first + second] = len(vocab)
+            made.append(first + second)
+        before = made
+    made_of = Tokenizer(models.BPE(vocab, merges))
+    made_of.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made_of.decoder = decoders.ByteLevel()
+    made_of.add_special_tokens(["<|end|>"])
+    made_of.save(str(home / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))

@@ -38,9 +38,19 @@ class Gate:
     activation: Activation
     opened: Callable[[Tensor], Tensor]
 
-    def behind(self, product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        """What is let through of the product."""
-        return lambda x: self.opened(product(x))
+    def behind(self, product: Callable[[Tensor], Tensor]) -> GatedProduct:
+        return GatedProduct(product, self.opened)
+
+
+@dataclass(slots=True)
+class GatedProduct:
+    """What a gate lets through of a product."""
+
+    product: Callable[[Tensor], Tensor]
+    opened: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.opened(self.product(x))
 
 
 class KeptQuantised:

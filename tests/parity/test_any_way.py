@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_structured import save_tokenizer
+from benchmarks.shapes import save_tokenizer
 from quire import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 
 VOCABULARY = 1500

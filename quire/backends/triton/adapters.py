@@ -22,7 +22,6 @@ from quire.backends.linear import Gate, LinearOp
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.jit import power_of_two, precision, waiting
-from quire.layer_plan import Activation
 from quire.request import Ints
 
 LEAST_RANK = 16  # that products on the device have
@@ -129,9 +128,9 @@ class _Expands:
         self.less: Tensor | None = None  # float32 [slots, N], once an adapter has factors
         blocks, self._parts = column_blocks(rows), len(rows)
         self._aligned = all(edge % 16 == 0 for _, *edges in blocks for edge in edges)
-        self._blocks = torch.tensor(blocks, dtype=torch.int32, device=room.device)
-        half = column_blocks((self.outer // 2,))
-        self._gate_blocks = torch.tensor(half, dtype=torch.int32, device=room.device)
+        tables = (blocks, column_blocks((self.outer // 2,)))
+        made = (torch.tensor(one, dtype=torch.int32, device=room.device) for one in tables)
+        self._blocks, self._gate_blocks = made
 
     def clear(self, slot: int) -> None:
         self.b[slot].zero_()
@@ -148,15 +147,14 @@ class _Expands:
         self.less[slot, one.first : last].copy_(one.factor - 1.0)
 
     def add(
-        self, y: Tensor, made: Tensor | None, lines: TiledLines, gate: Activation | None = None
+        self, y: Tensor, made: Tensor | None, lines: TiledLines, gate: Gate | None = None
     ) -> Tensor:
         """y [lines, N] with what adapters add to it, in place where `made` float32 [splits, parts,
         lines by tile, rank] is what A made; where it is None, that stands behind y, and y has no
         bias yet. With a gate: what it lets through, [lines, N / 2]."""
         _, outer, rank = self.b.shape
-        less, bias = self.less, self._bias
+        less, bias, out = self.less, self._bias, y
         blocks = self._blocks if gate is None else self._gate_blocks
-        out = y
         if made is None or gate is not None:
             out = y.new_empty(len(y), outer if gate is None else outer // 2)
         expand_lines[(len(lines.tiles), len(blocks))](
@@ -169,7 +167,7 @@ class _Expands:
             ROWS=lines.rows,
             COLUMNS=COLUMNS,
             ALIGNED=self._aligned and (gate is None or outer % 32 == 0),
-            GATE=gate,
+            GATE=None if gate is None else gate.activation,
             HAS_FACTOR=less is not None,
             HAS_BIAS=bias is not None,
             PRECISION=precision(y.dtype),
@@ -246,25 +244,23 @@ class StackedProduct(AdaptedProduct):
             self._filled.add(slot)
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
-        if self._stacks is None or not self._filled:
+        if not self._filled:
             return y
-        (a, expands), of = self._stacks, cast(TiledLines, lines)
+        (a, expands), of = self.make_room(), cast(TiledLines, lines)
         return expands.add(y, self._shrunk(x, a, of), of)
 
     def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
         return self._multiply(base, x, lines, None)
 
     def multiply_gated(self, base: LinearOp, gate: Gate, x: Tensor, lines: AdapterLines) -> Tensor:
-        if not self._filled:
-            return gate.opened(base(x))
-        return self._multiply(base, x, lines, gate.activation)
+        return self._multiply(base, x, lines, gate)
 
     def _multiply(
-        self, base: LinearOp, x: Tensor, lines: AdapterLines, gate: Activation | None
+        self, base: LinearOp, x: Tensor, lines: AdapterLines, gate: Gate | None
     ) -> Tensor:
-        if self._stacks is None or not self._filled:
-            return base(x)
-        (a, expands), of = self._stacks, cast(TiledLines, lines)
+        if not self._filled:
+            return base(x) if gate is None else gate.opened(base(x))
+        (a, expands), of = self.make_room(), cast(TiledLines, lines)
         if self._wide is not None and len(x) <= MOST_LINES_BEHIND:
             return expands.add(F.linear(x, self._wide), None, of, gate)
         return expands.add(base(x), self._shrunk(x, a, of), of, gate)

@@ -267,9 +267,9 @@ class _Listed(NamedTuple):
         banned = [int(word[0]) for word in sampling.bad_words if len(word) == 1]
         phrases = _Phrases.of([word for word in sampling.bad_words if len(word) > 1])
         biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
-        lists = (allowed, banned, sampling.bias_ids, biases)
-        allowed, banned, *biased = (np.asarray(part, np.int64) for part in lists)
-        return _Listed(allowed, banned, phrases, *biased)
+        listed = (allowed, banned, sampling.bias_ids, biases)
+        first, second, *biased = (np.asarray(part, np.int64) for part in listed)
+        return _Listed(first, second, phrases, *biased)
 
 
 def _seen(start: RowStart) -> tuple[Longs, Longs]:

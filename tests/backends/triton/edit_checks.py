@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ def random_start(rng: np.random.Generator, row: int, vocab: int, likely: Sequenc
     are of those that the row is likely to draw, so that it has written what stands before."""
     plain = row % 6 == 5
 
-    def maybe(value: object, other: object) -> object:
+    def maybe(value: Any, other: Any) -> Any:
         return value if rng.random() < 0.5 and not plain else other
 
     params = SamplingParams(
