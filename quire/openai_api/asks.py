@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.openai_api.errors import bad, not_found
@@ -11,7 +11,9 @@ from quire.openai_api.fields import CHAT, COMPLETIONS, checked_fields
 from quire.openai_api.params import (
     MOST_LOGPROBS,
     beam_of,
+    constraint_fields,
     limited,
+    prompt_fields,
     sampling_fields,
     undrawn,
 )
@@ -49,6 +51,8 @@ class Asked:
     prompt_logprobs: bool = False
     reasoning: bool = True
     tools: ToolUse = ToolUse()
+    # What the body calls that of which the engine speaks: "json" -> "guided_json".
+    fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -121,11 +125,16 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     if tools.schema is not None:  # a response format is for texts, and this answer has none
         texts = {name: value for name, value in given.items() if name != "response_format"}
     params = sampling_fields(texts, is_chat=True)
+    fields = prompt_fields("messages") | constraint_fields(texts)
     if tools.schema is not None:
         _refuse_two_constraints(params)
         params["structured_outputs"] = {"json": dict(tools.schema)}
+        fields["json"] = tools.field
     elif tools.offered and "structured_outputs" in params:
         tools, params["structured_outputs"] = beside_format(tools, params["structured_outputs"])
+        fields["structural_tag"] = tools.field
+    if "max_completion_tokens" in given:
+        fields["max_tokens"] = "max_completion_tokens"
     wants = bool(given.get("logprobs"))
     top = limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS)
     if top and not wants:
@@ -136,7 +145,7 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     row: Row = {"messages": messages, "chat": _rendering(given, tools), "params": params}
     if tools.offered and not tools.constrained:
         row["tools"] = True
-    return _asked(CHAT, given, [row], tools=tools, logprobs=wants)
+    return _asked(CHAT, given, [row], tools=tools, logprobs=wants, fields=fields)
 
 
 def _as_system(message: Any) -> Any:
@@ -193,7 +202,11 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
             row["prompt_back"] = True
         rows.append(row)
     return _asked(
-        COMPLETIONS, given, rows, echo=echo, only_echo=only_echo, logprobs=wants is not None
+        *(COMPLETIONS, given, rows),
+        echo=echo,
+        only_echo=only_echo,
+        logprobs=wants is not None,
+        fields=prompt_fields("prompt") | constraint_fields(given),
     )
 
 

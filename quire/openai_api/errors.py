@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import QuireError
@@ -26,6 +27,11 @@ class ApiError(QuireError):
         super().__init__(message)
         self.status, self.message, self.code = status, message, code
         self.param, self.type, self.headers = param, type, headers
+
+    def named(self, fields: Mapping[str, str]) -> ApiError:
+        """This error, with `param` as the body calls it: `fields` has the names that differ."""
+        self.param = fields.get(self.param or "", self.param)
+        return self
 
     def body(self) -> dict[str, Any]:
         """All four fields, whatever is known: clients read them unasked."""

@@ -28,6 +28,9 @@ _SAME = (
     *("bad_words", "allowed_token_ids", "truncate_prompt_tokens", "logit_bias"),
 )
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+# What the engine calls a prompt that it refuses, and a constraint.
+_PROMPTS = ("prompt", "prompt_token_ids", "multi_modal_data", "allowed_local_media_path")
+_CONSTRAINTS = (*_GUIDED.values(), "json_object", "structural_tag")
 
 
 def limited(name: str, value: int, low: int, high: int) -> int:
@@ -97,6 +100,22 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
         first, second, *_ = found
         raise bad(f"{first} and {second} exclude each other; give one of them", param=second)
     return next(iter(found.values()), None)
+
+
+def prompt_fields(name: str) -> dict[str, str]:
+    """How errors name a prompt that the field `name` of a body holds."""
+    return dict.fromkeys(_PROMPTS, name)
+
+
+def constraint_fields(given: Mapping[str, Any]) -> dict[str, str]:
+    """How errors name what says what the text must look like."""
+    if "structured_outputs" in given:
+        return {kind: f"structured_outputs.{kind}" for kind in _CONSTRAINTS}
+    own = [name for name in _GUIDED if name in given]
+    if (form := given.get("response_format")) is not None:
+        inner = ".json_schema.schema" if "json_schema" in form else ".schema"
+        own = ["response_format" + inner]
+    return dict.fromkeys((*_CONSTRAINTS, "structured_outputs"), own[0]) if own else {}
 
 
 def format_constraint(given: Any, param: str) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,10 @@ from quire.openai_api.fields import (
     POOLING,
     RERANK_2,
     RERANKS,
+    SCORE,
 )
 from quire.openai_api.outputs import Output, Pooled
-from quire.openai_api.params import limited
+from quire.openai_api.params import limited, prompt_fields
 from quire.params.rules import show
 from quire.pooling.similarity import cosine, max_sim
 from quire.step import Floats
@@ -52,6 +53,7 @@ class PoolAsked:
     documents: tuple[str, ...] = ()  # of which the answer shows the best
     top_n: int | None = None
     shows_documents: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)  # as those of Asked
 
 
 _WAYS = {
@@ -189,8 +191,13 @@ def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any
     for i, row in enumerate(rows):
         row["params"] = {}
         row["slots"] = int(i == 0)  # a body waits in one place, however many its texts are
-    is_batch = common_to(rows, given)
-    return PoolAsked(endpoint, given.get("model"), tuple(rows), is_batch=is_batch, **more)
+    more |= {"is_batch": common_to(rows, given), "fields": prompt_fields(_texts_of(endpoint))}
+    return PoolAsked(endpoint, given.get("model"), tuple(rows), **more)
+
+
+def _texts_of(endpoint: str) -> str:
+    """The field that holds them."""
+    return {SCORE: "text_2", **dict.fromkeys(RERANKS, "documents")}.get(endpoint, "input")
 
 
 def pooling_body(

@@ -5,16 +5,17 @@ Nothing is stored, so every request brings its whole conversation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.openai_api.asks import Asked, name_model, read_chat, read_fields
 from quire.openai_api.bodies import call_id, chat_score, parts_of
-from quire.openai_api.errors import bad, not_supported
+from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.openai_api.fields import RESPONSES
 from quire.openai_api.outputs import Answer, Call, Output
-from quire.openai_api.params import MOST_LOGPROBS, limited
+from quire.openai_api.params import MOST_LOGPROBS, format_constraint, limited
 from quire.openai_api.tool_choice import no_function
 from quire.params.rules import show
 
@@ -25,6 +26,19 @@ _SAME = (
     *("top_k", "min_p", "repetition_penalty", "seed", "chat_template_kwargs"),
     *("truncate_prompt_tokens", "tool_choice", "parallel_tool_calls"),
 )
+# Fields of a chat that are called otherwise here.
+_CALLED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning",
+    "response_format": "text",
+}
+
+
+def _called(field: str) -> str:
+    """What a field of a chat is called here; formats and functions are one level flatter."""
+    flat = re.sub(r"^response_format(\.json_schema)?\.", "text.format.", field)
+    return _CALLED.get(flat, flat.replace(".function.", "."))
 
 
 def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict[str, Any]]:
@@ -40,13 +54,19 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
     if form is not None:
         if not isinstance(form, Mapping):
             raise bad("text.format is an object", param="text")
+        format_constraint(form, "text.format")  # refused in the words of this body
         chat["response_format"] = form
     effort = given.get("reasoning", {}).get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
     if top := limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS):
         chat |= {"logprobs": True, "top_logprobs": top}
-    asked = replace(read_chat(chat), endpoint=RESPONSES)
+    try:
+        asked = read_chat(chat)
+    except ApiError as error:
+        raise error.named(_CALLED) from None
+    fields = {name: _called(field) for name, field in {**_CALLED, **asked.fields}.items()}
+    asked = replace(asked, endpoint=RESPONSES, fields=fields)
     name_model(asked.rows, given.get("model"), names)
     return asked, given
 

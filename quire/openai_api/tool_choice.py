@@ -25,6 +25,7 @@ class ToolUse:
     schema: Mapping[str, Any] | None = None  # what a forced answer looks like
     at_most: int | None = None  # calls in one answer
     in_format: bool = False
+    field: str = "tools"  # where a schema stands that cannot be followed
 
     @property
     def constrained(self) -> bool:
@@ -59,7 +60,8 @@ def read_tools(given: Mapping[str, Any]) -> ToolUse:
             param="tool_choice",
         )
     schema = _calls_schema(list(offered.values()), at_most or MOST_CALLS)
-    return ToolUse(tuple(offered.values()), "", schema, at_most)
+    field = _field(tools, *offered) if len(offered) == 1 else "tools"
+    return ToolUse(tuple(offered.values()), "", schema, at_most, field=field)
 
 
 def _checked(tool: Any, i: int) -> dict[str, Any]:
@@ -100,7 +102,13 @@ def _named(choice: Mapping[str, Any]) -> str | None:
 def _one(offered: Mapping[str, Any], tools: list[dict[str, Any]], name: str) -> ToolUse:
     if name not in offered:
         raise _unknown(name)
-    return ToolUse(tuple(tools), name, _parameters(offered[name]), 1)
+    return ToolUse(tuple(tools), name, _parameters(offered[name]), 1, field=_field(tools, name))
+
+
+def _field(tools: list[dict[str, Any]], name: str) -> str:
+    """Where the body has the schema of a function; of two of one name the last counts."""
+    i = max(i for i, tool in enumerate(tools) if tool["function"]["name"] == name)
+    return f"tools[{i}].function.parameters"
 
 
 def _unknown(name: str) -> ApiError:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 from quire.openai_api.asks import Asked, Row
-from quire.openai_api.errors import server_error
+from quire.openai_api.errors import ApiError, server_error
 from quire.openai_api.outputs import Output
 from quire.openai_api.pooling import PoolAsked
 from quire.server.services import Lane, Services
@@ -16,10 +16,17 @@ async def whole_outputs(
     services: Services, asked: Asked | PoolAsked, *, lane: Lane, key_id: str
 ) -> list[Output]:
     """The finished output of each row. One that fails takes the others with it."""
-    if len(asked.rows) == 1:
-        return [await _whole(services, asked.rows[0], lane, key_id)]
+    try:
+        return await _all(services, asked.rows, lane, key_id)
+    except ApiError as error:
+        raise error.named(asked.fields) from None
+
+
+async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: str) -> list[Output]:
+    if len(rows) == 1:
+        return [await _whole(services, rows[0], lane, key_id)]
     # Not a TaskGroup: that of Python 3.11 drops a cancel that comes together with a failure.
-    tasks = [asyncio.create_task(_whole(services, row, lane, key_id)) for row in asked.rows]
+    tasks = [asyncio.create_task(_whole(services, row, lane, key_id)) for row in rows]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

@@ -100,38 +100,41 @@ async def row_outputs(
     services: Services, asked: Asked, lane: Lane, key_id: str
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """What comes for all rows of a body, as it comes."""
-    if len(asked.rows) == 1:
-        async with aclosing(
-            services.engine.generate(asked.rows[0], lane=lane, key_id=key_id)
-        ) as alone:
-            async for output in alone:
-                yield 0, output
-        return
-    came: asyncio.Queue[tuple[int, Output | Exception | None]] = asyncio.Queue(maxsize=64)
-
-    async def read(number: int) -> None:
-        try:
-            async with aclosing(
-                services.engine.generate(asked.rows[number], lane=lane, key_id=key_id)
-            ) as outputs:
-                async for output in outputs:
-                    await came.put((number, output))
-            await came.put((number, None))
-        except Exception as error:  # raised again below, where it is answered
-            await came.put((number, error))
-
-    tasks = [asyncio.ensure_future(read(number)) for number in range(len(asked.rows))]
     try:
-        left = len(tasks)
-        while left:
-            number, one = await came.get()
-            if isinstance(one, Exception):
-                raise one
-            if one is None:
-                left -= 1
-            else:
-                yield number, one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if len(asked.rows) == 1:
+            async with aclosing(
+                services.engine.generate(asked.rows[0], lane=lane, key_id=key_id)
+            ) as alone:
+                async for output in alone:
+                    yield 0, output
+            return
+        came: asyncio.Queue[tuple[int, Output | Exception | None]] = asyncio.Queue(maxsize=64)
+
+        async def read(number: int) -> None:
+            try:
+                async with aclosing(
+                    services.engine.generate(asked.rows[number], lane=lane, key_id=key_id)
+                ) as outputs:
+                    async for output in outputs:
+                        await came.put((number, output))
+                await came.put((number, None))
+            except Exception as error:  # raised again below, where it is answered
+                await came.put((number, error))
+
+        tasks = [asyncio.ensure_future(read(number)) for number in range(len(asked.rows))]
+        try:
+            left = len(tasks)
+            while left:
+                number, one = await came.get()
+                if isinstance(one, Exception):
+                    raise one
+                if one is None:
+                    left -= 1
+                else:
+                    yield number, one
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    except ApiError as error:
+        raise error.named(asked.fields) from None

@@ -10,6 +10,7 @@ from quire.openai_api.asks import MOST_SAMPLES, Asked, Row, common_to
 from quire.openai_api.errors import bad
 from quire.openai_api.fields import SCORE
 from quire.openai_api.outputs import Output
+from quire.openai_api.params import prompt_fields
 from quire.openai_api.pooling import PAIR_FIELDS
 from quire.server.tokens import token_ids
 
@@ -35,7 +36,8 @@ def read_label_scores(given: Mapping[str, Any]) -> Asked:
         {"prompt": one + query if is_first else query + one, "params": params} for one in items
     ]
     is_batch = common_to(rows, given)
-    return Asked(SCORE, given.get("model"), tuple(rows), is_batch=is_batch)
+    fields = prompt_fields("items")
+    return Asked(SCORE, given.get("model"), tuple(rows), is_batch=is_batch, fields=fields)
 
 
 def label_scores_body(

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.openai_api.asks import check_model, name_model, read_fields
-from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import (
     CLASSIFY,
     EMBEDDINGS,
@@ -31,7 +30,6 @@ from quire.server.services import Lane, Services, key_of
 _PREFIX = {EMBEDDINGS: "embd", CLASSIFY: "classify", POOLING: "pool", SCORE: "score"}
 _PREFIX |= dict.fromkeys(RERANKS, "rerank")
 _PAIR_FIELDS = {"text_1", "text_2"}
-_TEXTS = {SCORE: "text_2", **dict.fromkeys(RERANKS, "documents")}
 
 
 def endpoints(services: Services) -> dict[str, Endpoint]:
@@ -53,14 +51,9 @@ async def _pool(services: Services, request: Request, endpoint: str, body: Any) 
     await engine.ready()  # what a body asks of the engine depends on what the model can do
     asked = read_pooling_body(endpoint, body, names, engine.facts.get("tasks", ()))
     lane: Lane = "batch" if asked.is_batch else "interactive"
-    try:
-        outputs = await unless_gone(
-            request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
-        )
-    except ApiError as error:
-        if error.param in ("prompt", "prompt_token_ids"):
-            error.param = _TEXTS.get(endpoint, "input")
-        raise
+    outputs = await unless_gone(
+        request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
+    )
     number = str(request.scope["quire.request_id"]).removeprefix("req_")
     return json_response(
         pooling_body(

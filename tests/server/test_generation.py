@@ -19,7 +19,7 @@ from quire.server.child.outputs import Place
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +108,58 @@ def test_a_key_may_come_as_clients_of_others_send_it(server: Serving, header: st
         assert made.get("/v1/models", headers={header: KEY[:-1]}).status_code == 401
         told = made.post("/v1/messages", headers={header: KEY}, json={})
         assert told.status_code == 404 and "Anthropic" in told.json()["error"]["message"]
+
+
+BAD: Any = {"type": "nothing"}  # a schema
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": BAD}}
+FLAT = {"type": "json_schema", "name": "x", "schema": BAD}
+FINE = {"name": "f"}
+
+
+def function(**more: Any) -> dict[str, Any]:
+    return {"type": "function", **more}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (CHAT, {"response_format": FORM}, "response_format.json_schema.schema"),
+        (CHAT, {"response_format": {**FLAT, "type": "json_object"}}, "response_format.schema"),
+        (TEXT, {"structured_outputs": {"json": BAD}}, "structured_outputs.json"),
+        (TEXT, {"structured_outputs": {"x": 1}}, "structured_outputs"),
+        (TEXT, {"guided_regex": "(a"}, "guided_regex"),
+        (CHAT, {"guided_json": BAD}, "guided_json"),
+        (
+            CHAT,
+            {
+                "tools": [
+                    function(function=one) for one in (FINE, {"name": "g", "parameters": BAD})
+                ],
+                "tool_choice": function(function={"name": "g"}),
+            },
+            "tools[1].function.parameters",
+        ),
+        (
+            RESPONSES,
+            {"tools": [function(name="g", parameters=BAD)], "tool_choice": "required"},
+            "tools[0].parameters",
+        ),
+        (RESPONSES, {"text": {"format": FLAT}}, "text.format.schema"),
+        (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format"),
+        (RESPONSES, {"max_output_tokens": -1}, "max_output_tokens"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input"),
+        (CHAT, {"max_completion_tokens": 0}, "max_completion_tokens"),
+    ],
+)
+def test_errors_name_the_field_that_was_sent(
+    http: httpx.Client, path: str, more: dict[str, Any], param: str, stream: bool
+) -> None:
+    bodies: dict[str, Any] = {CHAT: chat(), TEXT: {"prompt": "x"}, RESPONSES: {"input": "x"}}
+    asked = {"model": "fake", **bodies[path], **more, "stream": stream}
+    response = http.post(path, json=asked)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param, response.text
 
 
 def test_usage_in_a_stream_counts_answers_that_wait(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class ServingEngine:
             "id": asked.reader.id,
             "error_type": error_type(error),
             "error": error_text(error),
-            "param": _field_of(error, asked),
+            "param": error.parameter if isinstance(error, InvalidRequest) else None,
         }
 
     def _hand_over(self, news: list[News]) -> None:
@@ -261,14 +261,6 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
         note(f"a row could not be prepared: {reason(error)}")
         why = "memory ran out" if isinstance(error, MemoryError) else "the engine cannot go on"
         return RowError(f"this row could not be prepared: {why}")
-
-
-def _field_of(error: QuireError, asked: Submission) -> str | None:
-    """The field of the body that an error is about, where that is known."""
-    if not isinstance(error, InvalidRequest):
-        return None
-    about_prompt = ("prompt", "prompt_token_ids", "multi_modal_data", "allowed_local_media_path")
-    return "messages" if asked.chat and error.parameter in about_prompt else error.parameter
 
 
 def _step_tokens(metrics: list[Metric]) -> Message:
