@@ -56,7 +56,7 @@ def _bodies(where: list[str]) -> str:
 
 
 def _key(field: Field) -> tuple[str, str, str]:
-    return field.name, field.value, field.why
+    return field.name, f"{field.value}; required" if field.required else field.value, field.why
 
 
 def rendered(page: str) -> str:

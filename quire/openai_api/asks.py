@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.openai_api.errors import bad, not_found
-from quire.openai_api.fields import CHAT, COMPLETIONS, checked_fields
+from quire.openai_api.field import checked_fields
+from quire.openai_api.fields import CHAT, COMPLETIONS, TABLE
 from quire.openai_api.params import (
     MOST_LOGPROBS,
     beam_of,
+    constrained_by,
     constraint_fields,
     limited,
     prompt_fields,
@@ -78,9 +80,7 @@ def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) ->
 
 def read_fields(endpoint: str, body: Any, names: Collection[str] | None) -> dict[str, Any]:
     """The checked fields of a body that asks for a model of these names; see read_body."""
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    given = checked_fields(endpoint, body)
+    given = checked_fields(TABLE[endpoint], body, elsewhere=TABLE)
     check_model(given.get("model"), names)
     return given
 
@@ -118,8 +118,8 @@ def check_model(model: str | None, names: Collection[str] | None) -> None:
 
 def read_chat(given: Mapping[str, Any]) -> Asked:
     """What the checked fields of a chat ask for."""
-    if not given.get("messages"):
-        raise bad("the body has no messages", param="messages")
+    if not given["messages"]:
+        raise bad("messages has at least one message", param="messages")
     tools = read_tools(given)
     texts = given
     if tools.schema is not None:  # a response format is for texts, and this answer has none
@@ -129,10 +129,10 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
     if tools.schema is not None:
         _refuse_two_constraints(params)
         params["structured_outputs"] = {"json": dict(tools.schema)}
-        fields["json"] = tools.field
+        fields |= constrained_by(tools.field)
     elif tools.offered and "structured_outputs" in params:
         tools, params["structured_outputs"] = beside_format(tools, params["structured_outputs"])
-        fields["structural_tag"] = tools.field
+        fields |= constrained_by(tools.field)
     if "max_completion_tokens" in given:
         fields["max_tokens"] = "max_completion_tokens"
     wants = bool(given.get("logprobs"))
@@ -194,7 +194,7 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
         if echo:
             params.setdefault("prompt_logprobs", params["logprobs"])
     rows = []
-    for prompt in prompts_of(given.get("prompt"), "prompt", MOST_SAMPLES):
+    for prompt in prompts_of(given["prompt"], "prompt", MOST_SAMPLES):
         row: Row = {"prompt": prompt, "params": params}
         if "add_special_tokens" in given:
             row["add_special_tokens"] = given["add_special_tokens"]

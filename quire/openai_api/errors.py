@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypedDict
 
 from quire.errors import QuireError
 
 INVALID, SERVER = "invalid_request_error", "server_error"
 NO_RETRY = (("x-should-retry", "false"),)  # clients try 408, 409, 429 and 500 again without it
+
+
+class Refusal(TypedDict):
+    """All four, whatever is known: clients read them unasked."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: Refusal
 
 
 class ApiError(QuireError):
@@ -33,8 +46,7 @@ class ApiError(QuireError):
         self.param = fields.get(self.param or "", self.param)
         return self
 
-    def body(self) -> dict[str, Any]:
-        """All four fields, whatever is known: clients read them unasked."""
+    def body(self) -> ErrorBody:
         return {
             "error": {
                 "message": self.message,

@@ -1,11 +1,13 @@
-"""Field: one field that a body may have, and what becomes of it."""
+"""Field: one field that a body may have, and what becomes of it; bodies as tables of fields."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.openai_api.errors import bad
+from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.params.rules import show
 
 MOST_ENTRIES = 1 << 14  # of a list, where nothing else bounds it
@@ -22,6 +24,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "true, false or a whole number": (bool, int),
     "anything": (object,),
 }
+_JSON_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+LONGEST_NAME = 100  # characters of a name that an error repeats
+Body = Mapping[str, "Field"]  # by their names
+FieldRow = tuple[str, str, str] | tuple[str, str, str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,25 @@ class Field:
     value: str
     endpoints: tuple[str, ...]
     why: str
+    required: bool = False
+    harmless: tuple[Any, ...] = ()  # values of a refused one that ask for nothing
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What it may hold, as JSON Schema has it. Null is as if it were not there."""
+        told: dict[str, Any] = {"description": f"{self.kind}: {self.why}".strip(": ")}
+        if self.kind == "refused":
+            return {**told, "enum": [None, *self.harmless]}
+        types = _TYPES[self.value]
+        if self.kind == "moot" or object in types:
+            return told
+        null = [] if self.required else ["null"]
+        return {**told, "type": [*(_JSON_TYPES[one] for one in types), *null]}
+
+    def refuse(self, value: Any) -> None:
+        """Raise ApiError unless the value asks for nothing."""
+        if not any(type(value) is type(one) and value == one for one in self.harmless):
+            raise not_supported(f"{self.name} is not supported. {self.why}", param=self.name)
 
     def check(self, value: Any) -> None:
         """Raise ApiError for a value of another type. A bool is never a number, and what a field
@@ -54,5 +86,68 @@ class Field:
             )
 
 
-def table(kind: Kind, endpoints: tuple[str, ...], *rows: tuple[str, str, str]) -> list[Field]:
-    return [Field(name, kind, value, endpoints, why) for name, value, why in rows]
+def table(
+    kind: Kind,
+    endpoints: tuple[str, ...],
+    *rows: FieldRow,
+    required: bool = False,
+) -> list[Field]:
+    """Fields of one kind: name, value, why, and a value that is harmless."""
+    return [
+        Field(row[0], kind, row[1], endpoints, row[2], required, harmless=row[3:]) for row in rows
+    ]
+
+
+def body_of(fields: Iterable[Field]) -> Body:
+    return {field.name: field for field in fields}
+
+
+def plain_body(required: Iterable[FieldRow], others: Iterable[FieldRow] = ()) -> Body:
+    """A body of which every field is honoured, at one endpoint alone."""
+    fields = table("honoured", (), *required, required=True) + table("honoured", (), *others)
+    return body_of(fields)
+
+
+def body_schema(body: Body) -> dict[str, Any]:
+    """All of a body, as JSON Schema has it."""
+    return {
+        "type": "object",
+        "properties": {name: field.schema for name, field in body.items()},
+        "required": [name for name, field in body.items() if field.required],
+        "additionalProperties": False,
+    }
+
+
+def checked_fields(
+    known: Body, given: Any, *, elsewhere: Mapping[str, Body] | None = None
+) -> dict[str, Any]:
+    """The fields that are set, each of its type; null is what a field is that is not there.
+    `elsewhere`: the bodies of other endpoints, to which a field may belong."""
+    if not isinstance(given, Mapping):
+        raise bad("the body is a JSON object")
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        field = known.get(name)
+        if field is None:
+            raise _unknown(name, known, elsewhere or {})
+        if field.kind == "refused":
+            field.refuse(value)
+        else:
+            field.check(value)
+            found[name] = value
+    for field in known.values():
+        if field.required and field.name not in found:
+            raise bad(f"the body has no {field.name}, which is {field.value}", param=field.name)
+    return found
+
+
+def _unknown(name: str, known: Body, elsewhere: Mapping[str, Body]) -> ApiError:
+    shown = name[:LONGEST_NAME]
+    near = difflib.get_close_matches(shown, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    owners = [endpoint for endpoint, body in elsewhere.items() if name in body]
+    if owners:
+        hint = f"; it belongs to {owners[0]}"
+    return bad(f"there is no field {shown!r}{hint}", param=shown, code="unknown_parameter")

@@ -7,12 +7,9 @@ that was never constrained.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from typing import Any
 
-from quire.openai_api.errors import bad, not_supported
-from quire.openai_api.field import Field, table
+from quire.openai_api.field import Body, body_of, table
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, SCORE, CLASSIFY, POOLING = "/v1/embeddings", "/v1/score", "/classify", "/pooling"
@@ -20,8 +17,6 @@ EMBEDDINGS, SCORE, CLASSIFY, POOLING = "/v1/embeddings", "/v1/score", "/classify
 RERANK, RERANK_SHORT, RERANK_2 = "/v1/rerank", "/rerank", "/v2/rerank"
 RERANKS = (RERANK, RERANK_SHORT, RERANK_2)
 POOLING_PATHS = (EMBEDDINGS, *RERANKS, SCORE, CLASSIFY, POOLING)
-
-LONGEST_NAME = 100  # characters of a name that an error repeats
 
 _BOTH, _CHAT, _TEXT, _RESPONSES = (CHAT, COMPLETIONS), (CHAT,), (COMPLETIONS,), (RESPONSES,)
 _WRITING = (*_BOTH, RESPONSES)
@@ -105,6 +100,11 @@ _FIELDS = [
             "a list",
             "Text, or parts: text, images, sounds, as the model takes them; developer is system.",
         ),
+        required=True,
+    ),
+    *table(
+        "honoured",
+        _CHAT,
         ("max_completion_tokens", "a whole number", "Wins over max_tokens."),
         ("logprobs", "true or false", ""),
         ("top_logprobs", "a whole number", "At most 20, with logprobs."),
@@ -121,6 +121,11 @@ _FIELDS = [
         "honoured",
         _TEXT,
         ("prompt", "text or a list", "Text, token ids, or a list of either."),
+        required=True,
+    ),
+    *table(
+        "honoured",
+        _TEXT,
         ("logprobs", "true, false or a whole number", "At most 20."),
         ("echo", "true or false", "The prompt before the answer, scored if logprobs are."),
     ),
@@ -128,6 +133,11 @@ _FIELDS = [
         "honoured",
         _RESPONSES,
         ("input", "text or a list", "Text, or messages as a chat has them."),
+        required=True,
+    ),
+    *table(
+        "honoured",
+        _RESPONSES,
         ("instructions", "text", "A system message before the input."),
         ("max_output_tokens", "a whole number", ""),
         ("text", "an object", "`format`: text, json_object or json_schema, always enforced."),
@@ -157,6 +167,11 @@ _FIELDS = [
         "honoured",
         _INPUTS,
         ("input", "text or a list", "Text, token ids, or a list of either; at most 2,048."),
+        required=True,
+    ),
+    *table(
+        "honoured",
+        _INPUTS,
         ("add_special_tokens", "true or false", "False: those of the text alone."),
     ),
     *table(
@@ -176,6 +191,11 @@ _FIELDS = [
         RERANKS,
         ("query", "text", ""),
         ("documents", "a list", "Texts, or objects with a `text`; at most 2,048."),
+        required=True,
+    ),
+    *table(
+        "honoured",
+        RERANKS,
         ("top_n", "a whole number", "So many of the best."),
         (
             "return_documents",
@@ -219,7 +239,7 @@ _FIELDS = [
         ("functions", "a list", "Use tools."),
         ("function_call", "text or an object", "Use tool_choice."),
         ("audio", "an object", "Text alone is answered."),
-        ("modalities", "a list", "Text alone is answered; ask for [text]."),
+        ("modalities", "a list", "Text alone is answered; ask for [text].", ["text"]),
         ("prediction", "an object", "Leave it out."),
         ("web_search_options", "an object", "Nothing is fetched."),
         ("chat_template", "text", "The model's own is used; set another when the server starts."),
@@ -227,9 +247,9 @@ _FIELDS = [
     *table(
         "refused",
         _TEXT,
-        ("suffix", "text", "Write the whole prompt."),
+        ("suffix", "text", "Write the whole prompt.", ""),
         ("prompt_embeds", "anything", "Give text or token ids."),
-        ("best_of", "a whole number", "Use n."),
+        ("best_of", "a whole number", "Use n.", 1),
     ),
     *table(
         "refused",
@@ -244,7 +264,7 @@ _FIELDS = [
         _RESPONSES,
         ("previous_response_id", "text", "Nothing is stored: send the whole conversation."),
         ("conversation", "anything", "Nothing is stored: send the whole conversation."),
-        ("background", "true or false", "Use a batch."),
+        ("background", "true or false", "Use a batch.", False),
         ("prompt", "an object", "Prompts are not stored: send the input."),
         ("max_tool_calls", "a whole number", "Tools are called by the client."),
     ),
@@ -264,47 +284,7 @@ _FIELDS = [
     *table("refused", _PAIRS, ("chat_template", "text", "The model reads pairs as it does.")),
 ]
 
-# Values of refused fields that ask for nothing.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "modalities": (["text"],),
-    "suffix": ("",),
-    "best_of": (1,),
-    "background": (False,),
-}
-
-TABLE: Mapping[str, Mapping[str, Field]] = {
-    endpoint: {field.name: field for field in _FIELDS if endpoint in field.endpoints}
+TABLE: Mapping[str, Body] = {
+    endpoint: body_of(field for field in _FIELDS if endpoint in field.endpoints)
     for endpoint in _ALL
 }
-
-
-def checked_fields(endpoint: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are set, each of its type; null is what a field is that is not there."""
-    known = TABLE[endpoint]
-    given: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None:
-            continue
-        field = known.get(name)
-        if field is None:
-            raise _unknown(name, endpoint)
-        if field.kind == "refused" and not _is_harmless(name, value):
-            raise not_supported(f"{name} is not supported. {field.why}", param=name)
-        if field.kind != "refused":
-            field.check(value)
-            given[name] = value
-    return given
-
-
-def _is_harmless(name: str, value: Any) -> bool:
-    return any(type(value) is type(one) and value == one for one in _HARMLESS.get(name, ()))
-
-
-def _unknown(name: str, endpoint: str) -> Exception:
-    near = difflib.get_close_matches(name[:LONGEST_NAME], TABLE[endpoint], n=1)
-    elsewhere = [other for other in TABLE if name in TABLE[other]]
-    hint = f"; did you mean {near[0]}?" if near else ""
-    if elsewhere:
-        hint = f"; it belongs to {elsewhere[0]}"
-    shown = name[:LONGEST_NAME]
-    return bad(f"{endpoint} has no field {shown!r}{hint}", param=shown, code="unknown_parameter")

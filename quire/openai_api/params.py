@@ -108,14 +108,16 @@ def prompt_fields(name: str) -> dict[str, str]:
 
 
 def constraint_fields(given: Mapping[str, Any]) -> dict[str, str]:
-    """How errors name what says what the text must look like."""
-    if "structured_outputs" in given:
-        return {kind: f"structured_outputs.{kind}" for kind in _CONSTRAINTS}
+    """How errors name what says what the text must look like, whatever the engine made of it."""
     own = [name for name in _GUIDED if name in given]
+    own += [f"structured_outputs.{kind}" for kind in given.get("structured_outputs", ())]
     if (form := given.get("response_format")) is not None:
-        inner = ".json_schema.schema" if "json_schema" in form else ".schema"
-        own = ["response_format" + inner]
-    return dict.fromkeys((*_CONSTRAINTS, "structured_outputs"), own[0]) if own else {}
+        own.append(f"response_format{'.json_schema' if 'json_schema' in form else ''}.schema")
+    return constrained_by(own[0]) if len(own) == 1 else {}
+
+
+def constrained_by(field: str) -> dict[str, str]:
+    return dict.fromkeys(_CONSTRAINTS, field)
 
 
 def format_constraint(given: Any, param: str) -> dict[str, Any] | None:

@@ -103,15 +103,13 @@ def _read_texts(endpoint: str, given: Mapping[str, Any], tasks: Collection[str])
         )
     rows = [
         {"prompt": prompt, "pool": wanted}
-        for prompt in prompts_of(given.get("input"), "input", MOST_TEXTS)
+        for prompt in prompts_of(given["input"], "input", MOST_TEXTS)
     ]
     return _asked(endpoint, given, rows, is_base64=encoding == "base64")
 
 
 def _read_rerank(endpoint: str, given: Mapping[str, Any], tasks: Collection[str]) -> PoolAsked:
-    if "query" not in given:
-        raise bad("the body has no query", param="query")
-    documents = tuple(_text(one, i) for i, one in enumerate(given.get("documents", ())))
+    documents = tuple(_text(one, i) for i, one in enumerate(given["documents"]))
     if not 0 < len(documents) <= MOST_TEXTS:
         raise bad(f"documents is a list of 1 to {MOST_TEXTS:,} texts", param="documents")
     if (top_n := given.get("top_n")) is not None:

@@ -73,10 +73,10 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
 
 def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The conversation of a body, as a chat has it."""
-    asked = given.get("input")
+    asked = given["input"]
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not items:
-        raise bad("the body has no input", param="input")
+        raise bad("input has at least one item", param="input")
     messages: list[dict[str, Any]] = []
     if "instructions" in given:
         messages.append({"role": "system", "content": given["instructions"]})

@@ -9,16 +9,19 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from quire.openai_api.errors import ApiError
-from quire.openai_api.fields import TABLE
+from quire.openai_api.fields import SCORE, TABLE
 from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
-from quire.server.endpoint import with_short_way
+from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
-from quire.server.replies import bug_response, error_response
-from quire.server.services import Services
+from quire.server.openapi import PATH, description
+from quire.server.reading import JSON_REFUSALS
+from quire.server.replies import JSON, bug_response, error_response, json_response
+from quire.server.route import EVENTS, ApiRoute
+from quire.server.services import ROW_REFUSALS, Services
 
 _WORDS = {405: "this path does not take that method"}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -37,13 +40,20 @@ def make_app(services: Services) -> ASGIApp:
         **responses.endpoints(services),
         **pooling_routes.endpoints(services),
     }
+    routes = [
+        *(_asking(path, endpoint) for path, endpoint in endpoints.items()),
+        *health.routes(services),
+        *tokens.routes(services),
+        *batch_routes.routes(services),
+    ]
+
+    async def described(request: Request) -> Response:
+        names = services.settings.names
+        return json_response(description(routes, names, keys=bool(services.keys)))
+
+    routes.append(ApiRoute("GET", PATH, described))
     app = Starlette(
-        routes=[
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()),
-            *health.routes(services),
-            *tokens.routes(services),
-            *batch_routes.routes(services),
-        ],
+        routes=routes,
         exception_handlers={
             ApiError: _refused,
             HTTPException: _not_routed,
@@ -53,6 +63,17 @@ def make_app(services: Services) -> ASGIApp:
     )
     app.router.redirect_slashes = False
     return Guard(with_short_way(app, endpoints), services.settings, services.keys)
+
+
+def _asking(path: str, endpoint: Endpoint) -> ApiRoute:
+    """A route whose body asks the model for something."""
+    return ApiRoute(
+        *("POST", path, endpoint),
+        body=TABLE[path],
+        refusals=JSON_REFUSALS | ROW_REFUSALS | {404},  # another model
+        answers=(JSON, EVENTS) if "stream" in TABLE[path] else (JSON,),
+        needs_model=path != SCORE,  # which some send there without
+    )
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -70,8 +91,19 @@ async def _not_routed(request: Request, error: Exception) -> Response:
         words = f"there is nothing at this path{_instead(request.url.path)}"
     refusal = ApiError(status, words, code=_CODES.get(status))
     response = error_response(refusal)
-    response.headers.update(error.headers or {})
+    if status == 405:
+        response.headers["allow"] = ", ".join(sorted(_methods_at(request)))
     return response
+
+
+def _methods_at(request: Request) -> set[str]:
+    """Those of every route of a path: Starlette names those of the first alone."""
+    return {
+        method
+        for route in request.app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods
+    }
 
 
 def _instead(path: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from quire.openai_api.errors import bad
+from quire.openai_api.field import checked_fields, plain_body
 from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from quire.params.rules import show
 from quire.server import files
@@ -17,12 +17,16 @@ from quire.server.files import StoredFile
 from quire.server.ids import BATCH, new_id
 
 ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
-_FIELDS = (
-    "input_file_id",
-    "endpoint",
-    "completion_window",
-    "metadata",
-    "output_expires_after",
+NEW_BATCH = plain_body(
+    [
+        ("input_file_id", "text", "A file with purpose batch."),
+        ("endpoint", "text", f"One of {', '.join(ENDPOINTS)}."),
+        ("completion_window", "text", "A number of m, h or d: 24h."),
+    ],
+    [
+        ("metadata", "an object", "At most 16 texts."),
+        ("output_expires_after", "an object", "`anchor`: created_at, and `seconds`."),
+    ],
 )
 _WINDOW = re.compile("([1-9][0-9]{0,5})([mhd])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86400}
@@ -30,24 +34,9 @@ LONGEST_WINDOW = 365 * 86400
 MOST_METADATA, LONGEST_METADATA_NAME, LONGEST_METADATA = 16, 64, 512
 
 
-def check_fields(body: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
-    """The fields of a body that were given; 400 for one that nobody knows, naming the nearest."""
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    for name in body:
-        if name not in known:
-            near = get_close_matches(name, known, 1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            raise bad(f"there is no field {show(name)}{meant}", param=name[:100])
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def read_new_batch(body: Any) -> Mapping[str, Any]:
     """The fields of a new batch, each of them as it should be."""
-    given = check_fields(body, _FIELDS)
-    for name in ("input_file_id", "endpoint", "completion_window"):
-        if not isinstance(given.get(name), str):
-            raise bad(f"the body has no {name}, which is a text", param=name)
+    given = checked_fields(NEW_BATCH, body)
     if given["endpoint"] not in ENDPOINTS:
         raise bad(
             f"the endpoint is one of {', '.join(ENDPOINTS)}, not {show(given['endpoint'])}",

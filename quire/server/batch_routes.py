@@ -8,26 +8,27 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.openai_api.errors import ApiError
 from quire.server import batches, files
 from quire.server.batch_answers import ServerRowEngine
-from quire.server.batch_bodies import new_batch, read_new_batch
+from quire.server.batch_bodies import NEW_BATCH, new_batch, read_new_batch
 from quire.server.batch_metrics import BatchMetrics
 from quire.server.batch_service import BatchService
+from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import FileRoutes
 from quire.server.page_routes import PageRoutes
-from quire.server.paging import list_object, page_asked
-from quire.server.reading import read_json
+from quire.server.paging import PAGE_REFUSALS, list_object, page_asked, page_query
+from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
+from quire.server.route import ApiRoute
 from quire.server.services import Services, key_of
 from quire.server.upload_routes import UploadRoutes
 
-DEFAULT_LISTED, MOST_LISTED = 20, 100
+_PAGE = {"default": 20, "most": 100}
 
 
-def routes(services: Services) -> list[Route]:
+def routes(services: Services) -> list[ApiRoute]:
     """None where the server keeps nothing."""
     service = services.database
     if not isinstance(service, BatchService):
@@ -59,12 +60,16 @@ class BatchRoutes:
     def __init__(self, service: BatchService, model: str) -> None:
         self._service, self._model = service, model
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
+        one = "/v1/batches/{batch_id}"
+        make = JSON_REFUSALS | WRITE_REFUSALS | {404, 429}
+        end = WRITE_REFUSALS | {400, 404}
+        query = page_query(**_PAGE)
         return [
-            Route("/v1/batches", self.created, methods=["POST"]),
-            Route("/v1/batches", self.listed, methods=["GET"]),
-            Route("/v1/batches/{batch_id}", self.found, methods=["GET"]),
-            Route("/v1/batches/{batch_id}/cancel", self.cancelled, methods=["POST"]),
+            ApiRoute("POST", "/v1/batches", self.created, body=NEW_BATCH, refusals=make),
+            ApiRoute("GET", "/v1/batches", self.listed, query=query, refusals=PAGE_REFUSALS),
+            ApiRoute("GET", one, self.found, refusals=[404]),
+            ApiRoute("POST", f"{one}/cancel", self.cancelled, refusals=end),
         ]
 
     async def created(self, request: Request) -> Response:
@@ -91,7 +96,7 @@ class BatchRoutes:
             raise ApiError(404, message, code=missing.code, param="input_file_id") from None
 
     async def listed(self, request: Request) -> Response:
-        page = page_asked(request.query_params, default=DEFAULT_LISTED, most=MOST_LISTED)
+        page = page_asked(request.query_params, **_PAGE)
         found, has_more = await self._service.database.read(
             lambda connection: batches.page_of(connection, key_of(request), page)
         )

@@ -144,12 +144,8 @@ class BatchService:
             }
         return made
 
-    async def stats(self) -> Mapping[str, int]:
-        """How many batches are in each state."""
-        return await self.database.read(_by_status)
-
     def num_by_status(self) -> Mapping[str, int]:
-        """The same, waited for."""
+        """How many batches are in each state, of all keys; waited for."""
         return self.database.submit_read(_by_status).result()
 
     def num_rows(self) -> Mapping[str, int]:

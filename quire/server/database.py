@@ -99,6 +99,9 @@ CREATE INDEX parts_of_upload ON upload_parts (upload_id, seq);
 """
 
 
+WRITE_REFUSALS = frozenset({507})  # the disk is full
+
+
 class Database:
     """Two threads over one file. `write` runs its work as one transaction; `read` sees only what
     was committed. Both can be awaited, or waited for with `.result()` from another thread."""

@@ -11,23 +11,27 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from quire.openai_api.errors import not_found
 from quire.server import files
 from quire.server.batch_service import BatchService
+from quire.server.database import WRITE_REFUSALS
 from quire.server.files import StoredFile
 from quire.server.limits import SLOW_READER_SECONDS
-from quire.server.multipart import Form, FormReader
-from quire.server.paging import list_object, page_asked
-from quire.server.receiving import Limits, Received, quota_exceeded, receive
+from quire.server.multipart import Form, FormReader, form_schema
+from quire.server.paging import PAGE_REFUSALS, list_object, page_asked, page_query
+from quire.server.receiving import FORM_REFUSALS, Limits, Received, quota_exceeded, receive
 from quire.server.replies import json_response
+from quire.server.route import ApiRoute
 from quire.server.services import key_of
 
 MOST_LISTED = 10_000
 BATCH_LIFE = 30 * 86400  # seconds that a batch's input stays where nothing else is said
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_KNOWN = ("purpose", _ANCHOR, _SECONDS)
+_PAGE = {"default": MOST_LISTED, "most": MOST_LISTED}
+BYTES = "application/octet-stream"
 _PIECE = 256 << 10
 
 
@@ -35,13 +39,17 @@ class FileRoutes:
     def __init__(self, service: BatchService) -> None:
         self._service = service
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
+        one = "/v1/files/{file_id}"
+        form = form_schema(file="file", known=_KNOWN, required=("purpose",))
+        query = {**page_query(**_PAGE), "purpose": {"type": "string"}}
+        end = WRITE_REFUSALS | {400, 404}
         return [
-            Route("/v1/files", self.upload, methods=["POST"]),
-            Route("/v1/files", self.listed, methods=["GET"]),
-            Route("/v1/files/{file_id}", self.found, methods=["GET"]),
-            Route("/v1/files/{file_id}", self.deleted, methods=["DELETE"]),
-            Route("/v1/files/{file_id}/content", self.content, methods=["GET"]),
+            ApiRoute("POST", "/v1/files", self.upload, form=form, refusals=FORM_REFUSALS),
+            ApiRoute("GET", "/v1/files", self.listed, query=query, refusals=PAGE_REFUSALS),
+            ApiRoute("GET", one, self.found, refusals=[404]),
+            ApiRoute("DELETE", one, self.deleted, refusals=end),
+            ApiRoute("GET", f"{one}/content", self.content, refusals=[404], answers=(BYTES,)),
         ]
 
     async def upload(self, request: Request) -> Response:
@@ -50,7 +58,7 @@ class FileRoutes:
         reader = FormReader(
             request.headers.get("content-type", ""),
             file="file",
-            known=("purpose", _ANCHOR, _SECONDS),
+            known=_KNOWN,
         )
         limits = await limits_of(self._service, key_id)
         received = await receive(request, reader, self._service.storage, limits)
@@ -78,7 +86,7 @@ class FileRoutes:
         return file
 
     async def listed(self, request: Request) -> Response:
-        page = page_asked(request.query_params, default=MOST_LISTED, most=MOST_LISTED)
+        page = page_asked(request.query_params, **_PAGE)
         purpose = request.query_params.get("purpose")
         found, has_more = await self._service.database.read(
             lambda connection: files.page_of(connection, key_of(request), page, purpose)
@@ -95,7 +103,7 @@ class FileRoutes:
     async def content(self, request: Request) -> Response:
         file = await self._find(request)
         path = self._service.storage.file(file.storage)
-        return await download(path, file.filename, "application/octet-stream")
+        return await download(path, file.filename, BYTES)
 
     async def _find(self, request: Request) -> StoredFile:
         return await self._service.database.read(

@@ -25,6 +25,10 @@ OPEN_FOLDERS = ("/page/", "/download/")
 _BEARER = "bearer "
 
 
+def is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(OPEN_FOLDERS)
+
+
 class Guard:
     """Lets a request through with the id of its key, or answers it."""
 
@@ -62,8 +66,7 @@ class Guard:
             raise not_found("there is nothing at this path")
         headers = _first_of_each(scope["headers"])
         self._check_names(headers)
-        is_open = path in OPEN or path.startswith(OPEN_FOLDERS)
-        if not self._keys or is_open:
+        if not self._keys or is_open(path):
             return LOCAL
         found = self._keys.id_of(_shown_key(headers))
         if found is None:

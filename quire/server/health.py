@@ -7,16 +7,16 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire import __version__
 from quire.openai_api.errors import not_found
 from quire.params.rules import show
 from quire.server.replies import json_response
+from quire.server.route import ApiRoute
 from quire.server.services import Services
 
 
-def routes(services: Services) -> list[Route]:
+def routes(services: Services) -> list[ApiRoute]:
     created = int(time.time())
 
     async def health(request: Request) -> Response:
@@ -48,11 +48,11 @@ def routes(services: Services) -> list[Route]:
         return json_response(_model(services, name, created))
 
     return [
-        Route("/health", health, methods=["GET"]),
-        Route("/live", live, methods=["GET"]),
-        Route("/version", version, methods=["GET"]),
-        Route("/v1/models", models, methods=["GET"]),
-        Route("/v1/models/{name:path}", model, methods=["GET"]),
+        ApiRoute("GET", "/health", health, refusals=[503], answers=()),
+        ApiRoute("GET", "/live", live, answers=()),
+        ApiRoute("GET", "/version", version),
+        ApiRoute("GET", "/v1/models", models),
+        ApiRoute("GET", "/v1/models/{name:path}", model, refusals=[404]),
     ]
 
 

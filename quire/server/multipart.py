@@ -5,8 +5,9 @@ Nothing is held but a few short fields, whatever is sent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -31,6 +32,18 @@ class _Part:
     name: str = ""
     is_file: bool = False
     value: bytearray = field(default_factory=bytearray)
+
+
+def form_schema(*, file: str, known: Collection[str], required: Iterable[str]) -> dict[str, Any]:
+    """A form that a FormReader takes, as JSON Schema has it."""
+    fields: dict[str, Any] = {name: {"type": "string"} for name in known}
+    fields[file] = {"type": "string", "format": "binary"}
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": [file, *required],
+        "additionalProperties": False,
+    }
 
 
 class FormReader:

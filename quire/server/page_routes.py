@@ -8,17 +8,17 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.base.version import __version__
 from quire.jobs.output.results import StoredRun
 from quire.openai_api.errors import bad, not_found
 from quire.server import batches, files
 from quire.server.batch_service import BatchService
-from quire.server.file_routes import download
+from quire.server.file_routes import BYTES, download
 from quire.server.links import LIFE, Linked
 from quire.server.page import page
 from quire.server.replies import json_response
+from quire.server.route import ApiRoute
 from quire.server.services import Services, key_of
 
 # What a report holds came from clients and a model: it is shown apart from the page's origin.
@@ -30,13 +30,15 @@ class PageRoutes:
         self._service, self._services = service, services
         self._reporting = asyncio.Semaphore(1)  # a report of a large batch takes a core
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
+        report = "/v1/batches/{batch_id}/report"
+        kinds = (BYTES, "text/html")
         return [
-            Route("/", self.shown, methods=["GET"]),
-            Route("/quire/status", self.status, methods=["GET"]),
-            Route("/v1/files/{file_id}/link", self.link, methods=["POST"]),
-            Route("/v1/batches/{batch_id}/report", self.report, methods=["POST"]),
-            Route("/download/{token}", self.followed, methods=["GET"]),
+            ApiRoute("GET", "/", self.shown, answers=("text/html",)),
+            ApiRoute("GET", "/quire/status", self.status),
+            ApiRoute("POST", "/v1/files/{file_id}/link", self.link, refusals=[404]),
+            ApiRoute("POST", report, self.report, refusals=[400, 404]),
+            ApiRoute("GET", "/download/{token}", self.followed, refusals=[404], answers=kinds),
         ]
 
     async def shown(self, request: Request) -> Response:
@@ -44,7 +46,7 @@ class PageRoutes:
         return Response(made.html, headers=made.headers, media_type="text/html")
 
     async def status(self, request: Request) -> Response:
-        """How the engine is doing; of batches only how many there are."""
+        """How the engine is doing: nothing that is one key's."""
         stats = self._services.engine.stats()
         return json_response(
             {
@@ -60,7 +62,6 @@ class PageRoutes:
                 "output_tokens": stats.output_tokens + stats.unfinished_output_tokens,
                 "first_token_seconds": stats.first_token_seconds,
                 "restarts": stats.restarts,
-                "batches": dict(await self._service.stats()),
             }
         )
 
@@ -69,7 +70,7 @@ class PageRoutes:
             partial(files.find, key_id=key_of(request), file_id=request.path_params["file_id"])
         )
         path = self._service.storage.file(file.storage)
-        return self._linked(Linked(path, file.filename, "application/octet-stream"))
+        return self._linked(Linked(path, file.filename, BYTES))
 
     async def report(self, request: Request) -> Response:
         """A link to the report of a batch, as far as it has come."""

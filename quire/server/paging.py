@@ -21,6 +21,18 @@ class Page:
     ascending: bool
 
 
+PAGE_REFUSALS = frozenset({400, 404})
+
+
+def page_query(*, default: int, most: int) -> dict[str, dict[str, Any]]:
+    """The parameters that page_asked reads, as JSON Schema has them."""
+    return {
+        "limit": {"type": "integer", "minimum": 1, "maximum": most, "default": default},
+        "after": {"type": "string"},
+        "order": {"enum": ["asc", "desc"], "default": "desc"},
+    }
+
+
 def page_asked(query: Mapping[str, str], *, default: int, most: int) -> Page:
     """The page that a query names; 400 for one that names none."""
     limit = query.get("limit", str(default))

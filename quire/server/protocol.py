@@ -26,6 +26,7 @@ from quire.server.limits import (
 from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+PROTOCOL_REFUSALS = frozenset(_REASONS)
 
 _TOO_LONG = f"a request has at most {MOST_HEADERS} headers, and {MOST_HEADER_BYTES:,} bytes of them"
 

@@ -13,6 +13,7 @@ from quire.jobs.input.strict_json import nests_deeper
 from quire.openai_api.errors import ApiError, bad
 from quire.server.limits import BODY_SECONDS, DEEPEST, MOST_BODY, MOST_INNER
 
+JSON_REFUSALS = frozenset({400, 408, 413, 415})  # of read_json
 _decode = msgspec.json.Decoder(strict=True).decode
 # One that never ends is one, too: looked for from each quote, its end would be sought for ever.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)

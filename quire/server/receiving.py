@@ -18,6 +18,7 @@ from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
 from quire.server.storage import Storage, write_all
 
+FORM_REFUSALS = frozenset({400, 408, 413, 415, 507})  # with those of FormReader
 _PIECE = 1 << 20
 SLOWEST, GRACE = 64 << 10, 10.0  # bytes a second, after so many seconds
 LONGEST_SILENCE = 30.0

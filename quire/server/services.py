@@ -66,6 +66,10 @@ class EngineStats:
     first_token_seconds: float | None = None  # the median of the last interactive requests
 
 
+ROW_REFUSALS = frozenset({400, 429, 500, 503})  # of EngineClient.generate
+CALL_REFUSALS = frozenset({400, 500, 503})  # of EngineClient.call
+
+
 class EngineClient(Protocol):
     """The engine as the routes see it."""
 

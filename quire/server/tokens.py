@@ -7,37 +7,53 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.openai_api.asks import Row, check_model
 from quire.openai_api.errors import bad
-from quire.openai_api.fields import LONGEST_NAME
+from quire.openai_api.field import Body, checked_fields, plain_body
 from quire.params.rules import show
 from quire.server.metrics import CONTENT_TYPE
-from quire.server.reading import read_json
+from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
-from quire.server.services import Services
+from quire.server.route import ApiRoute
+from quire.server.services import CALL_REFUSALS, Services
 
 MOST_TOKENS = 1 << 20
 _CHAT_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-_TOKENIZE = ("prompt", "messages", "add_special_tokens", "return_token_strs", *_CHAT_OPTIONS)
+_REFUSALS = JSON_REFUSALS | CALL_REFUSALS | {404}  # another model
+_MODEL = ("model", "text", "One of the served names; may be left out.")
+_TOKENIZE = plain_body(
+    [],
+    [
+        _MODEL,
+        ("prompt", "text", "This, or messages."),
+        ("messages", "a list", "As a chat has them."),
+        ("add_special_tokens", "true or false", ""),
+        ("return_token_strs", "true or false", "The text of each token, too."),
+        ("tools", "a list", "As a chat has them."),
+        ("add_generation_prompt", "true or false", ""),
+        ("continue_final_message", "true or false", ""),
+        ("chat_template_kwargs", "an object", "Variables for the chat template."),
+    ],
+)
+_DETOKENIZE = plain_body([("tokens", "a list", "Their ids.")], [_MODEL])
 
 
-def routes(services: Services) -> list[Route]:
+def routes(services: Services) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
         given = await _fields(request, services, _TOKENIZE)
         row: Row = {name: given[name] for name in ("prompt", "messages") if name in given}
-        if len(row) != 1 or not isinstance(given.get("prompt", ""), str):
-            raise bad("the body has a prompt, which is text, or messages", param="prompt")
+        if len(row) != 1:
+            raise bad("the body has either a prompt or messages", param="prompt")
         if "add_special_tokens" in given:
-            row["add_special_tokens"] = bool(given["add_special_tokens"])
+            row["add_special_tokens"] = given["add_special_tokens"]
         row["chat"] = {name: given[name] for name in _CHAT_OPTIONS if name in given}
         strings = bool(given.get("return_token_strs"))
         return json_response(await services.engine.call("tokenize", row=row, strings=strings))
 
     async def detokenize(request: Request) -> Response:
-        given = await _fields(request, services, ("tokens",))
-        tokens = token_ids(given.get("tokens"), "tokens", MOST_TOKENS)
+        given = await _fields(request, services, _DETOKENIZE)
+        tokens = token_ids(given["tokens"], "tokens", MOST_TOKENS)
         return json_response(await services.engine.call("detokenize", tokens=tokens))
 
     async def info(request: Request) -> Response:
@@ -47,25 +63,16 @@ def routes(services: Services) -> list[Route]:
         return Response(services.engine.metrics_text(), media_type=CONTENT_TYPE)
 
     return [
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/detokenize", detokenize, methods=["POST"]),
-        Route("/tokenizer_info", info, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
+        ApiRoute("POST", "/tokenize", tokenize, body=_TOKENIZE, refusals=_REFUSALS),
+        ApiRoute("POST", "/detokenize", detokenize, body=_DETOKENIZE, refusals=_REFUSALS),
+        ApiRoute("GET", "/tokenizer_info", info, refusals=CALL_REFUSALS),
+        ApiRoute("GET", "/metrics", metrics, answers=("text/plain",)),
     ]
 
 
-async def _fields(
-    request: Request, services: Services, names: tuple[str, ...]
-) -> Mapping[str, Any]:
-    """The fields that are set, none of another name. `model` may be left out."""
-    body = await read_json(request)
-    if not isinstance(body, Mapping):
-        raise bad("the body is a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name not in names and name != "model":
-            shown = name[:LONGEST_NAME]
-            raise bad(f"there is no field {shown!r}; known: {', '.join(names)}", param=shown)
+async def _fields(request: Request, services: Services, known: Body) -> Mapping[str, Any]:
+    """The fields that are set, none of another name."""
+    given = checked_fields(known, await read_json(request))
     if "model" in given:
         check_model(given["model"], services.settings.names)
     return given

@@ -11,23 +11,35 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from quire.openai_api.errors import bad
+from quire.openai_api.field import checked_fields, plain_body
 from quire.server import files, uploads
-from quire.server.batch_bodies import check_fields
 from quire.server.batch_service import BatchService
+from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import BATCH_LIFE, insert_within, limits_of
 from quire.server.files import StoredFile
-from quire.server.multipart import FormReader
-from quire.server.reading import read_json
-from quire.server.receiving import Limits, receive
+from quire.server.multipart import FormReader, form_schema
+from quire.server.reading import JSON_REFUSALS, read_json
+from quire.server.receiving import FORM_REFUSALS, Limits, receive
 from quire.server.replies import json_response
+from quire.server.route import ApiRoute
 from quire.server.services import key_of
 from quire.server.storage import Storage, write_all
 from quire.server.uploads import Part, Upload
 
-_FIELDS = ("filename", "purpose", "bytes", "mime_type", "expires_after")
+_NEW = plain_body(
+    [
+        ("filename", "text", "At most 1,000 characters."),
+        ("purpose", "text", f"One of {', '.join(files.PURPOSES)}."),
+        ("bytes", "a whole number", "How many the whole file has."),
+        ("mime_type", "text", "At most 1,000 characters."),
+    ],
+    [("expires_after", "an object", "`anchor`: created_at, and `seconds`.")],
+)
+_WHOLE = plain_body(
+    [("part_ids", "a list", "In their order.")], [("md5", "text", "Of the whole file.")]
+)
 _COPIED = 1 << 20
 
 
@@ -35,16 +47,20 @@ class UploadRoutes:
     def __init__(self, service: BatchService) -> None:
         self._service = service
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ApiRoute]:
+        one = "/v1/uploads/{upload_id}"
+        part = form_schema(file="data", known=(), required=())
+        write = JSON_REFUSALS | WRITE_REFUSALS
+        new, end = write | {429}, write | {404}
         return [
-            Route("/v1/uploads", self.begun, methods=["POST"]),
-            Route("/v1/uploads/{upload_id}/parts", self.added, methods=["POST"]),
-            Route("/v1/uploads/{upload_id}/complete", self.completed, methods=["POST"]),
-            Route("/v1/uploads/{upload_id}/cancel", self.cancelled, methods=["POST"]),
+            ApiRoute("POST", "/v1/uploads", self.begun, body=_NEW, refusals=new),
+            ApiRoute("POST", f"{one}/parts", self.added, form=part, refusals=FORM_REFUSALS | {404}),
+            ApiRoute("POST", f"{one}/complete", self.completed, body=_WHOLE, refusals=end),
+            ApiRoute("POST", f"{one}/cancel", self.cancelled, refusals=WRITE_REFUSALS | {400, 404}),
         ]
 
     async def begun(self, request: Request) -> Response:
-        given = check_fields(await read_json(request), _FIELDS)
+        given = checked_fields(_NEW, await read_json(request))
         wanted = _wanted(given)
         limits = await limits_of(self._service, key_of(request))
         limits.check(wanted["bytes"])
@@ -73,12 +89,10 @@ class UploadRoutes:
     async def completed(self, request: Request) -> Response:
         """The parts become one file, which is durable before the upload says so."""
         upload = await self._pending(request)
-        given = check_fields(await read_json(request), ("part_ids", "md5"))
-        wanted, md5 = given.get("part_ids"), given.get("md5")
-        if not isinstance(wanted, list) or not wanted:
-            raise bad("part_ids is a list of ids of parts", param="part_ids")
-        if md5 is not None and not isinstance(md5, str):
-            raise bad("md5 is a text", param="md5")
+        given = checked_fields(_WHOLE, await read_json(request))
+        wanted, md5 = given["part_ids"], given.get("md5")
+        if not wanted:
+            raise bad("part_ids has at least one id of a part", param="part_ids")
         parts = await self._service.database.read(
             lambda connection: uploads.parts_of(connection, upload, wanted)
         )
@@ -134,21 +148,19 @@ class UploadRoutes:
 
 def _wanted(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("filename", "mime_type"):
-        if not isinstance(given.get(name), str) or len(given[name]) > 1000:
-            raise bad(f"the body has no {name}, which is a short text", param=name)
-    if type(size := given.get("bytes")) is not int or size < 1:
+        if len(given[name]) > 1000:
+            raise bad(f"{name} has at most 1,000 characters", param=name)
+    if given["bytes"] < 1:
         raise bad("bytes is how many the whole file has", param="bytes")
-    purpose = files.checked_purpose(given.get("purpose"))
+    purpose = files.checked_purpose(given["purpose"])
     lifetime = BATCH_LIFE if purpose == "batch" else None
     if (after := given.get("expires_after")) is not None:
-        if not isinstance(after, Mapping):
-            raise bad("expires_after has an anchor and seconds", param="expires_after")
         lifetime = files.checked_lifetime(after.get("anchor"), after.get("seconds"))
     return {
         "filename": files.checked_name(given["filename"]),
         "purpose": purpose,
         "mime_type": given["mime_type"],
-        "bytes": size,
+        "bytes": given["bytes"],
         "lifetime": lifetime,
     }
 

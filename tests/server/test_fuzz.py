@@ -81,10 +81,12 @@ def check_bodies(server: Serving, seed: int, count: int) -> None:
     paths = [*TABLE, *OTHERS]
     lives = server.bridge.stats().restarts
     with client(server) as http:
+        described = http.get("/openapi.json").json()["paths"]
         for _ in range(count):
             path = rng.choice(paths)
             body = odd_body(rng, path)
             response = http.post(path, json=body)
+            assert str(response.status_code) in described[path]["post"]["responses"], (path, body)
             if response.status_code >= 500:
                 code = response.json()["error"]["code"]
                 assert code in ALLOWED_500, (path, body, response.text)
@@ -127,6 +129,7 @@ class Stranger:
         self._rng = random.Random(seed)
         made = (module.routes(server.services) for module in (health, tokens, batch_routes))
         self._routes = [route for routes in made for route in routes]
+        self.described: dict[str, Any] = {}
         self._known = ["x", "../x", "\0", "é", "file-", "a" * 300]
 
     def ask(self, http: httpx.Client) -> tuple[str, httpx.Response]:
@@ -140,10 +143,18 @@ class Stranger:
         query |= {"after": self._id()} if rng.random() < 0.1 else {}
         method = rng.choice(methods)
         response = http.request(method, path, params=query, **self._payload(route.path))
+        self._check(route.path_format, method.lower(), response)
         if method != "HEAD" and response.headers.get("content-type") == "application/json":
             read = response.json()
             self._known += [read["id"]] if isinstance(read, dict) and "id" in read else []
         return f"{method} {path} {query}", response
+
+    def _check(self, path: str, method: str, response: httpx.Response) -> None:
+        operation = self.described[path].get("get" if method == "head" else method)
+        expected = operation["responses"] if operation else ("405",)
+        # An odd id may make another path of it.
+        if "nothing at this path" not in response.text:
+            assert str(response.status_code) in expected, (method, path, response.text)
 
     def _id(self) -> str:
         return self._rng.choice(self._known[-12:] if self._rng.random() < 0.8 else self._known)
@@ -168,6 +179,7 @@ class Stranger:
 def check_routes(server: Serving, seed: int, count: int) -> None:
     stranger, seen = Stranger(server, seed), set[int]()
     with client(server) as http:
+        stranger.described = http.get("/openapi.json").json()["paths"]
         for _ in range(count):
             asked, response = stranger.ask(http)
             seen.add(response.status_code)

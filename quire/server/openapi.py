@@ -1,0 +1,88 @@
+"""The description of the API, as OpenAPI 3.1: made from the routes that answer, their tables of
+fields and the refusals that they name, so that none of it is said twice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from quire import __version__
+from quire.openai_api.errors import ErrorBody
+from quire.server.guard import is_open
+from quire.server.protocol import PROTOCOL_REFUSALS
+from quire.server.replies import JSON
+from quire.server.route import ApiRoute
+
+PATH = "/openapi.json"
+_KEY = "key"
+_REFUSAL = {"$ref": "#/components/responses/Refusal"}
+
+
+def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool) -> dict[str, Any]:
+    """`names` are those that the model is served under; `keys`: whether callers need one."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        told = _operation(route, names, needs_key=keys and not is_open(route.path))
+        paths.setdefault(route.path_format, {})[route.method.lower()] = told
+    [error], schemas = msgspec.json.schema_components(
+        (ErrorBody,), ref_template="#/components/schemas/{name}"
+    )
+    refusal = {"description": "The error says why.", "content": {JSON: {"schema": error}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "quire", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "responses": {"Refusal": refusal},
+            "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}} if keys else {},
+        },
+    }
+
+
+def _operation(route: ApiRoute, names: Sequence[str], *, needs_key: bool) -> dict[str, Any]:
+    path = [(name, "path", {"type": "string"}) for name in route.param_convertors]
+    query = [(name, "query", dict(schema)) for name, schema in route.query.items()]
+    told: dict[str, Any] = {
+        "operationId": re.sub("[^a-z0-9]+", "_", f"{route.method}{route.path}".lower()).strip("_"),
+        "parameters": [
+            {"name": name, "in": place, "required": place == "path", "schema": schema}
+            for name, place, schema in [*path, *query]
+        ],
+        "responses": _responses(route, needs_key=needs_key),
+        "security": [{_KEY: []}] if needs_key else [],
+    }
+    if route.content:
+        content = {
+            kind: {"schema": _served(schema, route, names)}
+            for kind, schema in route.content.items()
+        }
+        told["requestBody"] = {"required": True, "content": content}
+    return told
+
+
+def _responses(route: ApiRoute, *, needs_key: bool) -> dict[str, Any]:
+    refusals = route.refusals | PROTOCOL_REFUSALS | {403} | ({401} if needs_key else set())
+    answers = {
+        kind: {"schema": {"type": "object"}} if kind == JSON else {} for kind in route.answers
+    }
+    responses: dict[str, Any] = {"200": {"description": "OK", "content": answers}}
+    for status in sorted(refusals):
+        # A sign of life that fails is its status alone.
+        is_bare = not route.answers and status in route.refusals
+        bare = {"description": HTTPStatus(status).phrase}
+        responses[str(status)] = bare if is_bare else _REFUSAL
+    return responses
+
+
+def _served(schema: Mapping[str, Any], route: ApiRoute, names: Sequence[str]) -> dict[str, Any]:
+    """The schema of a body, with the names of this server's model."""
+    if "model" not in schema["properties"]:
+        return dict(schema)
+    model = {**schema["properties"]["model"], "enum": [*names]}
+    required = ["model", *schema["required"]] if route.needs_model else schema["required"]
+    return {**schema, "properties": {**schema["properties"], "model": model}, "required": required}
