@@ -8,6 +8,7 @@ an error of the engine) the engine is left empty: no rows, every block free.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -41,6 +42,7 @@ class Refused:
 
 WRITING = "its answer was written out"
 LOOKED_AT = 256  # requests that wait for grammars or media, in a step
+LOOK_SECONDS = 0.002  # a grammar may take seconds, and who comes meanwhile need not wait for it
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
 
@@ -66,6 +68,7 @@ class Run:
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
         self._on_finished = on_finished
         self._not_ready: deque[Pending] = deque()
+        self._urgent: Callable[[], bool] = lambda: False
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
         self._cancelled, self._num_seen = list[Result](), 0
 
@@ -80,9 +83,10 @@ class Run:
         else to do.
         """
         source, exhausted = iter(windows), False
+        self._urgent = urgent
         try:
             while True:
-                while not exhausted and (self._wants_more or urgent()):
+                while not exhausted and (self.wants_more or urgent()):
                     window = next(source, None)
                     exhausted = window is None
                     if not window:  # nothing yet: go on with what is there
@@ -95,7 +99,7 @@ class Run:
             self._abandon()
 
     @property
-    def _wants_more(self) -> bool:
+    def wants_more(self) -> bool:
         """Fewer wait than could run at once, for the engine and for what they need before it: what
         was read and waits holds its media."""
         return (
@@ -217,11 +221,17 @@ class Run:
         """Queue the requests whose grammar and media are ready; those of which one is refused are
         done.
 
-        `wait`: the engine has nothing else to do, so where none is ready wait for the oldest.
+        `wait`: the engine has nothing else to do, so where none is ready wait for the oldest, or
+        until something is urgent.
         """
         # Both are made in this order: further back there is little to be found.
         looked_at = list(islice(self._not_ready, LOOKED_AT))
-        for pending in [p for p in looked_at if p.is_ready] or looked_at[: int(wait)]:
+        ready = [p for p in looked_at if p.is_ready]
+        if wait and looked_at and not ready:
+            while not looked_at[0].is_compiled and not self._urgent():
+                time.sleep(LOOK_SECONDS)
+            ready = looked_at[: int(looked_at[0].is_compiled)]
+        for pending in ready:
             if self._pending.get(pending.number) is not pending:  # cancelled meanwhile
                 continue
             self._not_ready.remove(pending)

@@ -52,6 +52,10 @@ class Pending:
     def is_ready(self) -> bool:
         return all(one is None or one.done() for one in (self.grammar, self.media))
 
+    @property
+    def is_compiled(self) -> bool:
+        return self.grammar is None or self.grammar.done()
+
     def finish_waiting(self) -> None:
         """Wait, and take what was waited for; InvalidRequest where there is none of it."""
         grammar, media = self.grammar, self.media

@@ -6,6 +6,7 @@ is handed over in one call. Knows nothing of who reads the outputs.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from quire.session.priorities import priorities_of
 from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
+READ_IN_A_HURRY = 8  # requests of the background between two steps: each takes some tenths of a ms
 
 
 @dataclass(eq=False, slots=True)
@@ -67,7 +69,7 @@ class _Inbox:
             if self.closed:
                 raise EngineClosed("the engine was shut down; make a new one to go on")
             (self._background if asked.background else self._new).append(asked)
-            self._changed.notify()
+            self._changed.notify_all()
 
     @property
     def is_urgent(self) -> bool:
@@ -78,24 +80,29 @@ class _Inbox:
         with self._changed:
             asked.given_up = True
             self._given_up.append(asked)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close(self) -> None:
         with self._changed:
             self.closed = True
-            self._changed.notify()
+            self._changed.notify_all()
 
-    def take_new(self, *, wait: bool, background: bool = True) -> list[Submission]:
-        """The new ones, those in the background too if wanted; `wait` until there are some, or the
-        inbox is closed."""
+    def take_new(self, *, wait: bool, background: int = sys.maxsize) -> list[Submission]:
+        """The new ones, and of those in the background at most so many; `wait` until there are
+        some, or the inbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: not wait or self._new or self._background or self.closed)
             new = list(self._new)
             self._new.clear()
-            if background:
-                new += self._background
-                self._background.clear()
+            num_taken = min(len(self._background), background)
+            new += [self._background.popleft() for _ in range(num_taken)]
+            self._changed.notify_all()
             return new
+
+    def wait_for_room(self, most: Callable[[], int]) -> None:
+        """Until fewer than so many are in the background, or the inbox is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._background) < most() or self.closed)
 
     def take_given_up(self) -> list[Submission]:
         with self._changed:
@@ -122,6 +129,8 @@ class EngineThread:
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
+        self._num_read = 0  # of the background, since the last step
+        self._capacity = session.engine.scheduler.rows.capacity
         self._running: dict[int, Submission] = {}  # by place in the run
         self.in_engine: dict[int, Submission] = {}  # the same by their numbers there
         self._news: list[News] = []
@@ -142,6 +151,17 @@ class EngineThread:
         if self.failure is not None:
             raise EngineError(f"the engine ended before: {self.failure}") from self.failure
         self._inbox.ask(asked)
+
+    def wait_for_room(self) -> None:
+        """Until more of the background is wanted: what is made ready before holds memory, as images
+        do, and takes time from the steps of those whose answers are read."""
+        self._inbox.wait_for_room(
+            lambda: 4 * READ_IN_A_HURRY if self._is_hurried else self._capacity
+        )
+
+    @property
+    def _is_hurried(self) -> bool:
+        return self._session.engine.scheduler.lanes.is_hurried
 
     def give_up(self, asked: Submission) -> None:
         """Cancel it, wherever it is; its last output has finish_reason "abort"."""
@@ -183,7 +203,8 @@ class EngineThread:
             wait = not self._running and engine.idle
             if wait:
                 self._on_idle()
-            for asked in self._inbox.take_new(wait=wait, background=engine.wants_more):
+            for asked in self._inbox.take_new(wait=wait, background=self._num_to_read()):
+                self._num_read += asked.background
                 item = self._read(asked)
                 if not isinstance(item, Request):
                     self._news.append((asked, item))
@@ -196,6 +217,13 @@ class EngineThread:
                 window.append(item)
             yield window
 
+    def _num_to_read(self) -> int:
+        """Of the background before the next step, which those wait for whose answers are read."""
+        if not self._run.wants_more:
+            return 0
+        most = READ_IN_A_HURRY if self._is_hurried else self._capacity
+        return max(most - self._num_read, 0)
+
     def _read(self, asked: Submission) -> Request | RequestOutput | BaseException:
         """The request of one prompt, or what its reader gets instead."""
         if asked.given_up:
@@ -207,6 +235,7 @@ class EngineThread:
     def _between_steps(self) -> None:
         if self._inbox.closed:
             raise EngineClosed("the engine was shut down")
+        self._num_read = 0
         for asked in self._inbox.take_given_up():
             if asked.number >= 0:
                 self._run.cancel(asked.number)

@@ -64,6 +64,9 @@ class ServingEngine:
         self._background_threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare-batches")
         # Nor is whoever sends text behind a picture, which a slow host may take seconds to give.
         self._media_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-prepare-media")
+        self._background_media_threads = ThreadPoolExecutor(
+            MEDIA_THREADS, "quire-prepare-batch-media"
+        )
         # Nor behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
@@ -128,12 +131,14 @@ class ServingEngine:
             lora_request=self._lora.get(row.get("model", "")),
         )
         self._asked[place.id] = asked
-        threads = self._background_threads if asked.background else self._threads
-        if _holds_media(row):
-            threads = self._media_threads
-        threads.submit(self._prepare, row, asked)
+        text, media = self._threads, self._media_threads
+        if asked.background:
+            text, media = self._background_threads, self._background_media_threads
+        (media if _holds_media(row) else text).submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Submission) -> None:
+        if asked.background:
+            self._engine.wait_for_room()
         failed = _attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
         if isinstance(failed, QuireError) and self._engine.failure is None:
             self._refuse(asked, failed)

@@ -1,0 +1,96 @@
+"""The engine's thread: how far it reads ahead, and whom it keeps waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quire import SamplingParams
+from quire.session.engine_thread import EngineThread, News, Submission
+from tests.server.fake_session import make
+from tests.server.serving import until
+
+ROWS = 4
+
+
+class Slow:
+    """A grammar that takes long to compile, and then allows everything."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self._gate = gate
+
+    def done(self) -> bool:
+        return self._gate.is_set()
+
+    def result(self) -> Any:
+        assert self._gate.wait(60)
+        return self
+
+    def matcher(self) -> None:
+        return None
+
+
+class Thread:
+    """One whose requests with a seed wait for a gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.news = threading.Event(), list[News]()
+        self.made = EngineThread(make(f"fake:rows={ROWS}", {}), self.news.extend, hurried=True)
+        self._num_asked = 0
+        run: Any = self.made._run
+        run._compile_grammar = lambda params: Slow(self.gate) if params.seed is not None else None
+
+    def ask(self, *, slow: bool, background: bool = False) -> None:
+        params = SamplingParams(max_tokens=2, ignore_eos=True, seed=1 if slow else None)
+        self._num_asked += 1  # no two alike: those would be one
+        prompt = {"prompt_token_ids": [1, 2, self._num_asked]}
+        self.made.ask(Submission(prompt, params, background=background))
+
+    @property
+    def num_finished(self) -> int:
+        return sum(getattr(one, "finished", False) for _, one in self.news)
+
+
+@pytest.fixture
+def thread() -> Iterator[Thread]:
+    made = Thread()
+    yield made
+    made.gate.set()
+    made.made.close()
+
+
+def test_of_the_background_as_much_is_read_as_runs_at_once(thread: Thread) -> None:
+    for _ in range(100):
+        thread.ask(slow=True, background=True)
+    until(lambda: thread.made.in_engine)
+    for count in range(20):
+        thread.ask(slow=False)  # each has the thread look at its inbox
+        until(lambda count=count: thread.num_finished > count)
+        assert len(thread.made.in_engine) <= 2 * ROWS
+    thread.gate.set()
+    until(lambda: thread.num_finished == 120)
+
+
+def test_nobody_waits_for_the_grammar_of_another(thread: Thread) -> None:
+    thread.ask(slow=True)
+    until(lambda: thread.made.in_engine)
+    thread.ask(slow=False)
+    until(lambda: thread.num_finished == 1, 30)
+    thread.gate.set()
+    until(lambda: thread.num_finished == 2)
+
+
+def test_room_in_the_background_is_waited_for(thread: Thread) -> None:
+    for _ in range(3 * ROWS):
+        thread.ask(slow=True, background=True)
+    until(lambda: len(thread.made.in_engine) == ROWS)
+    waiting = threading.Thread(target=thread.made.wait_for_room)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "so many wait as run at once"
+    thread.gate.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
