@@ -118,5 +118,6 @@ class Lanes:
             token = seconds / plan.num_tokens
             before = self._token_seconds or token
             self._token_seconds = before + (token - before) / MEMORY
-        elif plan.repeat == 1:
+        elif plan.repeat == 1 and all(one.num_guessed for one in plan.prefill):
+            # Positions that draw: one of a prompt costs less, and more rows would be let in.
             self._times.observe(plan.num_tokens, seconds)

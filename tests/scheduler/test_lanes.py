@@ -110,6 +110,23 @@ def test_readers_get_passes_of_at_most_twice_the_time() -> None:
     assert left == 0 and joined.tolist() == rows.running[:14].tolist()
 
 
+def test_prompts_do_not_tell_what_a_row_costs() -> None:
+    """A pass is 10 ms and 1 ms for each row that draws; of a prompt 100 tokens take 10 ms."""
+    rows, waiting = Rows(64), Waiting()
+    lanes = Lanes(rows, waiting, lambda: 100.0)
+    for number in range(40):
+        [sequence] = foreground(number) if number < 1 else background(number)
+        rows.enter(sequence, 10.0)
+    rows.drawn[rows.running] = True
+    slice_of_prompt = SimpleNamespace(row=0, num_guessed=0)
+    prompt: Any = SimpleNamespace(repeat=1, num_tokens=100, prefill=(slice_of_prompt,))
+    for positions in (1, 12, 1, 8, 1, 1) * 30:
+        rows_alone: Any = SimpleNamespace(repeat=1, num_tokens=positions, prefill=())
+        lanes.observe(rows_alone, 0.010 + 0.001 * positions)
+        lanes.observe(prompt, 0.020)
+    assert 9 <= lanes.spare(2048) <= 13
+
+
 def test_after_somebody_came_plans_are_short_and_one_at_a_time() -> None:
     now = [0.0]
     engine = full_of_background(max_repeat=8, depth=2)
@@ -141,7 +158,7 @@ def test_where_others_may_come_a_pass_of_the_background_is_bounded() -> None:
     assert 2_000 < lanes.spare(16_384) < 3_000
     now[0] += 60
     assert 4_000 < lanes.spare(16_384) < 6_000, "nobody was here for a minute"
-    large: Any = SimpleNamespace(repeat=1, num_tokens=2_000)
+    large: Any = SimpleNamespace(repeat=1, num_tokens=2_000, prefill=())
     lanes.observe(large, 0.1)
     assert lanes.spare(16_384) == 10_000, "a token of a large pass takes half as long"
 
