@@ -33,9 +33,8 @@ SETTING = Setting(
 )
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_random_runs_find_what_each_search_finds_alone(block: int) -> None:
-    num_preemptions = sum(check_random_beams(seed) for seed in range(block * 80, block * 80 + 80))
+def test_random_runs_find_what_each_search_finds_alone() -> None:
+    num_preemptions = sum(check_random_beams(seed) for seed in range(40))
     assert num_preemptions > 10, "these settings are meant to run out of blocks"
 
 

@@ -36,21 +36,19 @@ def setting(windows: Windows, num_blocks: int, **changes: object) -> Setting:
     return Setting(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_random_runs_give_what_each_request_gives_alone(block: int) -> None:
+def test_random_runs_give_what_each_request_gives_alone() -> None:
     """Chunks, prefix hits, forks, forced tokens, guesses and preemption over every mix of windows;
     the fake executor fails on a block that was given back, and all are free in the end."""
-    seeds = range(block * 30, block * 30 + 30)
-    assert sum(check_random_run(seed, WINDOWED) for seed in seeds) > 20
+    assert sum(check_random_run(seed, WINDOWED) for seed in range(20)) > 20
 
 
 def test_random_searches_find_what_each_finds_alone() -> None:
-    for seed in range(25):
+    for seed in range(10):
         check_random_beams(seed, WINDOWED)
 
 
 def test_random_runs_score_what_each_request_scores_alone() -> None:
-    runs = [check_random_mix(seed, WINDOWED) for seed in range(20)]
+    runs = [check_random_mix(seed, WINDOWED) for seed in range(10)]
     assert sum(preemptions for preemptions, _ in runs) > 20
     assert sum(cached for _, cached in runs) > 50
 
