@@ -90,7 +90,9 @@ def test_a_leak_is_told_from_an_allocator_that_wanders() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-@pytest.mark.parametrize("arithmetic", ["", "int8"], ids=["float32", "int8"])
+@pytest.mark.parametrize(
+    "arithmetic", [pytest.param("", marks=pytest.mark.long, id="float32"), "int8"]
+)
 def test_requests_leave_nothing_behind(tmp_path: Path, arithmetic: str, long_mode: bool) -> None:
     """Less than 1 MiB per 1,000 requests, in a process that does nothing else."""
     count, warm = (10_000, 4_000) if long_mode else (2_500, 1_000)

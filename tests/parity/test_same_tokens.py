@@ -26,15 +26,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "no prefix cache": {"enable_prefix_caching": False},
     "two plans in flight": {"depth": 2},
     "three plans in flight": {"depth": 3},
+    "small chunks in blocks of 4": {
+        "max_num_batched_tokens": 24,
+        "max_num_seqs": 7,
+        "block_size": 4,
+    },
+    "two plans in flight, no prefix cache": {"depth": 2, "enable_prefix_caching": False},
     "someone preempted every second step": {"num_gpu_blocks_override": 30},
 }
-# Those that differ from another by a number alone wait for --long.
-NAMES = [
-    pytest.param(
-        name, marks=pytest.mark.long if name in ("blocks of 32", "three plans in flight") else ()
-    )
-    for name in SETTINGS
-]
+# Two settings at once in the gate; each alone, which tells the culprit, with --long.
+IN_GATE = {"one row at a time", *list(SETTINGS)[-3:]}
+NAMES = [pytest.param(n, marks=() if n in IN_GATE else pytest.mark.long) for n in SETTINGS]
 NUM_TOKENS = 12
 NEAR_TIE = 1e-3
 

@@ -308,7 +308,7 @@ def test_planning_writes_into_nothing_it_was_given() -> None:
         assert (one.prompt_ids == ids).all() and one.params == params
 
 
-@pytest.mark.parametrize("num_blocks", [100_000, 3_000])
+@pytest.mark.parametrize("num_blocks", [pytest.param(100_000, marks=pytest.mark.long), 3_000])
 def test_a_whole_window_is_planned_in_seconds(num_blocks: int) -> None:
     rng = np.random.default_rng(0)
     params = [SamplingParams(temperature=0.0, max_tokens=m, ignore_eos=True) for m in range(1, 101)]
