@@ -11,16 +11,25 @@ import pytest
 from quire.evals.scoring.scores import read_row_scores, read_scores
 from quire.evals.tasks.evaluate import EvalOptions, evaluate
 from quire.jobs.output.results import StoredRun
+from tests.tiny_llm import CONFIG
 
 COMMAND = ("quire", "eval")
 # float32: what is compared with Transformers must compute the same sums.
 OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20}
+RANDOM = {**OPTIONS, "load_format": "dummy", "tokenizer": "smollm2"}
 
 
-def test_multiple_choice_is_run_scored_and_grouped(default_model: Path, tmp_path: Path) -> None:
-    asked = EvalOptions(
-        model=str(default_model), output=tmp_path / "mmlu.jsonl", limit=4, options=OPTIONS
-    )
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model, with room for prompts of five shots."""
+    folder = tmp_path_factory.mktemp("tiny")
+    config = {**CONFIG, "max_position_embeddings": 8192}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_multiple_choice_is_run_scored_and_grouped(tiny: str, tmp_path: Path) -> None:
+    asked = EvalOptions(model=tiny, output=tmp_path / "mmlu.jsonl", limit=4, options=RANDOM)
     report = evaluate("mmlu", asked, COMMAND)
     [acc] = report.scores
     assert (acc.metric, acc.mean.num, report.job.num_failed) == ("acc", 4, 0)
@@ -30,14 +39,14 @@ def test_multiple_choice_is_run_scored_and_grouped(default_model: Path, tmp_path
     assert again.scores == report.scores == read_scores(report.job.job_dir)
 
 
-def test_generation_is_run_and_read_for_numbers(default_model: Path, tmp_path: Path) -> None:
+def test_generation_is_run_and_read_for_numbers(tiny: str, tmp_path: Path) -> None:
     asked = EvalOptions(
-        model=str(default_model),
+        model=tiny,
         output=tmp_path / "gsm8k.jsonl",
         limit=2,
         shots=0,
         max_tokens=8,
-        options=OPTIONS,
+        options=RANDOM,
     )
     report = evaluate("gsm8k", asked, COMMAND)
     names = ["exact_match,strict-match", "exact_match,flexible-extract"]
@@ -46,13 +55,13 @@ def test_generation_is_run_and_read_for_numbers(default_model: Path, tmp_path: P
     assert len(rows) == 2 and all(row.value in (0.0, 1.0) for row in rows)
 
 
-def test_humaneval_is_written_down_and_not_scored(default_model: Path, tmp_path: Path) -> None:
+def test_humaneval_is_written_down_and_not_scored(tiny: str, tmp_path: Path) -> None:
     asked = EvalOptions(
-        model=str(default_model),
+        model=tiny,
         output=tmp_path / "humaneval.jsonl",
         limit=2,
         max_tokens=8,
-        options=OPTIONS,
+        options=RANDOM,
     )
     report = evaluate("humaneval", asked, COMMAND)
     assert report.scores == [] and report.samples is not None
