@@ -20,7 +20,7 @@ from tests.jobs.driving import (
     write_rows,
 )
 
-ROWS, KILLS, LONG_KILLS = 2000, 6, 1000
+ROWS, KILLS, LONG_KILLS = 2000, 4, 1000
 
 
 def ends_by_itself(engine: int) -> bool:
