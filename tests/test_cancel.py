@@ -63,10 +63,10 @@ def requests(count: int, rng: random.Random) -> list[Request]:
     return made
 
 
-def test_a_thousand_of_five_thousand_cancelled_leave_the_others_as_they_were() -> None:
-    rng = random.Random(7)
-    asked = requests(5000, rng)
-    victims = rng.sample(range(5000), 1000)
+def test_a_fifth_of_thousands_cancelled_leave_the_others_as_they_were(long_mode: bool) -> None:
+    rng, count = random.Random(7), 5000 if long_mode else 1000
+    asked = requests(count, rng)
+    victims = rng.sample(range(count), count // 5)
     engine = SETTING.engine()
     run = run_on(engine, between_steps=lambda: cancel_some())
 
@@ -79,9 +79,9 @@ def test_a_thousand_of_five_thousand_cancelled_leave_the_others_as_they_were() -
     for index, output in run.outputs([list(asked)]):
         assert index not in outputs, "it came out twice"
         outputs[index] = output
-    assert sorted(outputs) == list(range(5000))
+    assert sorted(outputs) == list(range(count))
     aborted = {i for i, o in outputs.items() if o.outputs[-1].finish_reason == "abort"}
-    assert len(aborted) > 700, "too few were still at work when they were cancelled"
+    assert len(aborted) > 0.7 * count // 5, "too few were still at work when they were cancelled"
     for index, request in enumerate(asked):
         whole = [expected_output(request, s) for s in range(request.params.n)]
         for answer, expected in zip(tokens(outputs[index]), whole, strict=True):

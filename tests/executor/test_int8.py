@@ -34,8 +34,18 @@ def in_bytes(weights: dict[str, Tensor]) -> dict[str, Tensor | Int8Matrix]:
     return {n: Int8Matrix.of(w, all_paths()) if w.dim() == 2 else w for n, w in weights.items()}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("tied", "native"),
+    [
+        pytest.param(True, True, id="native, tied"),
+        pytest.param(False, True, id="native", marks=LONG),
+        pytest.param(True, False, id="torch, tied", marks=LONG),
+        pytest.param(False, False, id="torch"),
+    ],
+)
 def test_every_way_of_cutting_a_text_gives_the_same_bits(
     tied: bool, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,9 +69,9 @@ WINDOWS: tuple[int | None, ...] = (50, None)
 @pytest.mark.parametrize(
     ("dtype", "windows", "native"),
     [
-        (torch.float32, (), True),
+        pytest.param(torch.float32, (), True, marks=pytest.mark.long),
         (torch.float32, WINDOWS, True),
-        (torch.bfloat16, (), True),
+        pytest.param(torch.bfloat16, (), True, marks=pytest.mark.long),
         (torch.bfloat16, WINDOWS, True),
         (torch.float32, (), False),
         (torch.bfloat16, WINDOWS, False),
