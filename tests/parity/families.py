@@ -6,6 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -130,6 +131,20 @@ FAMILIES: dict[str, PretrainedConfig] = {
         final_logit_softcapping=10.0,
     ),
 }
+
+# Searches and scores meet a model in its groups of layers and its logits alone: in the gate they
+# are run with one of each kind, and with all of them where --long is given.
+_OF_EACH_KIND = {
+    "llama",
+    "mistral, window 9",
+    "ministral, window 9 in some layers",
+    "qwen3 untied",
+    "phi3, window 9",
+    "gemma3, softcap, every bias, untied",
+}
+OF_EACH_KIND = [
+    pytest.param(name, marks=() if name in _OF_EACH_KIND else pytest.mark.long) for name in FAMILIES
+]
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def check(home: Path, name: str, count: int, num_alone: int, **options: Any) -> 
         assert not wrong, (way, len(wrong), asked[wrong[0]], ours[wrong[0]], together[wrong[0]])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.long)])
 def test_random_requests_have_the_same_bits_on_a_cpu(name: str, tmp_path: Path) -> None:
     check(tmp_path, name, 24, 4, device="cpu", dtype="float32", quantization="none")
 

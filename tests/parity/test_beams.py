@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quire import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from tests.parity.families import FAMILIES, make_pair
+from tests.parity.families import OF_EACH_KIND, make_pair
 from tests.parity.make_beam_oracle import Beams, transformers_beams
 from tests.parity.make_oracle import load_model
 
@@ -85,7 +85,7 @@ def test_sixty_four_prompts_with_three_widths_equal_transformers(
     assert num_different <= 4
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", OF_EACH_KIND)
 def test_every_family_equals_transformers(name: str, tmp_path: Path) -> None:
     """With twelve end ids out of 96 tokens, searches end in every way there is."""
     pair = make_pair(name)

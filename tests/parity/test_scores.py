@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import LLM, ContinuationScore, SamplingParams
-from tests.parity.families import FAMILIES, make_pair
+from tests.parity.families import OF_EACH_KIND, make_pair
 
 SHARED = [11, 3, 3, 60, 7, 90, 41, 2, 5, 5, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26]
 CONTEXTS = [[5], SHARED, [*SHARED, 9, 8], list(range(40)), [*SHARED, 9, 8]]
@@ -51,7 +51,7 @@ def check_score(
         assert got.is_greedy == (at.argmax(1).tolist() == continuation)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", OF_EACH_KIND)
 def test_scores_equal_a_plain_forward_pass(family: str, tmp_path: Path) -> None:
     pair = make_pair(family)
     after = chances(pair.oracle, SHARED)[-1]

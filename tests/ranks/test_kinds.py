@@ -11,25 +11,9 @@ import torch
 from quire.errors import NotSupported
 from quire.executor.ranks import gpu_exchange, nccl
 from quire.ranks.shares import RankShare
-from tests.media.families import SEEING
-from tests.media.test_families import GREEDY, prompts_of
-from tests.media.tiny import save_tiny
 from tests.pooling.tiny import DECODERS, ENCODERS, open_llm, texts, write_model
 from tests.test_batch_processors import Counting
 from tests.tiny_llm import tiny_llm
-
-
-def test_images_are_seen_by_every_rank(tmp_path: Path) -> None:
-    """Of a family with three axes of positions, and rows of its tower in several layers."""
-    family = SEEING["qwen3_vl"]
-    model = save_tiny(tmp_path, family.make(), family.added, family.processor)
-    found = []
-    for size in (1, 2):
-        # Chunks that cut what stands for an image.
-        with model.llm(tensor_parallel_size=size, max_num_batched_tokens=24) as llm:
-            outputs = llm.generate(prompts_of(family), GREEDY, use_tqdm=False)
-            found.append([list(one.outputs[0].token_ids) for one in outputs])
-    assert found[0] == found[1]
 
 
 def test_decoders_embed_on_ranks(tmp_path: Path) -> None:

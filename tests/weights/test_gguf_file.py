@@ -21,8 +21,16 @@ from tests.weights.tiny import tiny_model, write_gguf
 gguf = pytest.importorskip("gguf")
 
 
-def test_the_default_model_is_read_as_the_gguf_package_reads_it(default_model: Path) -> None:
-    ours, theirs = GgufFile(default_model), gguf.GGUFReader(default_model)
+@pytest.mark.parametrize(
+    "is_default",
+    [False, pytest.param(True, marks=pytest.mark.long)],  # the package takes seconds to read it
+    ids=["tiny", "default model"],
+)
+def test_a_model_is_read_as_the_gguf_package_reads_it(
+    is_default: bool, default_model: Path, tmp_path: Path
+) -> None:
+    path = default_model if is_default else write_gguf(tiny_model("llama"), tmp_path / "m.gguf")
+    ours, theirs = GgufFile(path), gguf.GGUFReader(path)
     fields = {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
     assert ours.metadata.keys() == fields.keys()
     for key, value in fields.items():
