@@ -13,11 +13,12 @@ import torch
 from quire.base.notes import note
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
 from quire.families.registry import family_named
+from quire.families.unread import COMPUTED, parts_left_out
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.parts import Part, Weight
-from quire.weights.quantised.stored import LEADS, Source, StoredMatrix, beside, stored_matrix
+from quire.weights.quantised.stored import Source, StoredMatrix, beside, stored_matrix
 from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
 from quire.weights.stored_names import is_of_a_tower, stored_name
@@ -25,10 +26,6 @@ from quire.weights.tied import head_name
 from quire.weights.within import Within
 
 _LAYER = re.compile(r".*?layers\.(\d+)\.(.+)")
-_IGNORED = (
-    *("rotary_emb.inv_freq", "rope_freqs.weight"),
-    *("rope_factors_long.weight", "rope_factors_short.weight"),
-)
 
 
 def sources_of(
@@ -92,11 +89,10 @@ def check_unused(
     spec: ModelSpec,
     files: ModelFiles,
 ) -> None:
-    """Say which tensors nothing was made of. In a layer of a GGUF file there are no such: they are
-    a part that the model has and quire does not know."""
+    """Say which tensors nothing was made of; refuse a model that has one in its layers."""
     used = {name for _, sources in plan for source in sources for name in _names(source)}
     head = (head_name(spec),) if spec.tied_embeddings else ()
-    ignored = (*_IGNORED, *family_named(spec.family).buffers, *head)
+    ignored = (*COMPUTED, *family_named(spec.family).buffers, *head)
     unused = [
         name
         for name in stored
@@ -104,22 +100,16 @@ def check_unused(
         and not name.endswith(ignored)
         and not is_of_a_tower(name)
         and not (files.quantisation and beside(name))
+        and not _is_empty_bias(stored[name])
     ]
-    if files.quantisation is not None:
-        unused = [name for name in unused if not _is_empty_bias(stored[name], used)]
-    if not unused:
-        return
-    names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
-    # Layers behind the last guess ahead, which quire leaves to other ways.
-    behind = tuple(f"blk.{spec.num_layers + i}." for i in range(8))
-    if files.kind == "gguf" and any(
-        name.startswith("blk.") and not name.startswith(behind) for name in unused
-    ):
+    if left_out := parts_left_out(unused, (*used, *head)):
         raise UnsupportedModel(
-            f"{files.path}: {len(unused)} tensors that quire has no part for: {names}. It is "
-            "another model than its architecture says."
+            f"{files.path}: quire has no part for {left_out[0]!r} ({len(left_out)} such tensors). "
+            "It is another model than its config says."
         )
-    note(f"{len(unused)} tensors of the model's files are not used: {names}")
+    if unused:
+        names = ", ".join(sorted(unused)[:3]) + (", ..." if len(unused) > 3 else "")
+        note(f"{len(unused)} tensors of the model's files are not used: {names}")
 
 
 def _names(source: Source) -> list[str]:
@@ -128,17 +118,10 @@ def _names(source: Source) -> list[str]:
     return [source.name]
 
 
-def _is_empty_bias(tensor: StoredTensor, used: set[str]) -> bool:
-    """Whether a tensor is the bias of zeros that some tools write beside every quantised weight.
-    One that says something is an error: the model that was quantised had it."""
-    module = tensor.name.removesuffix(".bias")
-    if module == tensor.name or not any(f"{module}{lead}" in used for lead in LEADS):
-        return False
-    if bool(read_tensor(tensor).any()):
-        raise UnsupportedModel(
-            f"{tensor.path.name}: {tensor.name!r} is a bias that the model's config does not have"
-        )
-    return True
+def _is_empty_bias(tensor: StoredTensor) -> bool:
+    """Whether a tensor is a bias of zeros, as some tools write beside every weight."""
+    is_bias = tensor.name.endswith(".bias") and tensor.format.name in READABLE
+    return is_bias and not bool(read_tensor(tensor).any())
 
 
 def check_memory(

@@ -330,3 +330,14 @@ def test_states_are_kept_only_where_caches_number_them(
     monkeypatch.setattr(kept_states, "DynamicCache", lambda config: made)
     known = isinstance(states.get("recurrent_states"), dict)
     assert kept_states.cache_layers(object()) == ([layer] if known else [])
+
+
+def test_a_tensor_that_the_class_leaves_out_of_a_layer_is_refused(tmp_path: Path) -> None:
+    path = Path(saved(tiny_model("SeedOssForCausalLM"), tmp_path)) / "model.safetensors"
+    extra = {"model.layers.9.mlp.up_proj.weight": torch.ones(3)}  # behind the last layer
+    save_file({**load_file(path), **extra}, path, {"format": "pt"})
+    LLM(str(path.parent), **OPTIONS).close()
+    extra = {"model.layers.1.self_attn.q_norm.weight": torch.ones(8)}
+    save_file({**load_file(path), **extra}, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"no part for 'model\.layers\.1\.self_attn\.q_norm"):
+        LLM(str(path.parent), **OPTIONS)

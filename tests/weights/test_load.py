@@ -228,22 +228,46 @@ def test_a_wrong_tensor_is_named_with_both_shapes(
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_tensors_nobody_asked_for_are_noted_and_known_buffers_are_not(
+UNREAD: dict[str, tuple[int, ...]] = {
+    "model.layers.1.self_attn.q_norm.weight": (16,),
+    "model.layers.0.self_attn.o_proj.bias": (48,),
+    "model.norm.bias": (48,),
+    "lm_head.bias": (96,),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_tensor_of_a_part_that_quire_would_leave_out_is_refused(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    tiny_model("llama", tie_word_embeddings=tied).save_pretrained(tmp_path)
+    add_tensors(tmp_path, {name: torch.ones(UNREAD[name])})
+    with pytest.raises(UnsupportedModel, match=f"no part for {name!r}"):
+        read(tmp_path)
+
+
+def test_tensors_that_a_model_can_do_without_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     monkeypatch.setattr(checks, "note", notes.append)
     tiny_model("llama").save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
-    save_file(state, tmp_path / "model.safetensors")
+    computed = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    add_tensors(tmp_path, {**computed, "model.layers.0.self_attn.o_proj.bias": torch.zeros(48)})
     read(tmp_path)
     assert notes == []
-    state["model.layers.7.extra.weight"] = torch.ones(8)
-    save_file(state, tmp_path / "model.safetensors")
+    # A layer behind the last, which guesses ahead, and a head for something else.
+    others = {"model.layers.7.extra.weight": torch.ones(8), "v_head.weight": torch.ones(8)}
+    add_tensors(tmp_path, others)
     read(tmp_path)
     assert len(notes) == 1
-    assert "model.layers.7.extra.weight" in notes[0]
+    assert all(name in notes[0] for name in others)
+
+
+def add_tensors(directory: Path, tensors: dict[str, torch.Tensor]) -> None:
+    path = directory / "model.safetensors"
+    save_file({**load_file(path), **tensors}, path, {"format": "pt"})
 
 
 def test_a_model_larger_than_memory_is_refused_with_the_numbers(
@@ -303,7 +327,7 @@ def test_a_gguf_layer_with_a_part_that_quire_lacks_is_refused(tmp_path: Path) ->
     """Norms of q and k in a "llama": leaving them out would be another model."""
     norm = {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}
     files = locate(write_gguf(tiny_model("llama"), tmp_path / "m.gguf", tensors=norm))
-    with pytest.raises(UnsupportedModel, match=r"1 tensors .* blk\.0\.attn_q_norm\.weight"):
+    with pytest.raises(UnsupportedModel, match=r"no part for 'blk\.0\.attn_q_norm\.weight'"):
         load_weights(files, files.spec(), dtype=torch.float32, device="cpu")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from quire.base.boundary import refusing
 from quire.base.notes import note
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.unread import parts_left_out
 from quire.layers.tp import TensorParallel
 from quire.models.fallback.dividing import divide
 from quire.models.fallback.planning import FallbackPlan
@@ -46,7 +47,13 @@ def load_module(
     for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
         if names := sorted(str(name) for name in about[key]):
             raise CorruptModel(f"{directory}: the weight {names[0]!r} {what} ({len(names)} in all)")
-    if unused := sorted(about["unexpected_keys"]):
+    unused = sorted(n for n in about["unexpected_keys"] if not _is_empty_bias(n, tensors or {}))
+    if left_out := parts_left_out(unused, module.state_dict()):
+        raise UnsupportedModel(
+            f"{directory}: {plan.found.name} has no part for {left_out[0]!r} ({len(left_out)} such "
+            "tensors). It is another model than its config says."
+        )
+    if unused:
         note(f"{len(unused)} tensors of the model's files are not used: {', '.join(unused[:3])}")
     if tensors is not None and any(isinstance(part, Conv1D) for part in module.modules()):
         raise UnsupportedModel(
@@ -55,6 +62,11 @@ def load_module(
         )
     made: nn.Module = module.eval()
     return made
+
+
+def _is_empty_bias(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor is a bias of zeros, as tools write beside every quantised weight."""
+    return name.endswith(".bias") and name in tensors and not bool(tensors[name].any())
 
 
 def dummy_module(plan: FallbackPlan, *, dtype: torch.dtype, seed: int) -> nn.Module:
