@@ -133,9 +133,9 @@ def _auto_round(fields: Fields) -> Fields:
 
 
 def _awq(fields: Fields) -> tuple[Rule, ...]:
-    version = fields.word("version", "gemm").lower()
-    if version != "gemm":
-        raise refused(fields, "version", "of AWQ only gemm is read")
+    for key in ("version", "format", "checkpoint_format"):  # by two tools, and of several years
+        if fields.word(key, "gemm").lower() != "gemm":
+            raise refused(fields, key, "of AWQ only gemm is read")
     key = "bits" if "bits" in fields.values else "w_bit"
     if fields.count(key, 4) != 4:
         raise refused(fields, key, "AWQ has 4 bits here")
@@ -147,9 +147,12 @@ def _awq(fields: Fields) -> tuple[Rule, ...]:
 
 
 def _gptq(fields: Fields) -> tuple[Rule, ...]:
-    stored = fields.word("checkpoint_format", "gptq").lower()
+    key = "checkpoint_format" if "checkpoint_format" in fields.values else "format"
+    stored = fields.word(key, "gptq").lower()
     if fields.values.get("is_marlin_format") or stored not in ("gptq", "gptq_v2"):
-        raise refused(fields, "checkpoint_format", "of GPTQ gptq and gptq_v2 are read")
+        raise refused(fields, key, "of GPTQ gptq and gptq_v2 are read")
+    if fields.values.get("rotation"):
+        raise refused(fields, "rotation", "weights that were turned before are not read")
     is_second = stored == "gptq_v2" or fields.values.get("quant_method") == "gptq_v2"
     rules = _dynamic(fields, is_second=is_second)
     return (
@@ -213,6 +216,8 @@ def _bitsandbytes(fields: Fields) -> tuple[Rule, ...]:
         raise refused(fields, "load_in_8bit", "of bitsandbytes the 4-bit types are read")
     if fields.word("bnb_4bit_quant_type", "fp4") not in ("nf4", "fp4"):
         raise refused(fields, "bnb_4bit_quant_type", "of bitsandbytes nf4 and fp4 are read")
+    if fields.word("bnb_4bit_quant_storage", "uint8").removeprefix("torch.") != "uint8":
+        raise refused(fields, "bnb_4bit_quant_storage", "codes are read from bytes (uint8)")
     return (*_skipped(fields, "llm_int8_skip_modules"), Rule(None, Layout("nf4", 4)))
 
 
