@@ -36,10 +36,13 @@ class _Translated(Mapping[str, Any]):
 
 
 class Fields:
-    """A config as (key -> value) with checked reads; null counts as absent."""
+    """A config as (key -> value) with checked reads; null counts as absent. With `false_nulls` not
+    as a flag that is true where absent: in configs of models Transformers takes it for false."""
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values, self.source = values, source
+    def __init__(
+        self, values: Mapping[str, Any], source: str, *, false_nulls: bool = False
+    ) -> None:
+        self.values, self.source, self.false_nulls = values, source, false_nulls
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
@@ -91,6 +94,8 @@ class Fields:
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
+        if self.false_nulls and default and key in self.values and self.values[key] is None:
+            raise self.unsupported(key, "true or false")
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
@@ -113,11 +118,12 @@ class Fields:
     def under(self, words: Mapping[str, str], **unsaid: Any) -> Fields:
         """The same config read by other words, each for the one it has; `unsaid` is what a word of
         these means that it does not have."""
-        return Fields(_Translated(self.values, words, unsaid), self.source)
+        known = _Translated(self.values, words, unsaid)
+        return Fields(known, self.source, false_nulls=self.false_nulls)
 
     def inner(self, key: str) -> Fields:
         """The object at `key`, empty if absent."""
         value = self._get(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return Fields(value, f"{self.source}, {key}")
+        return Fields(value, f"{self.source}, {key}", false_nulls=self.false_nulls)

@@ -100,6 +100,7 @@ def read_ropes_by_kind(
                     "max_position_embeddings": fields.values.get("max_position_embeddings"),
                 },
                 fields.source,
+                false_nulls=fields.false_nulls,
             ),
             head_dim,
         )

@@ -86,7 +86,8 @@ def spec_from_hf(
     source: str = "config.json",
 ) -> ModelSpec:
     """The spec of a config, with `overrides` (hf_overrides) laid over it."""
-    fields = Fields(_overridden(_text_part(config), _text_part(overrides or {})), source)
+    said = _overridden(_text_part(config), _text_part(overrides or {}))
+    fields = Fields(said, source, false_nulls=True)
     family = _family(fields)
     _refuse_what_changes_the_model(fields, {**ONLY, **family.only})
     spec = family.read(fields)

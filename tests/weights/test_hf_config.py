@@ -181,6 +181,11 @@ UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
     ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ["kind of layer"]),
     ({"rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.5}}, ["partial_rotary"]),
     ({"torch_dtype": "float8_e4m3fn"}, ["float8_e4m3fn"]),
+    # Which Transformers takes for false, and not for absent.
+    (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "truncate": None}},
+        ["truncate must be true or false"],
+    ),
 ]
 
 
@@ -191,6 +196,14 @@ def test_what_quire_does_not_run_is_refused_by_name(
     with pytest.raises(UnsupportedModel) as caught:
         spec_from_hf({**LLAMA, **change})
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_null_flag_is_not_taken_for_one_that_is_true_when_absent() -> None:
+    config = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}
+    config |= {"hidden_act": "gelu", "num_key_value_heads": None}
+    assert spec_from_hf(config).layers[0].norms == "parallel_two"
+    with pytest.raises(UnsupportedModel, match="use_parallel_residual must be true or false"):
+        spec_from_hf({**config, "use_parallel_residual": None})
 
 
 CORRUPT: list[dict[str, Any]] = [
