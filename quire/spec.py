@@ -301,27 +301,31 @@ class EncoderSpec:
     intermediate_size: int
     num_layers: int
     num_heads: int
+    num_kv_heads: int
+    head_dim: int
     max_model_len: int
     norm_eps: float
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False  # activation(first half) * second half of one product
-    norm_before: bool = False  # norms before attention and feed-forward, and one at the end
+    # Behind the branches of each layer and the embedding; before them and at the end; or on both
+    # sides of them and at the end.
+    norms: Literal["after", "before", "both"] = "after"
+    norm_kind: Literal["layer", "rms_one_plus"] = "layer"  # the latter has a factor of 1 + w
     norm_bias: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
-    num_positions: int = 0  # learned positions; 0: rotary ones
+    up_bias: bool = True  # False: of a feed-forward with biases the last product alone has one
+    num_positions: int = 0  # learned positions; 0: others, or none
+    alibi: bool = False  # scores fall with the distance of two tokens, by head
     first_position: int = 0  # of a text's first token in that table
     num_types: int = 0  # learned token types (first text, second text); 0: none
-    # One entry per layer where positions are rotary: theta, and how far a token sees to either
-    # side, None = all.
-    thetas: tuple[float, ...] = ()
-    windows: tuple[int | None, ...] = ()
+    thetas: tuple[float, ...] = ()  # of each layer, where positions are rotary
+    windows: tuple[int | None, ...] = ()  # how far a token sees to either side; None: all
+    qk_norm: bool = False  # of each head of q and k
+    scale: float | None = None  # of scores; None: the root of the head's size
+    embedding_scale: float = 1.0
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
 
     @property
     def keeps_states(self) -> bool:
@@ -330,7 +334,8 @@ class EncoderSpec:
     @property
     def body_weights(self) -> int:
         mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
-        return self.num_layers * (4 * self.hidden_size**2 + mlp)
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        return self.num_layers * (heads * self.hidden_size + mlp)
 
     @property
     def head_weights(self) -> int:
@@ -338,7 +343,8 @@ class EncoderSpec:
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step, as ModelSpec has it; but a token sees all of its text."""
-        return 2 * self.body_weights * tokens + 8 * self.num_layers * self.hidden_size * context
+        width = self.num_heads * self.head_dim
+        return 2 * self.body_weights * tokens + 8 * self.num_layers * width * context
 
 
 AnySpec = ModelSpec | EncoderSpec

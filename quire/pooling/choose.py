@@ -14,6 +14,7 @@ from quire.errors import CorruptModel, InvalidOption, UnsupportedModel
 from quire.families.encoders.family import Dense, EncoderFamily, HeadPart
 from quire.families.fields import Fields
 from quire.options import Options
+from quire.pooling.gguf_files import read_gguf_pooling
 from quire.pooling.sentence_files import SentenceFiles, read_sentence_files
 from quire.pooling.spec import (
     PLAIN_GENERATOR,
@@ -23,7 +24,6 @@ from quire.pooling.spec import (
     Task,
     TokenRows,
 )
-from quire.weights.gguf_encoder import RANK
 from quire.weights.source import ModelFiles
 
 CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
@@ -31,7 +31,6 @@ _EMBEDS = "this model gives embeddings. Classes need a model with a head for the
 _CLASSIFIES = "this model classifies. Use classify(), or score() where it has one label."
 # What models do to logits that rows of the head alone do not.
 _OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-_GGUF_POOLINGS: Mapping[Any, PoolingType] = {1: "mean", 2: "cls", 3: "last"}
 _POOLING_TYPES: Mapping[str, PoolingType] = {"CLS": "cls", "MEAN": "mean", "LAST": "last"}
 
 
@@ -49,7 +48,10 @@ def choose_pooler(
         )
     sentence = None
     if options.runner != "generate":
-        sentence = read_sentence_files(files.path) if files.kind == "hf" else _gguf_pooling(files)
+        if files.kind == "hf":
+            sentence = read_sentence_files(files.path)
+        else:
+            sentence = read_gguf_pooling(files, encoder, options)
     rows = sentence.scored_by if sentence is not None else None
     if ending in (CLASSIFIES, LABELS_TOKENS) and options.convert != "embed":
         spec = _classifying(fields, encoder, sentence, per_token=ending == LABELS_TOKENS)
@@ -77,20 +79,6 @@ def choose_pooler(
             max_len=sentence.max_len,
         )
     return _configured(spec, options)
-
-
-def _gguf_pooling(files: ModelFiles) -> SentenceFiles | None:
-    """What a GGUF file says of pooling; None where it says nothing, or that there is none."""
-    arch = files.gguf.metadata.get("general.architecture")
-    kind = files.gguf.metadata.get(f"{arch}.pooling_type", 0)
-    if kind == 0 or (kind == RANK and files.config):  # its head says the rest
-        return None
-    if kind not in _GGUF_POOLINGS:
-        raise UnsupportedModel(
-            f"{files.path.name}: {arch}.pooling_type {str(kind)[:40]}; quire has 1 (mean), 2 (cls) "
-            "and 3 (last). runner='generate' leaves it out"
-        )
-    return SentenceFiles((_GGUF_POOLINGS[kind],), normalise=True)
 
 
 def _ending(fields: Fields) -> str:

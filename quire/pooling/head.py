@@ -36,7 +36,10 @@ from quire.weights.source import ModelFiles
 Op = Callable[[Tensor], Tensor]
 TokenId = Callable[[str], int | None]
 _LEAST_NORM = 1e-12  # of a vector of zeros, which stays one
-_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight")
+_HEADS = (
+    "cls.output.weight",  # of GGUF: the rows of the two tokens alone
+    *("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight"),
+)
 
 
 class Head:

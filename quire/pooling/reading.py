@@ -171,7 +171,9 @@ class PoolingReader:
                 "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
                 "would be cut off; shorten the texts"
             )
-        given = {**template_options, "chat_template": options.chat_template}
+        given = {"chat_template": None, **template_options}
+        if options.chat_template is not None:
+            given["chat_template"] = options.chat_template
         chats = _rendered(texts, options.prompt, tokenizer, given)
         good = [one for one in chats if not isinstance(one, QuireError)]
         encoded = iter(tokenizer.encode_each(good, add_special_tokens=False))

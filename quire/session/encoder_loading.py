@@ -107,6 +107,6 @@ def _linears(spec: EncoderSpec, config: EngineConfig) -> tuple[MakeLinear, Padde
     from quire.backends.ops import HeadShape
 
     dtype: torch.dtype = getattr(torch, config.dtype)
-    shape = HeadShape(spec.num_heads, spec.num_heads, spec.head_dim, config.block_size, dtype)
+    shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size, dtype)
     kernels = kernels_for("cpu", shape, batch_invariant=config.batch_invariant)
     return kernels.make_linear, kernels.padded

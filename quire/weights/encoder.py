@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.families.encoders.family import EncoderFamily
+from quire.families.encoders.family import EncoderFamily, EncoderNames
 from quire.spec import EncoderSpec
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.read_rows import read_tensor
@@ -22,11 +22,12 @@ _OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeight:
-    """One weight and the stored tensors that fill it from the top, which have as many rows each."""
+    """One weight and the stored tensors that fill it from the top, which have so many rows each."""
 
     name: str
     shape: tuple[int, ...]
     stored: tuple[str, ...]
+    rows: tuple[int, ...]
 
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
@@ -38,38 +39,49 @@ def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[Encode
         ("types", names.types, spec.num_types),
     ):
         if rows:
-            yield EncoderWeight(f"{name}.weight", (rows, hidden), (f"{stored}.weight",))
-    yield from _norm("embed_norm", names.embed_norm, spec)
-    inner = spec.intermediate_size
+            yield EncoderWeight(f"{name}.weight", (rows, hidden), (f"{stored}.weight",), (rows,))
+    if spec.norms != "both":
+        yield from _norm("embed_norm", names.embed_norm, spec)
     for i in range(spec.num_layers):
-        ours, theirs = f"layers.{i}", names.layer.format(i)
-        qkv = tuple(theirs + name for name in names.qkv)
-        yield from _linear(f"{ours}.attn.qkv", qkv, 3 * hidden, hidden, spec.attention_bias)
-        yield from _linear(
-            f"{ours}.attn.o", (theirs + names.o,), hidden, hidden, spec.attention_bias
-        )
-        rows = 2 * inner if spec.gated else inner
-        up = tuple(theirs + name for name in names.up)
-        yield from _linear(f"{ours}.mlp.up", up, rows, hidden, spec.mlp_bias)
-        yield from _linear(f"{ours}.mlp.down", (theirs + names.down,), hidden, inner, spec.mlp_bias)
-        if i or not spec.norm_before:  # what the embedding gives is normed already
-            yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
-        yield from _norm(f"{ours}.mlp_norm", theirs + names.mlp_norm, spec)
-    if spec.norm_before:
+        yield from _layer(f"layers.{i}", names.layer.format(i), spec, names, is_first=i == 0)
+    if spec.norms != "after":
         yield from _norm("norm", names.norm, spec)
 
 
-def _linear(
-    name: str, stored: tuple[str, ...], rows: int, columns: int, bias: bool
+def _layer(
+    ours: str, theirs: str, spec: EncoderSpec, names: EncoderNames, *, is_first: bool
 ) -> Iterator[EncoderWeight]:
-    yield EncoderWeight(f"{name}.weight", (rows, columns), tuple(f"{s}.weight" for s in stored))
-    if bias:
-        yield EncoderWeight(f"{name}.bias", (rows,), tuple(f"{s}.bias" for s in stored))
+    hidden, inner, width = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+    heads = (width, *(spec.num_kv_heads * spec.head_dim,) * 2)
+
+    def linear(
+        name: str, stored: Sequence[str], rows: Sequence[int], columns: int, bias: bool
+    ) -> Iterator[EncoderWeight]:
+        rows = rows if len(stored) > 1 else (sum(rows),)
+        for kind, shape in (("weight", (columns,)), ("bias", ()))[: 1 + bias]:
+            full = tuple(f"{theirs}{one}.{kind}" for one in stored)
+            yield EncoderWeight(f"{ours}.{name}.{kind}", (sum(rows), *shape), full, tuple(rows))
+
+    yield from linear("attn.qkv", names.qkv, heads, hidden, spec.attention_bias)
+    yield from linear("attn.o", (names.o,), (hidden,), width, spec.attention_bias)
+    halves, biased = (inner,) * (1 + spec.gated), spec.mlp_bias and spec.up_bias
+    yield from linear("mlp.up", names.up, halves, hidden, biased)
+    yield from linear("mlp.down", (names.down,), (hidden,), inner, spec.mlp_bias)
+    if not is_first or spec.norms != "before":  # what the embedding gives is normed already
+        yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
+    yield from _norm(f"{ours}.mlp_norm", theirs + names.mlp_norm, spec)
+    if spec.norms == "both":
+        yield from _norm(f"{ours}.attn_post_norm", theirs + names.attn_post_norm, spec)
+        yield from _norm(f"{ours}.mlp_post_norm", theirs + names.mlp_post_norm, spec)
+    if spec.qk_norm:
+        yield from _norm(f"{ours}.attn.q_norm", theirs + names.q_norm, spec, spec.head_dim)
+        yield from _norm(f"{ours}.attn.k_norm", theirs + names.k_norm, spec, spec.head_dim)
 
 
-def _norm(name: str, stored: str, spec: EncoderSpec) -> Iterator[EncoderWeight]:
+def _norm(name: str, stored: str, spec: EncoderSpec, width: int = 0) -> Iterator[EncoderWeight]:
+    width = width or spec.hidden_size
     for kind in ("weight", "bias") if spec.norm_bias else ("weight",):
-        yield EncoderWeight(f"{name}.{kind}", (spec.hidden_size,), (f"{stored}.{kind}",))
+        yield EncoderWeight(f"{name}.{kind}", (width,), (f"{stored}.{kind}",), (width,))
 
 
 def load_encoder_weights(
@@ -83,7 +95,7 @@ def load_encoder_weights(
     """The weights of an encoder on `device`, by quire's names: in `dtype`, norms in float32."""
     stored = files.stored_tensors()
     plan = [
-        (weight, [_found(name, weight, stored, family, files) for name in weight.stored])
+        (weight, [_found(*one, weight, stored, family, files) for one in _parts(weight)])
         for weight in encoder_weights(spec, family)
     ]
     _check_unused([source for _, sources in plan for source in sources], stored, family, files)
@@ -121,8 +133,13 @@ def _is_norm(weight: EncoderWeight) -> bool:
     return weight.name.rpartition(".")[0].endswith("norm")
 
 
+def _parts(weight: EncoderWeight) -> Iterator[tuple[str, int]]:
+    return zip(weight.stored, weight.rows, strict=True)
+
+
 def _found(
     name: str,
+    rows: int,
     weight: EncoderWeight,
     stored: Mapping[str, StoredTensor],
     family: EncoderFamily,
@@ -133,7 +150,7 @@ def _found(
     source = next((stored[one] for one in names if one in stored), None)
     if source is None:
         raise CorruptModel(f"{files.path}: tensor {names[0]!r} is missing")
-    expected = (weight.shape[0] // len(weight.stored), *weight.shape[1:])
+    expected = (rows, *weight.shape[1:])
     if source.shape != expected:
         raise CorruptModel(
             f"{files.path}: tensor {source.name!r} has the shape {source.shape}; the model's "

@@ -49,6 +49,7 @@ READ = frozenset(
 WITHOUT_EFFECT: Mapping[str, str] = {
     "tensor_data_layout": "who made the file",
     "pooling_type": "embeddings",
+    "classifier.output_labels": "what is scored, which is read with the head",
     "rope.scaling.finetuned": "how the model was trained",
 }
 # Factors that leave a model as it is when they are 1.

@@ -30,9 +30,13 @@ _READ = frozenset(
         *("attention.head_count", "attention.layer_norm_epsilon", "attention.causal"),
     }
 )
+_ALIBI = "max_alibi_bias"
 _ROTARY = frozenset({"rope.freq_base", "rope.scaling.type"})
-_WINDOWS = frozenset(
-    {"rope.freq_base_swa", "attention.sliding_window", "attention.sliding_window_pattern"}
+_OF_MODERN = frozenset(
+    {
+        *("rope.freq_base_swa", "attention.sliding_window", "attention.sliding_window_pattern"),
+        "hidden_activation",
+    }
 )
 
 
@@ -93,6 +97,20 @@ def _bert(file: GgufFile, fields: Fields) -> dict[str, Any]:
     return {**config, "architectures": architectures, "model_type": stem.lower()}
 
 
+def _jina(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    arch = "jina-bert-v2"
+    _check_keys(fields, arch, frozenset({f"attention.{_ALIBI}"}))
+    if fields.positive(key := f"{arch}.attention.{_ALIBI}", 8.0) != 8.0:
+        raise fields.unsupported(key, "8")
+    return {
+        "architectures": ["JinaBertModel"],
+        "model_type": "bert",
+        "position_embedding_type": "alibi",
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "type_vocab_size": _tensor(file, "token_types.weight").shape[0],
+    }
+
+
 def _nomic(file: GgufFile, fields: Fields) -> dict[str, Any]:
     _check_keys(fields, "nomic-bert", _ROTARY)
     types = file.tensors.get("token_types.weight")
@@ -107,15 +125,15 @@ def _nomic(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 def _modern(file: GgufFile, fields: Fields) -> dict[str, Any]:
     arch = "modern-bert"
-    _check_keys(fields, arch, _ROTARY | _WINDOWS)
-    if "cls.weight" in file.tensors or "cls.output.weight" in file.tensors:
-        raise UnsupportedModel(
-            f"{fields.source}: a head of {arch}, of which GGUF does not say whether it reads the "
-            "first token or the mean of all; take the safetensors of this model"
-        )
+    _check_keys(fields, arch, _ROTARY | _OF_MODERN)
+    head = file.tensors.get("cls.output.weight")
+    labels = {} if head is None else {"num_labels": head.shape[0]}
+    ending = "Model" if head is None else "ForSequenceClassification"
     return {
-        "architectures": ["ModernBertModel"],
+        **labels,
+        "architectures": [f"ModernBert{ending}"],
         "model_type": "modernbert",
+        "hidden_activation": fields.word(f"{arch}.hidden_activation", "gelu"),
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         "local_attention": fields.count(f"{arch}.attention.sliding_window"),
         "global_attn_every_n_layers": fields.count(f"{arch}.attention.sliding_window_pattern", 3),
@@ -129,6 +147,7 @@ def _modern(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 READERS: Mapping[str, Callable[[GgufFile, Fields], dict[str, Any]]] = {
     "bert": _bert,
+    "jina-bert-v2": _jina,
     "nomic-bert": _nomic,
     "modern-bert": _modern,
 }
@@ -213,5 +232,6 @@ def _names(
             yield f"blk.{i}.{ours}", tuple(layer + name for name in theirs)
     # What there is of BERT's own head is not enough: converters leave its first part out.
     if "ForSequenceClassification" in config["architectures"][0] and family.name != "bert":
-        first, last = family.classifier(Fields(config, "config.json"), False)
+        first, *norm, last = family.classifier(Fields(config, "config.json"), False)
         yield from (("cls", (first.name,)), ("cls.output", (last.name,)))
+        yield from (("cls.norm", (one.name,)) for one in norm)

@@ -17,7 +17,7 @@ FORMATS = ("inputs", "options")
 SEEING = ("families/media", "models/towers")
 # GGUF files of Mistral and Mixtral say that they are of Llama, and a key of Ministral 3 is named
 # after it; those of OLMo 3 say OLMo 2, those of DeepSeek V2 are told from V3's by how experts are
-# chosen. Granite-MoE has the factors of Granite.
+# chosen. Granite-MoE has the factors of Granite, EmbeddingGemma the layers of Gemma 3.
 ALSO = {
     "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
@@ -29,6 +29,7 @@ ALSO = {
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma": {"families/gemma2.py", "families/gemma3.py"},  # as "Gemma 2"
+    "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.
     "cohere": {"openai_api/pooling.py", "openai_api/fields.py"},
 }

@@ -11,9 +11,14 @@ from safetensors.numpy import load_file
 
 gguf = pytest.importorskip("gguf")
 
-ARCHITECTURES = {"nomic_bert": "nomic-bert", "modernbert": "modern-bert"}
+ARCHITECTURES = {
+    "nomic_bert": "nomic-bert",
+    "modernbert": "modern-bert",
+    "jina_bert": "jina-bert-v2",
+}
 PREFIXES = ("bert.", "roberta.", "distilbert.", "nomic_bert.", "model.")
 LEFT_OUT = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
+ONE_NAME = ("distilbert", "modernbert")  # whose last part is called as other heads' first
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -34,7 +39,7 @@ def write_gguf(path: Path, directory: Path, config: Any, **metadata: Any) -> Pat
             continue
         if name == "embeddings.position_embeddings.weight" and "roberta" in config.model_type:
             values = values[config.pad_token_id + 1 :]
-        if config.model_type == "distilbert" and name.startswith("classifier."):
+        if config.model_type in ONE_NAME and name.startswith("classifier."):
             name = name.replace("classifier", "classifier.out_proj")
         named = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert named is not None, name

@@ -19,6 +19,7 @@ from tests.pooling.tiny import (
     texts,
     write_model,
     write_sentence_files,
+    write_tokenizer,
 )
 from tests.weights.tiny import tiny_model, write_gguf
 
@@ -195,8 +196,32 @@ def test_a_gguf_file_names_its_pooling(tmp_path: Path) -> None:
             assert llm.supported_tasks == ("generate", "embed", "token_embed")
             [output] = llm.embed([{"prompt_token_ids": ids}], use_tqdm=False)
         assert similarity(output.outputs.embedding, pooled(hidden_of(model, ids), pool)) > 0.99999
-    write_gguf(model, path, metadata={"{arch}.pooling_type": 4})
+    write_gguf(model, path, metadata={"{arch}.pooling_type": 4})  # without a head
     with pytest.raises(UnsupportedModel, match="pooling_type 4"):
         open_llm(path, skip_tokenizer_init=True)
     with open_llm(path, skip_tokenizer_init=True, runner="generate") as llm:
         assert llm.supported_tasks == ("generate",)
+
+
+def test_a_gguf_file_of_a_decoder_scores_pairs_as_it_writes_them(tmp_path: Path) -> None:
+    model, yes, no = tiny_model("qwen3"), 7, 3
+    words = tmp_path / "words"
+    words.mkdir()
+    (words / "config.json").write_text("{}")
+    backend = write_tokenizer(words)
+    metadata: dict[str, Any] = {
+        "{arch}.pooling_type": 4,
+        "{arch}.classifier.output_labels": ["yes", "no"],
+        "tokenizer.chat_template.rerank": "w5 '{{ {query}\nw6 {document} </s>\n",
+    }
+    head = {"cls.output.weight": model.lm_head.weight.detach().numpy()[[yes, no]]}
+    path = write_gguf(model, tmp_path / "it.gguf", metadata=metadata, tensors=head)
+    with open_llm(path, tokenizer=str(words)) as llm:
+        assert "score" in llm.supported_tasks
+        [output] = llm.score("w1 {document}", "w2 w3", use_tqdm=False)
+    written = "w5 '{{ w1 {document}\nw6 w2 w3 </s>\n"
+    assert output.prompt_token_ids == backend.encode(written, add_special_tokens=False).ids
+    with torch.no_grad():
+        logits = model(torch.tensor([output.prompt_token_ids])).logits[0, -1]
+    expected = logits[[yes, no]].softmax(-1)[0]
+    assert output.outputs.score == pytest.approx(float(expected), abs=2e-5)

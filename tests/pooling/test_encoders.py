@@ -96,7 +96,7 @@ def test_labels_of_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "embedding gemma"])
 def test_a_text_has_the_same_bits_in_any_batch(name: str, dtype: str, tmp_path: Path) -> None:
     """Without being asked for: a job that was stopped goes on to the same vectors."""
     write_model(tmp_path, ENCODERS[name])

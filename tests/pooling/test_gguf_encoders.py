@@ -21,7 +21,10 @@ PIECES = [*SPECIAL, *WORDS, *(f"[unused{i}]" for i in range(VOCAB - len(SPECIAL)
 PIECES_OF_PAIRS = {"general.architecture": "bert", "bert.attention.causal": False}
 
 
-@pytest.mark.parametrize("name", [name for name in ENCODERS if name != "bert, other activation"])
+NOT_IN_GGUF = ("bert, other activation", "embedding gemma")
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS if name not in NOT_IN_GGUF])
 def test_states_of_every_token_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS[name])
     path = write_gguf(tmp_path / "it.gguf", tmp_path, model.config, **word_pieces(PIECES))
@@ -50,6 +53,25 @@ def test_a_head_scores_as_transformers_does(name: str, pooling: int | None, tmp_
         with torch.no_grad():
             logits = model(torch.tensor([score.prompt_token_ids])).logits
         assert score.outputs.score == pytest.approx(float(logits.sigmoid()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["modernbert", "modernbert, every bias"])
+@pytest.mark.parametrize("act", ["gelu", "silu"])
+def test_a_head_of_modernbert_needs_to_be_told_what_it_reads(
+    name: str, act: str, tmp_path: Path
+) -> None:
+    said = {"num_labels": 1, "hidden_activation": act}
+    model = write_model(tmp_path, ENCODERS[name], "classes", **said)
+    more = {**word_pieces(PIECES), "ARCH.pooling_type": 4, "ARCH.hidden_activation": act}
+    path = write_gguf(tmp_path / "it.gguf", tmp_path, model.config, **more)
+    with pytest.raises(UnsupportedModel, match=r"pooler_config=.*'CLS'"):
+        open_llm(path)
+    reads = {"pooling_type": model.config.classifier_pooling.upper()}
+    with open_llm(path, pooler_config=reads) as llm:
+        [score] = llm.score("w1 w2", texts(1), use_tqdm=False)
+    with torch.no_grad():
+        logits = model(torch.tensor([score.prompt_token_ids])).logits
+    assert score.outputs.score == pytest.approx(float(logits.sigmoid()), abs=1e-5)
 
 
 def test_a_head_without_its_first_part_is_refused_and_its_model_embeds(tmp_path: Path) -> None:

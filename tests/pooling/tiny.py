@@ -21,6 +21,7 @@ from transformers import (
 )
 from transformers.models.bert import BertConfig
 from transformers.models.distilbert import DistilBertConfig
+from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.llama import LlamaConfig
 from transformers.models.modernbert import ModernBertConfig
 from transformers.models.nomic_bert import NomicBertConfig
@@ -73,6 +74,17 @@ ENCODERS: dict[str, PretrainedConfig] = {
         classifier_bias=True,
         classifier_pooling="mean",
         pad_token_id=1,
+    ),
+    "embedding gemma": Gemma3TextConfig(
+        **{**SIZES, "num_hidden_layers": 4},
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        query_pre_attn_scalar=20,
+        attention_bias=True,
+        use_bidirectional_attention=True,
     ),
 }
 HEADS: dict[str, Any] = {"num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 1}

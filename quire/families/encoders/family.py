@@ -63,6 +63,11 @@ class EncoderNames:
     positions: str = ""
     types: str = ""
     norm: str = ""
+    # Of a layer, where it has them.
+    attn_post_norm: str = ""
+    mlp_post_norm: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class EncoderFamily:
     classifier: Callable[[Fields, bool], tuple[HeadPart, ...]]
     # Values of keys beyond which it would be another model; null and absent are fine.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # What a config must say to be of this family: others of its name are decoders.
+    needs: Mapping[str, Any] = field(default_factory=dict)
     # Other keys that change nothing, and why.
     without_effect: Mapping[str, str] = field(default_factory=dict)
 
@@ -107,12 +114,13 @@ def inner_activation(
 
 
 def read_encoder(family: str, fields: Fields, keys: Mapping[str, str], **facts: Any) -> EncoderSpec:
-    """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others."""
+    """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others. Heads
+    have keys of their own, and divide the hidden size among them, unless these say otherwise."""
     counts: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in keys.items()}
-    spec = EncoderSpec(family=family, dtype=read_dtype(fields), **counts, **facts)
-    if spec.hidden_size % spec.num_heads:
+    hidden, heads = counts["hidden_size"], counts["num_heads"]
+    if "head_dim" not in facts and hidden % heads:
         raise CorruptModel(
-            f"{fields.source}: hidden size {spec.hidden_size} does not divide among "
-            f"{spec.num_heads} heads"
+            f"{fields.source}: hidden size {hidden} does not divide among {heads} heads"
         )
-    return spec
+    usual = {"num_kv_heads": heads, "head_dim": hidden // heads, "dtype": read_dtype(fields)}
+    return EncoderSpec(family=family, **{**usual, **counts, **facts})

@@ -46,7 +46,7 @@ def read(fields: Fields) -> EncoderSpec:
         norm_eps=_eps(fields),
         activation=inner_activation(fields, "hidden_activation"),
         gated=True,
-        norm_before=True,
+        norms="before",
         norm_bias=fields.flag("norm_bias", False),
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),

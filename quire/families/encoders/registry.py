@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import UnsupportedModel
-from quire.families.encoders import bert, distilbert, modernbert, nomic_bert, roberta
+from quire.families.encoders import (
+    bert,
+    distilbert,
+    embeddinggemma,
+    jina_bert,
+    modernbert,
+    nomic_bert,
+    roberta,
+)
 from quire.families.encoders.family import EncoderFamily
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
@@ -17,6 +25,8 @@ FAMILIES: tuple[EncoderFamily, ...] = (
     distilbert.FAMILY,
     modernbert.FAMILY,
     nomic_bert.FAMILY,
+    embeddinggemma.FAMILY,
+    jina_bert.FAMILY,
 )
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 # What may stand behind a stem; a head that guesses words is not used.
@@ -50,11 +60,17 @@ def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
     named = config.get("architectures")
     for name in named if isinstance(named, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
-            return ARCHITECTURES[name]
+            return _fitting(ARCHITECTURES[name], config)
         if isinstance(name, str) and name.endswith(("ForCausalLM", "LMHeadModel")):
             return None  # layers of an encoder, but it writes from left to right
     kind = config.get("model_type")
-    return BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
+    return _fitting(BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None, config)
+
+
+def _fitting(family: EncoderFamily | None, config: Mapping[str, Any]) -> EncoderFamily | None:
+    """The family, if the config says what one of its models must."""
+    needs = {} if family is None else family.needs
+    return family if all(config.get(key) == value for key, value in needs.items()) else None
 
 
 def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
