@@ -24,12 +24,15 @@ from quire import LLM, SamplingParams
 from quire.base.line_child import import_paths
 from quire.errors import CorruptModel, EngineError, RankDied
 from quire.executor.ranks.executor import RanksExecutor
+from quire.executor.ranks.plain_data import from_json
+from quire.executor.ranks.processes import RankProcesses
 from quire.executor.ranks.wire import Kind
 from quire.session.ranks import MODULE
 from quire.step import StepPlan
 from quire.steps.codec import encode
 from quire.steps.ranked import RankPlan
 from tests.jobs.driving import children_of, wait_until
+from tests.ranks.echo import SLOW
 from tests.tiny_llm import CONFIG, tiny_llm
 from tests.weights.tiny import tiny_model
 
@@ -232,6 +235,29 @@ def test_a_rank_hears_that_its_engine_is_gone_while_it_imports(tmp_path: Path) -
     finally:
         rank.kill()
         rank.communicate()
+
+
+@pytest.mark.parametrize("size", [10, 50 << 10, 500 << 10])
+def test_every_rank_is_given_its_own_job_however_large(size: int) -> None:
+    """A job has a plan for each layer."""
+    jobs = [{"share": rank, "layers": str(rank) * size} for rank in range(3)]
+    with nothing_left():
+        ranks = RankProcesses("tests.ranks.echo", jobs)
+        found = [from_json(answer.data) for _, answer in sorted(ranks.answers(0).items())]
+        for number in range(20):
+            sent = ranks.tell(Kind.PLAN, bytes([number]) * size)
+            assert {m.data for m in ranks.answers(sent).values()} == {bytes([number]) * size}
+        ranks.close()
+    assert [{name: job[name] for name in jobs[0]} for job in found] == jobs
+
+
+def test_ranks_that_read_weights_are_given_time() -> None:
+    ranks = RankProcesses("tests.ranks.echo", [{}, {}], silence=0.3)
+    ranks.wait_started()
+    ranks.answers(ranks.tell(Kind.WAKE, SLOW), reading=True)
+    with pytest.raises(RankDied, match="no rank moved for 0 s"):
+        ranks.answers(ranks.tell(Kind.PLAN, SLOW))
+    ranks.close()
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:

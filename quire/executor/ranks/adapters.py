@@ -34,13 +34,13 @@ class SentAdapters:
         self._capacity = 0 if options is None else max(options.max_cpu_loras, options.max_loras)
         self._sent: OrderedDict[int, None] = OrderedDict()
 
-    def use(self, number: int) -> tuple[int, ...] | None:
-        """None where ranks have it; else those to be forgotten when it is sent."""
-        is_there = number in self._sent
+    def __contains__(self, number: int) -> bool:
+        return number in self._sent
+
+    def use(self, number: int) -> tuple[int, ...]:
+        """Ranks have it from now on; those that they forget for it."""
         self._sent[number] = None
         self._sent.move_to_end(number)
-        if is_there:
-            return None
         return tuple(self._sent.popitem(last=False)[0] for _ in range(self._num_over))
 
     @property

@@ -95,10 +95,11 @@ class RanksExecutor:
         return RankStep(self, plan, self._alive.tell(Kind.PLAN, data))
 
     def _send_adapter(self, number: int) -> None:
-        """Have an adapter on every rank before a plan that uses it."""
+        """Have an adapter on every rank before a plan that uses it. Unread it is not sent."""
+        weights = None if number in self._sent else self.handles.adapter(number)
         forgotten = self._sent.use(number)
-        if forgotten is not None:
-            made = for_ranks(number, forgotten, self.handles.adapter(number))
+        if weights is not None:
+            made = for_ranks(number, forgotten, weights)
             self._alive.answers(self._alive.tell(Kind.ADAPTER, encode(made)))
 
     def land(self, step: RankStep) -> StepResult:
@@ -121,7 +122,7 @@ class RanksExecutor:
         self._ask(Kind.WAKE, {"part": part})
 
     def _ask(self, kind: Kind, what: dict[str, object]) -> None:
-        self._alive.answers(self._alive.tell(kind, to_json(what)))
+        self._alive.answers(self._alive.tell(kind, to_json(what)), reading=True)
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         raise NotSupported(

@@ -30,7 +30,7 @@ from quire.executor.ranks.wire import SLOTS, Channel, Kind, Message, Ring, broad
 
 SILENCE = 60.0  # seconds in which no rank moves, after which they are taken for stuck
 SLOW_STEPS = 20  # or so many times as long as steps took in the mean
-START_SILENCE = 1800.0  # the same while a model is read, which moves nothing
+READING_SILENCE = 1800.0  # the same while a model is read, which moves nothing
 _GRACE = 0.3  # seconds in which the others may say why, after one ended
 _LOOK = 0.25  # seconds between two looks at the boards
 _LEAVING = 2.0  # seconds for the last that killed ranks wrote to arrive
@@ -83,7 +83,7 @@ class RankProcesses:
         self._mean_step, self._started = 0.0, False
         for channel, job in zip(self._channels, jobs, strict=True):
             data = to_json({**job, "meeting": f"/proc/self/fd/{meeting}"})
-            self._send(Kind.JOB, 0, data, [channel])
+            self._send(Kind.JOB, 0, data, [channel], ring=None)  # whose places are for all ranks
 
     @property
     def pids(self) -> list[int]:
@@ -95,7 +95,7 @@ class RankProcesses:
 
     def wait_started(self) -> bytes:
         """Until every rank is ready; what the first says of itself."""
-        data = self.answers(0)[0].data
+        data = self.answers(0, reading=True)[0].data
         self._started, self._moved = True, time.monotonic()
         return data
 
@@ -109,14 +109,14 @@ class RankProcesses:
         if not self._open:
             self._moved = time.monotonic()
         self._open[self._number] = {}
-        self._send(kind, self._number, data, self._channels)
+        self._send(kind, self._number, data, self._channels, self._ring)
         return self._number
 
-    def answers(self, number: int) -> dict[int, Message]:
-        """What every rank said to a message, once all have."""
+    def answers(self, number: int, *, reading: bool = False) -> dict[int, Message]:
+        """What every rank said to a message, once all have; `reading` where they read weights."""
         begun = time.monotonic()
-        self._wait_for(number)
-        if self._started:
+        self._wait_for(number, reading=reading)
+        if not reading:
             took = time.monotonic() - begun
             self._mean_step += (took - self._mean_step) / 8
         return self._open.pop(number)
@@ -143,19 +143,21 @@ class RankProcesses:
         self.board.close()
         self._ring.close()
 
-    def _send(self, kind: Kind, number: int, data: bytes, channels: Sequence[Channel]) -> None:
+    def _send(
+        self, kind: Kind, number: int, data: bytes, channels: Sequence[Channel], ring: Ring | None
+    ) -> None:
         try:
-            broadcast(channels, kind, number, data, self._ring)
-        except OSError:  # one of them is gone
-            self._fail("a rank could not be told anything")
+            broadcast(channels, kind, number, data, ring)
+        except OSError:  # one of them is gone; why, is known in a moment
+            self._fail("")
 
-    def _wait_for(self, number: int) -> None:
+    def _wait_for(self, number: int, *, reading: bool = False) -> None:
         """Until every rank answered the message of that number, if it is still open."""
         while len(self._open.get(number, range(self.size))) < self.size:
             if self._failure is not None:
                 raise self._failure
             self._hear(_LOOK)
-            self._look()
+            self._look(reading=reading)
 
     def _hear(self, seconds: float) -> None:
         """Take what comes within so many seconds; a rank that ended, or complains, ends all."""
@@ -175,7 +177,7 @@ class RankProcesses:
         if (is_over or self._complaints) and seconds > 0:
             self._fail("")
 
-    def _look(self) -> None:
+    def _look(self, *, reading: bool = False) -> None:
         """Whether ranks disagree, or have not moved for too long."""
         found = self.board.disagreement()
         if found is not None:
@@ -184,7 +186,7 @@ class RankProcesses:
         if seen != self._seen:
             self._seen, self._moved = seen, now
         longest = max(self._silence, SLOW_STEPS * self._mean_step)
-        longest = longest if self._started else max(longest, START_SILENCE)
+        longest = max(longest, READING_SILENCE) if reading else longest
         if now - self._moved > longest:
             self._fail(f"no rank moved for {longest:.0f} s")
 

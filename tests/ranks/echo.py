@@ -1,0 +1,23 @@
+"""What stands in for a rank: it sends back what it is sent, SLOW after SECONDS."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+
+from quire.executor.ranks.wire import Channel, Kind, Ring
+
+SLOW, SECONDS = b"slow", 1.5
+
+
+def main() -> None:
+    _, _, end, _, _, ring = map(int, sys.argv[1:7])
+    channel = Channel(socket.socket(fileno=end), Ring(ring))
+    while (message := channel.receive()) is not None:
+        time.sleep(SECONDS if message.data == SLOW else 0)
+        channel.send(Kind.DONE, message.number, message.data)
+
+
+if __name__ == "__main__":
+    main()
