@@ -13,6 +13,6 @@ It comes home:  commit.py, with judging.py (tokens that are kept), stopping.py, 
                 repetition.py (why a row ends), held.py (logits that are with processors),
                 reports.py (what happened)
 Kinds of rows:  row_kinds.py and pacing.py (how one is drawn for), guesses.py, device_guesses.py and
-                trials.py (tokens ahead of their turn), beams.py and beam_rule.py (searches),
-                scoring.py and score_tree.py (given tokens), hidden.py (states), media.py
+                trials.py (tokens ahead of their turn), beams.py, beam_rule.py and beam_guides.py
+                (searches), scoring.py and score_tree.py (given tokens), hidden.py, media.py
 """

@@ -27,6 +27,7 @@ import numpy as np
 from quire.errors import InvalidLogits
 from quire.request import Ints, Request
 from quire.sampling_params import BeamSearchParams
+from quire.scheduler.beam_guides import ask, completes, forked
 from quire.scheduler.beam_rule import Answer, BeamSearch, SearchRules, Trail
 from quire.scheduler.draft import Draft
 from quire.scheduler.placements import Placements, SavedRow
@@ -41,7 +42,7 @@ class BeamGroup:
     def __init__(self, rules: SearchRules, request: Request, order: int, *, num_best: int) -> None:
         """`num_best` of the answers are wanted, `rules.width` at most."""
         self.lead = Sequence(request, order=order, group=self)
-        self.search = BeamSearch(rules, self._ends)
+        self.search = BeamSearch(rules, lambda beam, token: ask(self._ends, beam, token))
         self.answers: list[Sequence] = []  # once it is over, best first
         self.num_best = num_best
         self.places: list[int | SavedRow] = []  # of the beams: a row, or what was left in one
@@ -212,7 +213,8 @@ class Beams:
     def decide(self, group: BeamGroup) -> None:
         """Choose among the offers of a group that is ready, and put the next beams into rows.
 
-        Raises the error of a grammar that fails.
+        Raises the error of a grammar that fails, or the fault that is met in one; the group can
+        leave its rows then.
         """
         offers = [group.offers[beam] for beam in range(len(group.search.beams))]
         group.offers = {}
@@ -230,21 +232,18 @@ class Beams:
         """Put the beams that were just chosen where their parents are, or where beams died; what
         finds no row is saved, with its parent's blocks."""
         parents = [beam.parent for beam in group.search.beams]
+        guides = forked(group.guides, parents)  # before any block moves: one may fail
         childless = [place for i, place in enumerate(group.places) if i not in parents]
         self._release_saved(childless)
         spare = [*group.spare_rows, *(place for place in childless if isinstance(place, int))]
         settled: set[int] = set()
         places: list[int | SavedRow] = []
-        guides: list[Guide | None] = []
         for parent in parents:
-            guide = group.guides[parent]
             if parent in settled:
                 places.append(self._beside(group.places[parent], spare))
-                guides.append(None if guide is None else guide.fork())
             else:
                 settled.add(parent)
                 places.append(group.places[parent])
-                guides.append(guide)
         for row in spare:
             self._placements.vacate(row)
         group.places, group.spare_rows, group.guides = places, spare, guides
@@ -281,7 +280,7 @@ class Beams:
                 group.places[beam] = replace(place, output_ids=np.append(place.output_ids, token))
             else:
                 self._guide(place, guide)
-            if guide is not None and not guide.accept(token) and guide.error is not None:
+            if guide is not None and not ask(guide.accept, token) and guide.error is not None:
                 raise guide.error
 
     def _answer(self, group: BeamGroup, i: int, answer: Answer) -> Sequence:
@@ -295,11 +294,11 @@ class Beams:
         last = int(made.output_ids[-1])
         if not answer.by_length:
             made.stop_reason = last if last in lead.request.stop_ids else None
-        elif (guide := group.guides[answer.beam.parent]) is not None:
-            # No room was left at this step alone, so the parent's guide is still here.
-            ended = guide.fork()
-            if not (ended.accept(last) and ended.is_complete):
-                made.stop_reason = UNFINISHED
+            return made
+        # No room was left at this step alone, so the parent's guide is still here.
+        guide = group.guides[answer.beam.parent]
+        if guide is not None and not ask(completes, guide, last):
+            made.stop_reason = UNFINISHED
         return made
 
     def take_out(self, row: int) -> Sequence:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.base.boundary import for_row
-from quire.errors import GrammarFailed, InvalidLogits, ProcessorFailed, QuireError
+from quire.errors import EngineError, InvalidLogits, ProcessorFailed, QuireError
 from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
 from quire.scheduler.guesses import Guesses
@@ -146,7 +146,9 @@ class Committer:
                 continue
             try:
                 self._beams.decide(group)
-            except GrammarFailed as error:
+            except EngineError:
+                raise
+            except QuireError as error:
                 self._reports.fail(self._beams.leave(group), error)
             else:
                 if group.search.over:

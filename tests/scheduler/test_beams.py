@@ -242,27 +242,62 @@ def test_bad_logits_of_a_beam_end_its_search_and_nobody_else(num_rows: int) -> N
 
 
 class FailingGuide(FussyGuide):
-    """Comes to a limit after three tokens."""
+    """After three tokens it comes to a limit, or meets a fault where it is asked `question`."""
 
     error: GrammarFailed | None = None  # type: ignore[assignment]
 
+    def __init__(self, question: str, accepted: tuple[int, ...] = ()) -> None:
+        super().__init__(accepted)
+        self.question = question
+
+    def asked(self, question: str) -> None:
+        if self.question == question and len(self.accepted) == 3:
+            raise LookupError("made up")
+
     def accept(self, token_id: int) -> bool:
-        if len(self.accepted) == 3:
+        self.asked("accept")
+        if self.question == "limit" and len(self.accepted) == 3:
             self.error = GrammarFailed("too much work")
             return False
         return super().accept(token_id)
 
+    @property
+    def is_complete(self) -> bool:  # type: ignore[override]
+        self.asked("is_complete")
+        return True
+
+    @property
+    def is_stopped(self) -> bool:  # type: ignore[override]
+        self.asked("is_stopped")
+        return False
+
     def fork(self) -> FailingGuide:
-        return FailingGuide(self.accepted)
+        self.asked("fork")
+        return FailingGuide(self.question, self.accepted)
+
+
+# The question at which it fails, how long its search may be, and how many ids end it.
+FAILURES = [
+    *(("limit", 10, 0), ("accept", 10, 0), ("fork", 10, 1), ("is_complete", 10, 40)),
+    *(("is_stopped", 10, 0), ("fork", 4, 1), ("accept", 4, 1)),
+]
 
 
 @pytest.mark.parametrize("num_rows", [8, 2, 1])
-def test_a_grammar_that_fails_ends_its_search_with_its_reason(num_rows: int) -> None:
+@pytest.mark.parametrize(("question", "most", "num_ends"), FAILURES)
+def test_a_grammar_that_fails_ends_its_search_alone(
+    question: str, most: int, num_ends: int, num_rows: int
+) -> None:
     engine = replace(SETTING, max_num_seqs=num_rows).engine()
-    lead = lead_of(make_request(0, [1, 2, 3], 10, guided=True), SearchRules(3, 10))
-    lead.guide = FailingGuide()
-    run_searches(engine, [lead])
-    assert isinstance(lead.error, GrammarFailed)
+    rules = SearchRules(3, most, frozenset(range(0, 25 * num_ends, 25)))
+    lead = lead_of(make_request(0, [1, 2, 3], most, guided=True), rules)
+    lead.guide = FailingGuide(question)
+    other, usual = make_request(1, [1, 2, 3], 10), SearchRules(3, 10)
+    run_searches(engine, [lead, unharmed := lead_of(other, usual, order=1)])
+    fault = "this row failed while its text was followed: LookupError"
+    assert str(lead.error) == ("too much work" if question == "limit" else fault)
+    assert lead.finish_reason == "error"
+    check_group(unharmed, other, usual)
 
 
 def test_a_search_counts_its_times_and_its_cached_tokens() -> None:
