@@ -178,6 +178,26 @@ def test_segments_are_rolled_and_read_together(
     assert len(rows_in(tmp_path)) == 301
 
 
+@pytest.mark.parametrize(("error", "said"), [(errno.ENOSPC, "full"), (errno.EIO, "every finished")])
+def test_a_disk_without_room_for_a_further_file_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, said: str
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 4096)
+    real = journal_module.open_own
+
+    def failing(path: Path, flags: int) -> int:
+        if path.name == segment_name(2):
+            raise OSError(error, os.strerror(error))
+        return real(path, flags)
+
+    monkeypatch.setattr(journal_module, "open_own", failing)
+    with pytest.raises((JobStopped, OSError), match=said), opened(tmp_path) as journal:
+        for row in range(300):
+            journal.append(record(row))
+    monkeypatch.undo()
+    assert sorted(rows_in(tmp_path)) == list(range(GROUP))
+
+
 def test_an_epoch_never_comes_twice(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         journal.append(record(0, epoch=41))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from quire.errors import JobStopped
 from quire.jobs.store.durable import open_own, sync_directory
@@ -130,14 +131,14 @@ class Journal:
         try:
             self._write(self._errors)
             self._write(self._results)
+            self._num_pending, self._oldest_pending = 0, None
+            if self._results.size >= SEGMENT_BYTES:
+                self._roll()
         except OSError as error:
             self._broken = True
             if error.errno not in FULL:
                 raise self._uncertain(error) from error
             self._save_last_group(error)
-        self._num_pending, self._oldest_pending = 0, None
-        if self._results.size >= SEGMENT_BYTES:
-            self._roll()
 
     def _write(self, segment: _Segment) -> None:
         if not segment.pending:
@@ -152,7 +153,7 @@ class Journal:
             self.index.put(row, position)
         segment.size, segment.pending = at, []
 
-    def _save_last_group(self, error: OSError) -> None:
+    def _save_last_group(self, error: OSError) -> NoReturn:
         """The disk is full: give up the reserve for what is pending, then stop."""
         reserve = self._job_dir / RESERVE
         lost = 0
@@ -171,17 +172,16 @@ class Journal:
 
     def _uncertain(self, error: OSError) -> OSError:
         rows = sorted(row for s in (self._errors, self._results) for row, _ in s.pending)
-        described = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows from {rows[0]} on"
-        return OSError(
-            error.errno,
-            f"{error.strerror}: writing the results of {described} failed, so they are uncertain; "
-            "everything before is safe. Run the same command when the disk is well again",
-            str(self._job_dir),
-        )
+        said = "no further file for results could be made; every finished row"
+        if rows:
+            some = f"row {rows[0]}" if len(rows) == 1 else f"{len(rows)} rows from {rows[0]} on"
+            said = f"writing the results of {some} failed, so they are uncertain; everything before"
+        said = f"{error.strerror}: {said} is safe. Run the same command when the disk is well again"
+        return OSError(error.errno, said, str(self._job_dir))
 
     def _roll(self) -> None:
-        os.close(self._results.file)
-        self._results = self._opened(self._results.number + 1, 0)
+        full, self._results = self._results, self._opened(self._results.number + 1, 0)
+        os.close(full.file)
         self._keep_reserve()
 
     def _keep_reserve(self) -> None:

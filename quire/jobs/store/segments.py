@@ -37,7 +37,7 @@ def segments(job_dir: Path) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a segment. `end` is the byte after it; `record` is None where it is damaged."""
+    """One line of a segment. `end` is the byte after it; `fields` is None where it is damaged."""
 
     segment: int
     start: int
