@@ -15,6 +15,7 @@ from quire.inputs.chat import read_template, render_conversations
 from quire.params.lora import LoRARequest
 from quire.params.pooling import PoolingParams
 from quire.params.structured import StructuredOutputsParams
+from quire.ray.answer_files import AnswerFiles, read_answers, write_answers
 from quire.ray.answers import (
     answer_of,
     failed_answer,
@@ -22,7 +23,6 @@ from quire.ray.answers import (
     pooled_answer,
 )
 from quire.ray.config import DATA, ERROR, TASKS, Packed, Row, vLLMEngineProcessorConfig
-from quire.ray.journal import Journal, read_answers, write_answers
 from quire.ray.stages import ChatTemplateStageConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.async_llm import AsyncLLM
@@ -55,11 +55,11 @@ class EngineUDF:
             "content_format": config.content_format,
             "chat_template_kwargs": dict(more) if more else None,
         }
-        self._journal = None if config.journal is None else Journal(config, self._rendering)
+        self._files = None if config.journal is None else AnswerFiles(config, self._rendering)
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         rows: list[Row] = [packed.row for packed in batch[DATA]]
-        kept = None if self._journal is None else self._journal.file(rows)
+        kept = None if self._files is None else self._files.file(rows)
         answers = None if kept is None else read_answers(kept)
         if answers is None:
             number = uuid.uuid4().hex

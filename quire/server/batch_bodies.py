@@ -12,7 +12,7 @@ from quire.openai_api.field import checked_fields, plain_body
 from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from quire.params.rules import show
 from quire.server import files
-from quire.server.batches import Batch
+from quire.server.batches import StoredBatch
 from quire.server.files import StoredFile
 from quire.server.ids import BATCH, new_id
 
@@ -86,7 +86,7 @@ def _check_after(after: Any) -> int:
 
 def new_batch(
     given: Mapping[str, Any], *, key_id: str, file: StoredFile, model: str, storage: str
-) -> Batch:
+) -> StoredBatch:
     """The batch that the fields ask for."""
     if file.purpose != "batch":
         raise bad(
@@ -94,7 +94,7 @@ def new_batch(
             param="input_file_id",
         )
     now, after = int(time.time()), given.get("output_expires_after")
-    return Batch(
+    return StoredBatch(
         id=new_id(BATCH),
         key_id=key_id,
         storage=storage,

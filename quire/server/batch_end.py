@@ -9,7 +9,7 @@ from typing import Any
 from quire.server import batches, files
 from quire.server.batch_job import BatchJob, Outcome, Written
 from quire.server.batch_states import Ending
-from quire.server.batches import Batch
+from quire.server.batches import StoredBatch
 from quire.server.files import StoredFile
 from quire.server.storage import Storage
 
@@ -24,13 +24,13 @@ _UNANSWERED: dict[Ending, tuple[str, str]] = {
 class WrittenOut:
     """A batch whose files are on disk, and of which the database does not know yet."""
 
-    batch: Batch
+    batch: StoredBatch
     outcome: Outcome
     output: StoredFile | None
     errors: StoredFile | None
 
 
-def write_out(batch: Batch, job: BatchJob, storage: Storage, ending: Ending) -> WrittenOut:
+def write_out(batch: StoredBatch, job: BatchJob, storage: Storage, ending: Ending) -> WrittenOut:
     """Give every line without a result its error, and write the files. Blocks."""
     if ending in _UNANSWERED:
         job.fail_rest(*_UNANSWERED[ending])
@@ -43,7 +43,7 @@ def write_out(batch: Batch, job: BatchJob, storage: Storage, ending: Ending) -> 
     )
 
 
-def _linked(batch: Batch, written: Written | None, storage: Storage) -> StoredFile | None:
+def _linked(batch: StoredBatch, written: Written | None, storage: Storage) -> StoredFile | None:
     if written is None:
         return None
     file = files.new_file(

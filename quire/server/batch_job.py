@@ -33,7 +33,7 @@ from quire.jobs.supervise.metrics import MetricsFile
 from quire.params.rules import show
 from quire.server.batch_engine import EngineFacts
 from quire.server.batch_lines import SUMMED, line_of
-from quire.server.batches import Batch
+from quire.server.batches import StoredBatch
 from quire.server.storage import second_name
 
 _ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
@@ -71,12 +71,14 @@ class Outcome:
     main_error: str | None  # what most of the failed lines failed with
 
 
-def file_name(batch: Batch, kind: str) -> str:
+def file_name(batch: StoredBatch, kind: str) -> str:
     """What a file of the batch is called, in its directory and by clients."""
     return f"{batch.id}_{kind}.jsonl"
 
 
-def begin(batch: Batch, directory: Path, source: Path, facts: EngineFacts, num_rows: int) -> None:
+def begin(
+    batch: StoredBatch, directory: Path, source: Path, facts: EngineFacts, num_rows: int
+) -> None:
     """Make the directory, its input and its manifest; what a kill left of them is used again."""
     make_directory(directory)
     kept = directory / file_name(batch, "input")
@@ -116,7 +118,7 @@ def _model(facts: EngineFacts) -> dict[str, Any]:
 class BatchJob:
     """The rows of one batch, while it runs."""
 
-    def __init__(self, batch: Batch, directory: Path) -> None:
+    def __init__(self, batch: StoredBatch, directory: Path) -> None:
         self._batch, self._directory = batch, directory
         self._closing = ExitStack()
 

@@ -33,7 +33,7 @@ from quire.server.batch_input import check_lines
 from quire.server.batch_job import BatchJob, begin
 from quire.server.batch_lines import answered, rejected, response_id
 from quire.server.batch_states import Ending, Status
-from quire.server.batches import Batch
+from quire.server.batches import StoredBatch
 from quire.server.database import Database
 from quire.server.storage import Storage
 
@@ -71,7 +71,7 @@ class Live:
 class BatchRun:
     """One run of one batch; `end` asks it to come to an early end. Also a supply of rows."""
 
-    def __init__(self, batch: Batch, rooms: Rooms) -> None:
+    def __init__(self, batch: StoredBatch, rooms: Rooms) -> None:
         self.batch, self._rooms = batch, rooms
         self.live = Live(batch.completed, batch.failed)
         self._ending: Ending | None = batch.ending
@@ -95,7 +95,7 @@ class BatchRun:
             self.asked_to_end.set()
             self._news.set()
 
-    def again(self, batch: Batch) -> BatchRun:
+    def again(self, batch: StoredBatch) -> BatchRun:
         """A fresh run of the batch as it is stored now; what this one was asked, it is asked."""
         made = BatchRun(batch, self._rooms)
         if self.asked_to_end.is_set() and self._ending is not None:
@@ -298,11 +298,11 @@ class BatchRun:
 
     async def _change(
         self, status: Status, *, of: tuple[Status, ...], **values: Any
-    ) -> Batch | None:
+    ) -> StoredBatch | None:
         """As batches.change; where another state was entered meanwhile, follow it."""
         batch_id = self.batch.id
 
-        def work(connection: sqlite3.Connection) -> tuple[Batch | None, Batch]:
+        def work(connection: sqlite3.Connection) -> tuple[StoredBatch | None, StoredBatch]:
             changed = batches.change(connection, batch_id, status, of=of, **values)
             return changed, changed or batches.get(connection, batch_id)
 

@@ -27,7 +27,7 @@ from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import RowEngine
 from quire.server.batch_runner import BatchRun, Live, Rooms
 from quire.server.batch_states import ENDS, LIVE
-from quire.server.batches import Batch
+from quire.server.batches import StoredBatch
 from quire.server.database import Database
 from quire.server.files import StoredFile
 from quire.server.links import Links
@@ -99,7 +99,7 @@ class BatchService:
         self.database.close()
         self.storage.close()
 
-    async def create(self, batch: Batch) -> None:
+    async def create(self, batch: StoredBatch) -> None:
         """Make the batch durable, and begin it. 429 for a key that has too many."""
         most = self.settings.max_live_batches
 
@@ -119,7 +119,7 @@ class BatchService:
         await self.database.write(work)
         self._run(batch)
 
-    async def cancel(self, key_id: str, batch_id: str) -> Batch:
+    async def cancel(self, key_id: str, batch_id: str) -> StoredBatch:
         batch = await self.database.write(
             lambda connection: batches.cancel(connection, key_id, batch_id)
         )
@@ -132,7 +132,7 @@ class BatchService:
         run = self._runs.get(batch_id)
         return None if run is None else run.live
 
-    def as_object(self, batch: Batch) -> dict[str, object]:
+    def as_object(self, batch: StoredBatch) -> dict[str, object]:
         """The batch as clients read it, with the counts of this moment."""
         live = self.live(batch.id)
         made = batches.as_object(batch, waiting=live.waiting if live is not None else None)
@@ -202,7 +202,7 @@ class BatchService:
         if not task.cancelled() and (error := task.exception()) is not None:
             note(f"a part of the server that runs batches ended: {_where(error)}")
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: StoredBatch) -> None:
         if self._rooms is not None:
             run = self._runs[batch.id] = BatchRun(batch, self._rooms)
             self._spawn(self._run_to_its_end(run))

@@ -7,10 +7,10 @@ that come together leave one of the two, whole.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from sqlite3 import Connection, Row
 from typing import Any
 
 from quire.openai_api.errors import ApiError, not_found
@@ -22,7 +22,7 @@ _JSON = ("metadata", "errors", "usage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class StoredBatch:
     """One batch. `storage` names its job directory; `ending` is where a batch goes that is being
     written out."""
 
@@ -60,19 +60,19 @@ class Batch:
         return self.status in LIVE
 
 
-_COLUMNS = tuple(field.name for field in fields(Batch))
+_COLUMNS = tuple(field.name for field in fields(StoredBatch))
 _INSERT = f"INSERT INTO batches ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
 _IS_LIVE = "status IN (" + ", ".join(f"'{status}'" for status in LIVE) + ")"
 
 
-def batch_of(row: sqlite3.Row) -> Batch:
+def batch_of(row: Row) -> StoredBatch:
     values = {name: row[name] for name in _COLUMNS}
     for name in _JSON:
         values[name] = None if values[name] is None else json.loads(values[name])
-    return Batch(**values)
+    return StoredBatch(**values)
 
 
-def insert(connection: sqlite3.Connection, batch: Batch) -> None:
+def insert(connection: Connection, batch: StoredBatch) -> None:
     connection.execute(_INSERT, _bound({name: getattr(batch, name) for name in _COLUMNS}))
 
 
@@ -83,7 +83,7 @@ def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def find(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Batch:
+def find(connection: Connection, key_id: str, batch_id: object) -> StoredBatch:
     """The key's batch of this id; 404 if there is none, whatever other keys have."""
     row = None
     if is_id(batch_id, BATCH):
@@ -95,25 +95,24 @@ def find(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Batch
     return batch_of(row)
 
 
-def get(connection: sqlite3.Connection, batch_id: str) -> Batch:
+def get(connection: Connection, batch_id: str) -> StoredBatch:
     """A batch that is known to be there, for the server itself."""
-    return batch_of(
-        connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
-    )
+    row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    return batch_of(row)
 
 
-def page_of(connection: sqlite3.Connection, key_id: str, page: Page) -> tuple[list[Batch], bool]:
+def page_of(connection: Connection, key_id: str, page: Page) -> tuple[list[StoredBatch], bool]:
     rows, has_more = select_page(connection, "batches", page, kind=BATCH, where={"key_id": key_id})
     return [batch_of(row) for row in rows], has_more
 
 
-def live(connection: sqlite3.Connection) -> list[Batch]:
+def live(connection: Connection) -> list[StoredBatch]:
     """Every batch that has not ended, the oldest first."""
     rows = connection.execute(f"SELECT * FROM batches WHERE {_IS_LIVE} ORDER BY seq").fetchall()
     return [batch_of(row) for row in rows]
 
 
-def num_live(connection: sqlite3.Connection, key_id: str) -> int:
+def num_live(connection: Connection, key_id: str) -> int:
     [found] = connection.execute(
         f"SELECT count(*) FROM batches WHERE key_id = ? AND {_IS_LIVE}", (key_id,)
     ).fetchone()
@@ -121,13 +120,13 @@ def num_live(connection: sqlite3.Connection, key_id: str) -> int:
 
 
 def change(
-    connection: sqlite3.Connection,
+    connection: Connection,
     batch_id: str,
     status: Status,
     *,
     of: Sequence[Status],
     **values: Any,
-) -> Batch | None:
+) -> StoredBatch | None:
     """Move the batch to `status`, at this moment, if it is in one of the states `of`; the batch
     as it is then, or None if it was in another state."""
     values = {"status": status, **values}
@@ -143,7 +142,7 @@ def change(
     return get(connection, batch_id)
 
 
-def cancel(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Batch:
+def cancel(connection: Connection, key_id: str, batch_id: object) -> StoredBatch:
     """Ask the batch to end; 400 if it has. One that is asked already stays as it is."""
     batch = find(connection, key_id, batch_id)
     if batch.status == "cancelling":
@@ -161,7 +160,7 @@ def cancel(connection: sqlite3.Connection, key_id: str, batch_id: object) -> Bat
     return changed
 
 
-def without_outputs(connection: sqlite3.Connection, file_id: str) -> Batch | None:
+def without_outputs(connection: Connection, file_id: str) -> StoredBatch | None:
     """The batch that wrote this file, if none of the files that it wrote is left."""
     row = connection.execute(
         "SELECT * FROM batches WHERE :id IN (output_file_id, error_file_id) AND NOT EXISTS "
@@ -171,7 +170,7 @@ def without_outputs(connection: sqlite3.Connection, file_id: str) -> Batch | Non
     return None if row is None else batch_of(row)
 
 
-def take_old(connection: sqlite3.Connection, ended_before: int) -> list[Batch]:
+def take_old(connection: Connection, ended_before: int) -> list[StoredBatch]:
     """Forget batches that ended long ago, and whose files are gone."""
     rows = connection.execute(
         f"SELECT * FROM batches WHERE NOT {_IS_LIVE} AND created_at < ? "
@@ -188,7 +187,7 @@ def take_old(connection: sqlite3.Connection, ended_before: int) -> list[Batch]:
     return gone
 
 
-def as_object(batch: Batch, *, waiting: str | None = None) -> dict[str, Any]:
+def as_object(batch: StoredBatch, *, waiting: str | None = None) -> dict[str, Any]:
     """The batch as clients read it. `waiting` says why it does not go on."""
     errors = None if not batch.errors else {"object": "list", "data": list(batch.errors)}
     return {

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from quire.errors import InvalidOption
+from quire.ray.answer_files import AnswerFiles
 from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
 from quire.ray.engine import EngineUDF
-from quire.ray.journal import Journal
 from quire.ray.processor import _packed, _unpacked
 from tests.pooling.tiny import ENCODERS, open_llm, texts, write_model, write_sentence_files
 from tests.tiny_llm import CONFIG
@@ -84,7 +85,7 @@ def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
 
     def file(rows: list[Row], **changed: Any) -> Path:
         usual: Row = {"model_source": str(tmp_path), "journal": "kept", "id_column": "id"}
-        return Journal(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file(rows)
+        return AnswerFiles(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file(rows)
 
     def seen(picture: Any) -> list[Row]:
         return [{"id": 1, "prompt": "x", "multimodal_data": {"image": picture}}]
@@ -105,6 +106,8 @@ def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
     assert len(set(found)) == len(found)
     assert file([{**rows[0], "when": 2.5}]) == found[0]  # the pipeline's own column
     assert file(seen(Image.fromarray(pictures[0]))) == found[-2]
+    with pytest.raises(InvalidOption, match="id_column='id' is no column of a row that has prompt"):
+        file([{"prompt": "x"}])
     model.get_input_embeddings().weight.data.zero_()
     model.save_pretrained(tmp_path)
     assert file(rows) != found[0]  # other weights under the same name
@@ -130,7 +133,7 @@ def test_a_journal_knows_files_by_what_they_hold(tmp_path: Path) -> None:
     def file(row: Row = row, **changed: Any) -> Path:
         usual: Row = {"model_source": str(config.parent), "journal": "kept", "id_column": "id"}
         usual |= {"engine_kwargs": kwargs, "dynamic_lora_loading_path": str(tmp_path)}
-        return Journal(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file([row])
+        return AnswerFiles(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file([row])
 
     seen = [file()]  # of an adapter that is not there yet
     for path in (

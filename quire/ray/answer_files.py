@@ -1,4 +1,4 @@
-"""Answers as files of a journal, each of a batch, under a name that says what was asked."""
+"""Answers kept in a folder: a file for each batch, under a name that says what was asked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.adapters.config import CONFIG
 from quire.adapters.files import TENSORS, adapter_directory
 from quire.base.notes import note
 from quire.base.version import __version__
-from quire.errors import QuireError
+from quire.errors import InvalidOption, QuireError
 from quire.ray.config import Row, vLLMEngineProcessorConfig
 from quire.session.fingerprint import file_hash
 from quire.weights.made_of import made_of
@@ -30,7 +30,7 @@ ASKING = (
 )
 
 
-class Journal:
+class AnswerFiles:
     """The answers of batches in a folder, whichever actor answers them. Another model, tokenizer,
     adapter, option, template or row is another question, and so has another file."""
 
@@ -47,12 +47,20 @@ class Journal:
 
     def file(self, rows: list[Row]) -> Path:
         """Where the answers of these rows are, or will be."""
-        asked = [[str(row[self._id]), *(row.get(name) for name in ASKING)] for row in rows]
+        asked = [[self._key(row), *(row.get(name) for name in ASKING)] for row in rows]
         paths = sorted({path for row in rows if (path := self._config.adapter_path(row))})
         about = [*self._about, [[path, self._adapter(path)] for path in paths]]
         about.append([[_file(url), url] for url in _urls(asked)])
         made = hashlib.sha256(json.dumps([about, asked], default=_named).encode())
         return self._folder / f"{made.hexdigest()}.json"
+
+    def _key(self, row: Row) -> str:
+        if self._id not in row:
+            raise InvalidOption(
+                f"id_column={self._id!r} is no column of a row that has {', '.join(row)}",
+                parameter="id_column",
+            )
+        return str(row[self._id])
 
     def _adapter(self, path: str) -> list[str]:
         """What its files hold; nothing where there is none, as its rows will say."""
