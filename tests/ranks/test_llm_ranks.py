@@ -1,18 +1,20 @@
 """LLM(tensor_parallel_size=...): processes give the bits of one process that adds the same parts,
-whatever is asked of them."""
+and one rank's answers but for the rounding of sums, whatever is asked of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from quire import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import BatchError, InvalidOption, NotSupported
 from quire.executor.ranks import executor
+from tests.parity.test_any_way import requests
 from tests.ranks.thread_executor import ThreadRanks
 from tests.tiny_llm import tiny_llm
 
@@ -23,14 +25,10 @@ OPTIONS: dict[str, Any] = {
     "num_gpu_blocks_override": 24,
     "seed": 3,
     "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+    "max_logprobs": -1,
 }
 SHARED = "Each of the following lines has a number, a colon and a word. "
 PROMPTS = [f"{SHARED}{i}: word {'ab' * i}" for i in range(10)]
-
-
-def favour(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    logits[100 + len(output_ids)] += 3.0
-    return logits
 
 
 def fail_at_two(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -63,6 +61,11 @@ def generated(llm: LLM, prompts: list[str], **params: Any) -> list[Any]:
     return facts_of(outputs)
 
 
+def by_chance(llm: LLM) -> list[Any]:
+    """Every feature of sampling, mixed."""
+    return facts_of(llm.generate(*requests(3, 24), use_tqdm=False))
+
+
 def beams(llm: LLM) -> list[Any]:
     found = llm.beam_search(PROMPTS[:2], BeamSearchParams(beam_width=3, max_tokens=5))
     return [[(s.tokens, s.cum_logprob) for s in one.sequences] for one in found]
@@ -90,23 +93,7 @@ def woken(llm: LLM) -> list[Any]:
 
 ASKED: dict[str, Callable[[LLM], Any]] = {
     "greedy, preempted": lambda llm: generated(llm, PROMPTS, temperature=0, max_tokens=40),
-    "random, several": lambda llm: generated(llm, PROMPTS[:4], n=3, logprobs=2, seed=5),
-    "cut off": lambda llm: generated(llm, PROMPTS[:3], top_p=0.7, top_k=50, min_p=0.01),
-    "penalties": lambda llm: generated(
-        llm, PROMPTS[:3], repetition_penalty=1.3, presence_penalty=0.5, bad_words=[" the"]
-    ),
-    "logprobs": lambda llm: generated(
-        llm, PROMPTS[:2], logprobs=5, prompt_logprobs=2, max_tokens=3
-    ),
-    "masks": lambda llm: generated(
-        llm,
-        PROMPTS[:3],
-        max_tokens=30,
-        structured_outputs=StructuredOutputsParams(regex=r"\d{4}-[a-f]{3}"),
-    ),
-    "processors": lambda llm: generated(
-        llm, PROMPTS[:3], logits_processors=[favour], logprobs=1, max_tokens=5
-    ),
+    "by chance": by_chance,
     "a processor that fails": failing,
     "beams": beams,
     "scores": scores,
@@ -119,25 +106,45 @@ def tiny(directory: Path, size: int, **options: Any) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def pair(
+def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[LLM, LLM]]:
-    """The same model with processes and with threads for ranks; on four in bytes."""
-    changes = {"quantization": "int8"} if request.param == 4 else {}
+) -> Iterator[tuple[LLM, LLM, LLM | None]]:
+    """The same model with processes and with threads for ranks, and undivided; on four in bytes,
+    which ranks round in parts."""
+    size = request.param
+    changes = {"quantization": "int8"} if size == 4 else {}
     folder = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as opened:
         patch.setattr(executor, "RanksExecutor", ThreadRanks)
-        threads = tiny(folder, request.param, **changes)
-    with tiny(folder, request.param, **changes) as processes, threads:
-        yield processes, threads
+        threads = opened.enter_context(tiny(folder, size, **changes))
+        patch.undo()
+        processes = opened.enter_context(tiny(folder, size, **changes))
+        yield processes, threads, None if changes else opened.enter_context(tiny(folder, 1))
 
 
-# A mark of its own for the pair: in one list with what is asked, it would be made anew each time.
+def is_near(one: Any, other: Any) -> bool:
+    """Whether all is the same but the rounding of logprobs, and with it who ranks before whom."""
+    if isinstance(one, float):
+        return one == other or abs(one - other) < 1e-4
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            is_near(v[0], other[t][0]) for t, v in one.items()
+        )
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_near, one, other))
+    return bool(one == other)
+
+
+# A mark of its own for the engines: in one list with what is asked, they would be made anew each
+# time.
 @pytest.mark.parametrize("what", ASKED)
-@pytest.mark.parametrize("pair", [2, pytest.param(4, marks=pytest.mark.long)], indirect=True)
-def test_processes_give_the_bits_of_threads(pair: tuple[LLM, LLM], what: str) -> None:
-    processes, threads = (ASKED[what](llm) for llm in pair)
+@pytest.mark.parametrize("engines", [2, pytest.param(4, marks=pytest.mark.long)], indirect=True)
+def test_processes_give_the_bits_of_threads_and_what_one_rank_gives(
+    engines: tuple[LLM, LLM, LLM | None], what: str
+) -> None:
+    processes, threads, alone = (llm and ASKED[what](llm) for llm in engines)
     assert processes == threads
+    assert alone is None or is_near(processes, alone)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def logits_of(spec: ModelSpec, weights: dict[str, Tensor], tp: TensorParallel) -
 
 
 def test_every_family_has_a_config_here() -> None:
-    """But for those that read images or hear, which ranks are refused for."""
+    """But for those that read images or hear, whose text is computed by layers of others."""
     found = {spec_of(config).family for config in CONFIGS.values()}
     assert found | SEEING == {family.name for family in FAMILIES}
 
