@@ -199,7 +199,7 @@ class Replica:
     def _engine_failed(self, message: Message) -> None:
         """It said why it cannot go on. What no restart can mend ends this replica."""
         family, text = message["error_type"], message["error"]
-        if not self.facts:
+        if not self.facts and family != "death":
             kinds = {"usage": InvalidOption, "memory": NotEnoughMemory}
             raise Hopeless(kinds.get(family, ModelError)(text), "failed to load", text)
         self._receiver.note(f"quire: {self.name}the engine stopped: {text}")

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from quire.errors import ModelError, QuireError, RankDied
+from quire.replicas.child.process import error_family
 from quire.replicas.feeder import Feeder
 from quire.replicas.replica import MOST_FAILURES, MOST_LOAD_FAILURES, Hopeless, Replica
 from quire.replicas.task import Task
@@ -50,6 +52,7 @@ class Fall(NamedTuple):
     place_lost: bool = False
     ready: bool = False
     answers: bool = False
+    said: QuireError | None = None
 
 
 def falls_until_given_up(*falls: Fall) -> int:
@@ -57,7 +60,7 @@ def falls_until_given_up(*falls: Fall) -> int:
     feeder = Feeder(2)
     replica = Replica(0, "", {"options": {}}, lambda _: FallenEngine(False), feeder, Silent())
     for number in range(100):
-        place_lost, ready, answers = falls[number % len(falls)]
+        place_lost, ready, answers, said = falls[number % len(falls)]
         replica.begin(FallenEngine(place_lost))
         if ready:
             replica.take({"kind": "ready", "capacity": 4})
@@ -66,6 +69,9 @@ def falls_until_given_up(*falls: Fall) -> int:
             feeder.deal([0])
             replica.take({"kind": "result", "row": number})
         try:
+            if said is not None:
+                why = {"error_type": error_family(said), "error": str(said)}
+                replica.take({"kind": "failed", **why})
             replica.recover()
         except Hopeless:
             return number + 1
@@ -76,6 +82,8 @@ def falls_until_given_up(*falls: Fall) -> int:
     ("falls", "expected"),
     [
         ([Fall()], MOST_LOAD_FAILURES),
+        ([Fall(said=RankDied("rank 1 was killed"))], MOST_LOAD_FAILURES),
+        ([Fall(said=ModelError("no such file"))], 1),  # and no other start would find one
         ([Fall(ready=True)], MOST_FAILURES),
         ([Fall(ready=True), Fall()], MOST_FAILURES),  # it could be loaded each second time
         ([Fall(place_lost=True)], MOST_FAILURES),

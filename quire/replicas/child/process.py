@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from quire.errors import InvalidRequest, ModelError, NotEnoughMemory, NotSupported, QuireError
+from quire.errors import (
+    InvalidRequest,
+    ModelError,
+    NotEnoughMemory,
+    NotSupported,
+    QuireError,
+    RankDied,
+)
 
 
 def private(number: int) -> int:
@@ -27,10 +34,12 @@ def is_about_memory(error: BaseException) -> bool:
 
 
 def error_family(error: QuireError) -> str:
-    """What the supervisor makes of it: whether the model is to blame, memory, or the request."""
+    """What the supervisor makes of it: whether the model is to blame, memory, the request, or a
+    process that died, which the next one need not."""
     families: dict[str, Any] = {
         "memory": NotEnoughMemory,
         "model": ModelError,
         "usage": InvalidRequest | NotSupported,
+        "death": RankDied,
     }
     return next((name for name, kind in families.items() if isinstance(error, kind)), "engine")
