@@ -178,7 +178,7 @@ class RequestOutput:
     taken and ignored. The dicts of `prompt_logprobs` are made when they are first asked for."""
 
     prompt_logprobs: ReadLater[PromptLogprobs | None] = ReadLater()
-    prompt_token_id_logprobs = num_cache_creation_tokens = ec_transfer_params = None
+    num_cache_creation_tokens = ec_transfer_params = None
 
     def __init__(
         self,
@@ -199,6 +199,7 @@ class RequestOutput:
         continuation_scores: list[ContinuationScore] | None = None,
         choice_chances: ChoiceChances | None = None,
         hidden: npt.NDArray[np.float32] | None = None,
+        prompt_token_id_logprobs: npt.NDArray[np.float32] | None = None,
         **ignored: Any,
     ) -> None:
         self.request_id = request_id
@@ -217,6 +218,7 @@ class RequestOutput:
         self.continuation_scores = continuation_scores  # of score_continuations alone
         self._choice_chances = choice_chances
         self.hidden = hidden  # of requests for hidden states alone
+        self.prompt_token_id_logprobs = prompt_token_id_logprobs  # [lines, ids] as asked for
 
     @property
     def choice_probs(self) -> dict[str, float] | None:

@@ -42,6 +42,15 @@ class ThoughtLimit:
     opened: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedTokens:
+    """Tokens to score as what might follow a prompt's tokens: ids[i] those after token number
+    first + i, one line for each of its tokens but the last; -1 is none."""
+
+    first: int
+    ids: Ints  # [lines, k]
+
+
 # What an encoder reads of one item, by name: pixels as bytes, sizes, samples.
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -145,6 +154,8 @@ class Request:
     `heard` is a sound that every token attends to, prompt and answer alike; no token stands for it.
     In `prompt_ids` the first is minus its serial, whatever it says.
 
+    `named` are scored beside the tokens of its prompt, from the first line of theirs on.
+
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
     the `background` yields to those that are not.
 
@@ -179,6 +190,14 @@ class Request:
     delta: int = 0
     adapter: Adapter | None = None
     heard: MediaItem | None = None
+    named: NamedTokens | None = None
+
+    @property
+    def first_scored(self) -> int | None:
+        """The first token of its prompt behind which tokens are scored; None if none are."""
+        if self.named is not None:
+            return self.named.first
+        return None if self.params.prompt_logprobs is None else 0
 
     @property
     def items(self) -> tuple[MediaItem, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from quire.params.rules import (
     show,
     sign_as_made,
     token_bias,
+    token_id_lines,
     token_ids,
     truth,
     whole,
@@ -49,7 +50,6 @@ __all__ = [
     "SamplingParams",
     "SamplingType",
     "StructuredOutputsParams",
-    "check_vocabulary",
 ]
 
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -218,6 +218,15 @@ class SamplingParams:
             if value is not None:
                 value = whole(e, name, value, low=-1, hint="-1 is the whole vocabulary.")
             setattr(self, name, value)
+        if self.prompt_logprob_token_ids is not None:
+            lines = token_id_lines(e, "prompt_logprob_token_ids", self.prompt_logprob_token_ids)
+            self.prompt_logprob_token_ids = lines
+        if self.prompt_logprob_start is not None:
+            start = whole(e, "prompt_logprob_start", self.prompt_logprob_start, low=0)
+            if self.prompt_logprob_token_ids is None:
+                rule = "None without prompt_logprob_token_ids"
+                fail(e, "prompt_logprob_start", rule, start)
+            self.prompt_logprob_start = start
         if self.logprob_token_ids is None:
             return
         ids = self.logprob_token_ids = token_ids(e, "logprob_token_ids", self.logprob_token_ids)
@@ -243,8 +252,6 @@ class SamplingParams:
             if not isinstance(value, kind):
                 names = [t.__name__ for t in kind if t is not type(None)]
                 fail(InvalidParams, name, "a " + " or ".join(names), value)
-        if hasattr(self.prompt_logprob_token_ids, "tolist"):  # an array cannot be compared
-            self.prompt_logprob_token_ids = self.prompt_logprob_token_ids.tolist()
         for processor in self.logits_processors or ():
             if not callable(processor):
                 fail(InvalidParams, "logits_processors", "made of callables", processor)
@@ -277,7 +284,8 @@ class SamplingParams:
     def checked_copy(self) -> SamplingParams:
         """A private copy, checked again, for the engine to keep; NotSupported names what is
         set but not built."""
-        params = replace(self)
+        # Of this class: one that a script made of it may be made in another way.
+        params = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
         for name, status in _NOT_HONOURED:
             if _asks_nothing(params, name):
                 continue
@@ -326,20 +334,3 @@ names_unknown(SamplingParams)
 SamplingParams.__struct_fields__ = tuple(f.name for f in fields(SamplingParams) if f.init)
 sign_as_made(SamplingParams.from_optional, SamplingParams)
 _DEFAULT = SamplingParams()
-
-
-def check_vocabulary(params: SamplingParams, vocab_size: int, *, max_logprobs: int = -1) -> None:
-    """Raise InvalidParams for a token id the model does not have, or more logprobs than the
-    engine's max_logprobs (-1: the whole vocabulary) allows."""
-    for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
-        for token in getattr(params, name) or ():
-            if token >= vocab_size:
-                hint = "Ids come from the model's own tokenizer."
-                rule = f"made of token ids below the vocabulary's size, {vocab_size}"
-                fail(InvalidParams, name, rule, token, hint)
-    limit = vocab_size if max_logprobs == -1 else max_logprobs
-    for name in ("logprobs", "prompt_logprobs"):
-        wanted = getattr(params, name)
-        if wanted is not None and (vocab_size if wanted == -1 else wanted) > limit:
-            hint = "LLM(max_logprobs=-1) allows the whole vocabulary."
-            fail(InvalidParams, name, f"at most {limit}", wanted, hint)

@@ -76,14 +76,16 @@ class Targets:
     """Tokens to score: token_ids[i] as the one after the slice's token number offsets[i].
 
     Offsets rise, and one may come several times (the first tokens of several continuations).
-    `num_top` of the likeliest tokens are wanted beside each, -1 for all. With `as_asked` the
-    scores follow the engine's logprobs_mode; otherwise they are always log-probabilities.
+    `num_top` of the likeliest tokens are wanted beside each, -1 for all, and behind these the
+    tokens named[i]; -1 there names none, and what stands beside it means nothing. With `as_asked`
+    the scores follow the engine's logprobs_mode; otherwise they are always log-probabilities.
     """
 
     offsets: Ints
     token_ids: Ints
     num_top: int = 0
     as_asked: bool = True
+    named: Ints | None = None  # [targets, k]
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -11,6 +11,7 @@ must find the same chain there, and fails on a block that nobody holds any more.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,18 +43,21 @@ def draw(chain: int, noise_key: int, sample: int) -> int:
     return mix(chain, noise_key, sample) % (VOCAB if noise_key % 3 else 3)
 
 
-def scored(chain: int, token: int, num_top: int) -> tuple[float, int, list[int], list[float]]:
-    """Logprob and rank of a token after everything in `chain`, and the likeliest there."""
-    ids = [mix(chain, i, 5) % VOCAB for i in range(num_top)]
-    logprob = -(mix(chain, token, 77) % 4096) / 128
-    return logprob, mix(chain, token, 3) % 50 + 1, ids, [-i / 4 for i in range(num_top)]
+def scored(
+    chain: int, token: int, num_top: int, named: Sequence[int] = ()
+) -> tuple[float, int, list[int], list[float]]:
+    """Logprob and rank of a token after everything in `chain`, the likeliest there, and others."""
+    likeliest = [mix(chain, i, 5) % VOCAB for i in range(num_top)]
+    logprob, *others = (-(mix(chain, each, 77) % 4096) / 128 for each in (token, *named))
+    rank = mix(chain, token, 3) % 50 + 1
+    return logprob, rank, [*likeliest, *named], [*(-i / 4 for i in range(num_top)), *others]
 
 
 def scores_of(chains: list[int], targets: Targets) -> Scores:
-    lines = [
-        scored(chains[offset], token, targets.num_top)
-        for offset, token in zip(targets.offsets.tolist(), targets.token_ids.tolist(), strict=True)
-    ]
+    none: list[list[int]] = [[]] * len(targets)
+    named = none if targets.named is None else targets.named.tolist()
+    asked = zip(targets.offsets.tolist(), targets.token_ids.tolist(), named, strict=True)
+    lines = [scored(chains[at], token, targets.num_top, more) for at, token, more in asked]
     logprobs, ranks, top_ids, top_logprobs = zip(*lines, strict=True)
     return Scores(
         targets.token_ids,

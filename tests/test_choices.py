@@ -198,6 +198,7 @@ BY_TOKEN: list[dict[str, Any]] = [
     {"bad_words": ["zzz"]},
     {"logits_processors": [lambda ids, logits: logits]},
     {"prompt_logprobs": 0},
+    {"prompt_logprob_token_ids": [[5]] * 2},
     {"logprob_token_ids": [5]},
     {"logprobs": -1, "choice": [f"number {i}" for i in range(60)]},
 ]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidParams, NotSupported, QuireError, QuireWarning, UnknownOption
+from quire.inputs.known_tokens import check_vocabulary
 from quire.options import EngineArgs
 from quire.params.pooling import PoolingParams
 from quire.params.rules import PARAMS_STATUS
@@ -24,10 +25,10 @@ from quire.sampling_params import (
     SamplingParams,
     SamplingType,
     StructuredOutputsParams,
-    check_vocabulary,
 )
 
 NAN, INF = float("nan"), float("inf")
+BAD_LINES: Any = (7, [], [[], []], [1, 2], [[1.5]], [[-2]], [[2**31]], [["3"]], np.zeros((2, 3)))
 
 BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 0}),
@@ -83,6 +84,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("logprob_token_ids", {"logprob_token_ids": list(range(129))}),
     ("logprob_token_ids", {"logprob_token_ids": [-1]}),
     ("logprobs", {"logprob_token_ids": [1, 2], "logprobs": 3}),
+    *(("prompt_logprob_token_ids", {"prompt_logprob_token_ids": bad}) for bad in BAD_LINES),
+    ("prompt_logprob_start", {"prompt_logprob_start": -1, "prompt_logprob_token_ids": [[1]]}),
     ("ignore_eos", {"ignore_eos": 1}),
     ("flat_logprobs", {"flat_logprobs": None}),
     ("detokenize", {"detokenize": "no"}),
@@ -256,6 +259,8 @@ def test_values_are_kept_in_one_plain_form() -> None:
     assert type(SamplingParams(max_tokens=small).max_tokens) is int
     assert SamplingParams(stop_token_ids=np.array([3, 4])).stop_token_ids == [3, 4]  # type: ignore[arg-type]
     assert SamplingParams(logit_bias={small: 1}).logit_bias == {5: 1.0}
+    lines = SamplingParams(prompt_logprob_token_ids=np.array([[3, -1]])).prompt_logprob_token_ids
+    assert lines == [[3, -1]]
 
 
 def test_a_tiny_temperature_is_raised_with_a_warning_at_the_callers_line() -> None:
@@ -306,8 +311,6 @@ def test_greedy_copies_have_one_form_and_the_original_keeps_its_own() -> None:
 REFUSED: list[dict[str, Any]] = [
     {"n": 2, "best_of": 3},
     {"watermarking": True},
-    {"prompt_logprob_token_ids": np.zeros((2, 3), np.int64)},
-    {"prompt_logprob_start": 2},
     {"trace_decode_token_ids": [5, 6]},
 ]
 
@@ -354,6 +357,7 @@ def test_a_moot_parameter_warns_with_the_reason(name: str, value: Any) -> None:
         ({"allowed_token_ids": [1, 100]}, "allowed_token_ids"),
         ({"logprob_token_ids": [100]}, "logprob_token_ids"),
         ({"logit_bias": {100: 1.0}}, "logit_bias"),
+        ({"prompt_logprob_token_ids": [[1], [5] * 101]}, "prompt_logprob_token_ids"),
         ({"logprobs": 101}, "logprobs"),
         ({"prompt_logprobs": 2**63}, "prompt_logprobs"),
     ],

@@ -85,7 +85,8 @@ def row_start(rng: random.Random) -> RowStart:
 
 
 def piece(rng: random.Random) -> Slice:
-    targets = Targets(ints(rng), ints(rng), rng.choice([-1, 0, 3]), rng.random() < 0.5)
+    named = rng.choice([None, np.arange(6, dtype=np.int32).reshape(3, 2)])
+    targets = Targets(ints(rng), ints(rng), rng.choice([-1, 0, 3]), rng.random() < 0.5, named)
     rows = tuple(rng.randrange(50) for _ in range(rng.randrange(3)))
     return Slice(rng.randrange(9), rng.randrange(99), ints(rng, 40), rows,
                  rng.choice([None, targets]), rng.randrange(3),

@@ -23,6 +23,7 @@ from quire.step import Scores, Slice
 # time, and touching those costs more than a few more products: measured best among 8 .. 128 MB.
 CPU_BYTES, CUDA_BYTES = 28 << 20, 64 << 20
 Longs = npt.NDArray[np.int64]
+ARRAYS = ("positions", "shared_lines", "tokens", "named")  # what a device needs of a Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,8 @@ class Piece:
     positions: Longs
     shared_lines: Longs
     tokens: Longs
+    named: Longs  # [targets, k], tokens to score beside each
     places: Longs
-
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions, shared lines and tokens, on a device."""
-        return (
-            torch.from_numpy(self.positions).to(device),
-            torch.from_numpy(self.shared_lines).to(device),
-            torch.from_numpy(self.tokens).to(device),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +48,7 @@ class ScoredTargets:
 
     positions: Longs
     tokens: Longs
+    named: Longs
     slices: tuple[tuple[int, int], ...]
     num_top: int
     as_asked: bool
@@ -70,11 +65,12 @@ class ScoredTargets:
             )
             others = np.setdiff1d(np.arange(len(lines)), first)
             places = at + np.concatenate([first, others])
-            yield Piece(positions, lines.reshape(-1)[others], self.tokens[places], places)
+            shared = lines.reshape(-1)[others]
+            yield Piece(positions, shared, self.tokens[places], self.named[places], places)
 
     def split(self, places: Longs, columns: Sequence[npt.NDArray[Any]]) -> dict[int, Scores]:
         """The scores of all targets, slice by slice, from those of the pieces one after the other:
-        logprobs, ranks, ids and logprobs of the likeliest."""
+        logprobs, ranks, ids and logprobs of those beside them."""
         order = np.argsort(places)
         logprobs, ranks, top_ids, top_logprobs = (column[order] for column in columns)
         whole = Scores(
@@ -93,19 +89,24 @@ class ScoredTargets:
 
 def targets_of(prefill: Sequence[Slice], query_starts: Longs) -> list[ScoredTargets]:
     """The targets of some slices; slice i has the tokens from query_starts[i] on."""
-    kinds: dict[tuple[int, bool], list[int]] = {}
+    kinds: dict[tuple[int, bool, int], list[int]] = {}
     for i, piece in enumerate(prefill):
-        if piece.targets is not None:
-            kinds.setdefault((piece.targets.num_top, piece.targets.as_asked), []).append(i)
+        if (one := piece.targets) is not None:
+            num_named = 0 if one.named is None else one.named.shape[1]
+            kinds.setdefault((one.num_top, one.as_asked, num_named), []).append(i)
     asked = []
-    for (num_top, as_asked), slices in kinds.items():
+    for (num_top, as_asked, num_named), slices in kinds.items():
         targets = [one for i in slices if (one := prefill[i].targets) is not None]
         counts = [len(one) for one in targets]
         offsets = np.concatenate([one.offsets for one in targets]).astype(np.int64)
         tokens = np.concatenate([one.token_ids for one in targets]).astype(np.int64)
         positions = offsets + query_starts[slices].repeat(counts)
+        lines = [one.named for one in targets if one.named is not None]
+        named = np.concatenate(lines) if lines else np.empty((len(tokens), num_named), np.int32)
         pairs = tuple(zip(slices, counts, strict=True))
-        asked.append(ScoredTargets(positions, tokens, pairs, num_top, as_asked))
+        asked.append(
+            ScoredTargets(positions, tokens, named.astype(np.int64), pairs, num_top, as_asked)
+        )
     return asked
 
 
@@ -126,7 +127,7 @@ class Scorer:
         scored: dict[int, Scores] = {}
         for asked in targets_of(prefill, query_starts):
             pieces = list(asked.pieces(self.num_lines))
-            parts = [self.piece(asked, *piece.on(hidden.device), hidden) for piece in pieces]
+            parts = [self._score(asked, piece, hidden) for piece in pieces]
             columns = [
                 torch.cat(column).cpu().numpy()
                 for column in zip(*(p.columns() for p in parts), strict=True)
@@ -134,19 +135,26 @@ class Scorer:
             scored.update(asked.split(np.concatenate([p.places for p in pieces]), columns))
         return scored
 
+    def _score(self, asked: ScoredTargets, piece: Piece, hidden: Tensor) -> ScoredTokens:
+        arrays = {name: torch.from_numpy(getattr(piece, name)).to(hidden.device) for name in ARRAYS}
+        return self.piece(asked, hidden, **arrays)
+
     def piece(
         self,
         asked: ScoredTargets,
+        hidden: Tensor,
+        *,
         positions: Tensor,
         shared_lines: Tensor,
         tokens: Tensor,
-        hidden: Tensor,
+        named: Tensor,
     ) -> ScoredTokens:
-        """The scores of one piece, left on the device."""
+        """The scores of one piece, left on the device; `named` may come as one line."""
         values = self._logits(hidden, positions)
         plain = asked.as_asked and self._as_logits
         values = values.float() if plain else log_probabilities(values)
-        return score_tokens(values, shared_lines, tokens, asked.num_top)
+        named = named.view(len(tokens), asked.named.shape[1])
+        return score_tokens(values, shared_lines, tokens, asked.num_top, named)
 
 
 def num_lines_of(num_bytes: int, vocab_size: int, dtype: torch.dtype) -> int:

@@ -148,7 +148,7 @@ def _asked_by_token(params: SamplingParams, choices: Choices, vocab_size: int) -
     for name in ("logit_bias", "allowed_token_ids", "bad_words", "logits_processors"):
         if getattr(params, name):
             return name
-    for name in ("prompt_logprobs", "logprob_token_ids"):
+    for name in ("prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids"):
         if getattr(params, name) is not None:
             return name
     num_top, num_tokens = params.num_logprobs or 0, sum(map(len, choices.token_ids))

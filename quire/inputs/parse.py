@@ -87,6 +87,8 @@ def split_prompts(prompts: Any) -> Iterable[Any]:
 def _column_as_list(prompts: Any) -> Any:
     """The texts of a column as a list; whatever else it is, as it is."""
     if not isinstance(prompts, np.ndarray) and callable(getattr(prompts, "to_numpy", None)):
+        if callable(getattr(prompts, "to_pylist", None)):  # of Arrow, which copies no text as numpy
+            return prompts.to_pylist()
         if len(getattr(prompts, "shape", ())) > 1:
             raise InvalidPrompt(
                 f"prompts is a {type(prompts).__name__}, a table; pass one of its columns",
@@ -219,7 +221,7 @@ def _checked_text(text: Any) -> str:
             "the prompt is empty; give it at least one character (or token)", parameter="prompt"
         )
     check_text(text)
-    return str(text)
+    return str.__str__(text)  # of an enum what it stands for, and not its name
 
 
 def _checked_ids(given: Any, vocab_size: int) -> Ints:

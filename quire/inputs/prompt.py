@@ -23,11 +23,12 @@ from quire.errors import (
 from quire.inputs.bad_words import bad_word_ids
 from quire.inputs.choices import ChoiceReader
 from quire.inputs.encoder_prompts import as_one_prompt
+from quire.inputs.known_tokens import check_vocabulary
 from quire.inputs.lengths import check_encoded, check_length
 from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import CallMedia, MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
-from quire.inputs.prompt_logprobs import check_prompt_logprobs
+from quire.inputs.prompt_logprobs import check_prompt_logprobs, named_tokens
 from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, num_kept
 from quire.inputs.thinking import ThoughtReader
@@ -36,7 +37,7 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.params.reasoning import ReasoningConfig
 from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
-from quire.sampling_params import SamplingParams, check_vocabulary
+from quire.sampling_params import SamplingParams
 
 __all__ = [
     "Encoding",
@@ -285,6 +286,7 @@ class RequestMaker:
             coordinates=None if grown is None else grown.coordinates,
             delta=0 if grown is None else grown.delta,
             heard=None if grown is None else grown.heard,
+            named=named_tokens(len(ids), params),
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:

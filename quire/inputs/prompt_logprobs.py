@@ -1,8 +1,12 @@
-"""How many prompt logprobs one request may keep: a prompt times a vocabulary has no end."""
+"""What is asked about the tokens of a prompt: how many logprobs one request may keep (a prompt
+times a vocabulary has no end), and which other tokens are scored in their places."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.errors import InvalidParams
+from quire.request import NamedTokens
 from quire.sampling_params import SamplingParams
 
 MOST_BYTES = 2 << 30
@@ -27,3 +31,25 @@ def check_prompt_logprobs(num_prompt: int, params: SamplingParams, vocab_size: i
             parameter="prompt_logprobs",
             value=wanted,
         )
+
+
+def named_tokens(num_prompt: int, params: SamplingParams) -> NamedTokens | None:
+    """The tokens that a request names for the places of its prompt's."""
+    lines = params.prompt_logprob_token_ids
+    if lines is None:
+        return None
+    start = params.prompt_logprob_start or 0
+    if len(lines) != num_prompt - 1 - start:
+        raise InvalidParams(
+            f"prompt_logprob_token_ids has {len(lines)} lines, and the prompt {num_prompt} tokens: "
+            f"give a line for each of these from number {start} (prompt_logprob_start) on, but for "
+            f"the last, {max(num_prompt - 1 - start, 0)} in all",
+            parameter="prompt_logprob_token_ids",
+            value=len(lines),
+        )
+    # With prompt_logprobs every token is scored, those too that nothing is named for.
+    blank = 0 if params.prompt_logprobs is None else start
+    ids = np.full((blank + len(lines), max(map(len, lines))), -1, np.int32)
+    for line, tokens in zip(ids[blank:], lines, strict=True):
+        line[: len(tokens)] = tokens
+    return NamedTokens(start - blank, ids)

@@ -128,9 +128,23 @@ def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
     return list(dict.fromkeys(value))
 
 
-def _plain_ids(value: Collection[Any]) -> bool:
+def token_id_lines(error: ErrorType, name: str, value: Any) -> list[list[int]]:
+    """Lines of token ids, of any lengths but not all empty; -1 is a place without a token."""
+    lines = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(lines, Collection) and not isinstance(lines, str | bytes | Mapping)
+    if not is_list or not all(isinstance(line, Collection) for line in lines) or not any(lines):
+        fail(error, name, "a list of lists of token ids, not all of them empty", value)
+    return [
+        [whole(error, name, token, low=-1, high=MAX_INT32) for token in line]
+        if not _plain_ids(line, low=-1)
+        else list(line)
+        for line in lines
+    ]
+
+
+def _plain_ids(value: Collection[Any], *, low: int = 0) -> bool:
     """Whether all of them are right, told at once: such a list may be as long as a vocabulary."""
-    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_INT32
+    return set(map(type, value)) == {int} and min(value) >= low and max(value) <= MAX_INT32
 
 
 def token_bias(
@@ -199,6 +213,10 @@ PARAMS_STATUS: dict[str, Status] = {
         logprobs="The k likeliest tokens besides the sampled one; 0 = sampled only, -1 = all.",
         prompt_logprobs="The same for the prompt, up to 2 GiB; cached prefixes are still used.",
         logprob_token_ids="Up to 128 ids whose logprobs come with each token.",
+        prompt_logprob_token_ids="A line of ids for each token of the prompt but the last: their "
+        "logprobs as what follows it are the array `prompt_token_id_logprobs` of the output. "
+        "-1, or an end before the longest line's, is no token, and -inf.",
+        prompt_logprob_start="The token of the prompt that the first of these lines follows.",
         flat_logprobs="Return FlatLogprobs instead of a list of dicts.",
         detokenize="False: text stays empty.",
         skip_special_tokens="Leave special tokens out of the text.",
@@ -232,9 +250,6 @@ PARAMS_STATUS: dict[str, Status] = {
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
         "answers with the highest cumulative_logprob.",
         watermarking="quire marks no text: leave it out.",
-        prompt_logprob_token_ids="Ask for prompt_logprobs and look the tokens up, or for "
-        "score_continuations.",
-        prompt_logprob_start="Ask for prompt_logprobs: cached prefixes are used there too.",
         trace_decode_token_ids="Tokens that are known are scored by score_continuations, or by "
         "prompt_logprobs with them at the end of the prompt.",
     ),

@@ -94,7 +94,8 @@ class Planner:
         """What each request finds: of this plan's own prompts, or what was there before."""
         if not self.config.enable_prefix_caching:
             return np.zeros(len(requests), np.int32)
-        wanted = [r.params.prompt_logprobs for r in requests]
+        # Scores of a request that names tokens are nobody else's.
+        wanted = [None if r.named is not None else r.params.prompt_logprobs for r in requests]
         scored = np.array([each is not None for each in wanted], np.bool_)
         skip = np.array([r.params.skip_reading_prefix_cache for r in requests], np.bool_)
         found = tree.cached_tokens(order, no_read=frozenset(np.flatnonzero(scored | skip).tolist()))
@@ -108,6 +109,10 @@ class Planner:
             theirs = tree.keep(enough).cached_tokens(order[enough[order]])
             mine = ~skip & np.array([each == num_top for each in wanted])
             found = np.where(mine, np.maximum(theirs - self.config.block_size, 0), found)
+        for index, named in enumerate(r.named for r in requests):
+            if named is not None:
+                whole = named.first // self.config.block_size * self.config.block_size
+                found[index] = min(found[index], whole)
         return found.astype(np.int32)
 
     def _estimate(

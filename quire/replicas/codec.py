@@ -28,21 +28,21 @@ from quire.params.structured import (
     RepetitionDetectionParams,
     StructuredOutputsParams,
 )
-from quire.request import Choices, Request, ThoughtLimit
+from quire.request import Choices, NamedTokens, Request, ThoughtLimit
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
     for each in (
         *(Request, Choices, SamplingParams, BeamSearchParams, StructuredOutputsParams),
-        ThoughtLimit,
+        *(ThoughtLimit, NamedTokens),
         *(GuidedDecodingParams, RepetitionDetectionParams, AnswerReading, CompletionOutput),
         *(RequestStateStats, ToolCall, ContinuationScore, ChoiceChances, FlatLogprobs),
     )
 }
 _OUTPUT = (
     *("request_id", "prompt_logprobs", "outputs", "finished", "metrics", "num_cached_tokens"),
-    *("error", "continuation_scores", "_choice_chances"),
+    *("error", "continuation_scores", "_choice_chances", "prompt_token_id_logprobs"),
 )
 _PLAIN = (bool, int, float, str)
 
@@ -160,6 +160,7 @@ def _output(given: dict[str, Any]) -> RequestOutput:
         error=found["error"],
         continuation_scores=found["continuation_scores"],
         choice_chances=found["_choice_chances"],
+        prompt_token_id_logprobs=found["prompt_token_id_logprobs"],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.inputs.answers import read_answer
 from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
@@ -70,6 +71,7 @@ class Results:
             lora_request=request.lora_request,
             num_cached_tokens=first.num_cached,
             error=next((s.error for s in samples if s.error), None),
+            prompt_token_id_logprobs=_named_logprobs(first),
         )
 
     def _chosen_output(
@@ -216,8 +218,10 @@ class Results:
         params = sequence.request.params
         if params.prompt_logprobs is None:
             return None
-        ids = sequence.request.plain_ids
-        tokens = self._scored(sequence, tuple(sequence.scores), ids, first=1)
+        ids, named = sequence.request.plain_ids, sequence.request.named
+        num_named = 0 if named is None else named.ids.shape[1]
+        parts = (p.part(0, len(p), p.top_ids.shape[1] - num_named) for p in sequence.scores)
+        tokens = self._scored(sequence, tuple(parts), ids, first=1)
         return UnreadLogprobs(tokens, params.flat_logprobs, begins_blank=True)
 
     def _sample_logprobs(
@@ -241,6 +245,16 @@ class Results:
     ) -> ScoredTokens:
         texts = self._token_texts if sequence.request.params.detokenize else None
         return ScoredTokens(parts, ids, first, ranked, texts)
+
+
+def _named_logprobs(sequence: Sequence) -> npt.NDArray[np.float32] | None:
+    """Of the tokens that a request names for the places of its prompt's, once all are scored."""
+    named, start = sequence.request.named, sequence.request.params.prompt_logprob_start or 0
+    if named is None or sequence.num_scored < len(named.ids):
+        return None
+    width = named.ids.shape[1]
+    scored = np.concatenate([part.top_logprobs[:, -width:] for part in sequence.scores])
+    return np.where(named.ids < 0, np.float32(-np.inf), scored)[start - named.first :]
 
 
 def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:

@@ -50,24 +50,27 @@ class ScoredTokens:
 
 
 def score_tokens(
-    values: Tensor, shared_lines: Tensor, tokens: Tensor, num_top: int
+    values: Tensor, shared_lines: Tensor, tokens: Tensor, num_top: int, named: Tensor
 ) -> ScoredTokens:
     """tokens[i] under line i of values [lines, vocab], float32; tokens beyond the lines under
-    those that `shared_lines` names."""
-    first, others = tokens[: len(values)], tokens[len(values) :]
-    parts = [_score_lines(values, first, likeliest(values, num_top))]
-    if len(others):
-        top_ids = parts[0].top_ids.index_select(0, shared_lines)
-        parts.append(_score_lines(values.index_select(0, shared_lines), others, top_ids))
+    those that `shared_lines` names. Beside each the likeliest, and behind these named[i]."""
+    num_lines, top_ids = len(values), likeliest(values, num_top)
+    parts = [_score_lines(values, tokens[:num_lines], top_ids, named[:num_lines])]
+    if len(shared_lines):
+        shared, top_ids = (each.index_select(0, shared_lines) for each in (values, top_ids))
+        parts.append(_score_lines(shared, tokens[num_lines:], top_ids, named[num_lines:]))
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(part.columns() for part in parts), strict=True)
     return ScoredTokens(*(torch.cat(column) for column in columns))
 
 
-def _score_lines(values: Tensor, tokens: Tensor, top_ids: Tensor) -> ScoredTokens:
+def _score_lines(values: Tensor, tokens: Tensor, top_ids: Tensor, named: Tensor) -> ScoredTokens:
     own = values.gather(1, tokens[:, None])
     ranks = 1 + count_larger(values, own)
+    if named.shape[1]:
+        # -1 names no token: what is read there is dropped where the answer is made.
+        top_ids = torch.cat([top_ids, named.clamp(min=0)], 1)
     return ScoredTokens(own[:, 0], ranks, top_ids, values.gather(1, top_ids))
 
 

@@ -1,12 +1,12 @@
 """Which given tokens a row scores, and what becomes of the scores.
 
 Two kinds of sequence score: one that wants prompt logprobs scores every token of its prompt but
-the first; one of a request with continuations scores a path of their tree (score_tree.py) and
-draws nothing. Path 0 leads: it computes the prompt, and after it scores the first token of every
-continuation at once, from one line of logits. The other paths fork off where they leave the path
-before them, share its blocks, and go on from there. A continuation of one token needs no row. The
-sequences of paths are made when their parent begins, so that a thousand continuations of a
-request that waits weigh nothing.
+the first, and beside it what its request names for that place; one of a request with continuations
+scores a path of their tree (score_tree.py) and draws nothing. Path 0 leads: it computes the prompt,
+and after it scores the first token of every continuation at once, from one line of logits. The
+other paths fork off where they leave the path before them, share its blocks, and go on from there.
+A continuation of one token needs no row. The sequences of paths are made when their parent begins,
+so that a thousand continuations of a request that waits weigh nothing.
 
 A line of scores per target: line p of prompt logprobs is token p + 1 of the prompt; the lines of
 a path are in the order of its targets.
@@ -65,9 +65,10 @@ def next_position(sequence: Sequence) -> int | None:
         if num_scored == len(depths):
             return None
         return request.num_prompt - 1 + int(depths[num_scored])
-    if request.params.prompt_logprobs is None or sequence.sample:
+    if request.first_scored is None or sequence.sample:
         return None
-    return num_scored if num_scored < request.num_prompt - 1 else None
+    at = request.first_scored + num_scored
+    return at if at < request.num_prompt - 1 else None
 
 
 def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
@@ -89,7 +90,9 @@ def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
         return None
     offsets = np.arange(first - start, last - start, dtype=np.int32)
     num_top = request.params.prompt_logprobs or 0
-    return Targets(offsets, request.plain_ids[first + 1 : last + 1], num_top)
+    tokens, named = request.plain_ids[first + 1 : last + 1], request.named
+    lines = None if named is None else named.ids[first - named.first : last - named.first]
+    return Targets(offsets, tokens, num_top, named=lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,9 @@ class Scoring:
 
     def _entries(self, sequence: Sequence, most: int) -> list[BlockScores]:
         """Scores of the first `most` published blocks that begin a sequence, from the block that
-        the next wanted score belongs to on."""
+        the next wanted score belongs to on. Where a request names tokens, no other has theirs."""
+        if sequence.request.named is not None:
+            return []
         num_top = sequence.request.params.prompt_logprobs or 0
         salt = sequence.request.cache_salt
         serials = self._pool.serials(sequence.token_ids, salt=salt, most=most)
@@ -164,8 +169,8 @@ class Scoring:
         last = min(num_whole, sequence.request.num_prompt // size)
         if wanted is None or sequence.sample or not self._pool.caching or before >= last:
             return
-        if sequence.request.num_prompt == 1:
-            return  # nothing comes before its only token
+        if sequence.request.named is not None or sequence.request.num_prompt == 1:
+            return  # nobody else asks for the same; or nothing comes before its only token
         # One token more, for the last one is never covered.
         tokens = np.append(sequence.request.prompt_ids[: last * size], np.int32(0))
         published = self._pool.serials(tokens, salt=sequence.request.cache_salt)

@@ -110,11 +110,30 @@ def test_targets_are_kept_apart_by_what_they_want() -> None:
     assert targets_of([Slice(0, 0, ints(1))], np.arange(2)) == []
 
 
+@pytest.mark.parametrize(("lines", "num_top"), [(1, 0), (2, 3), (1000, -1)])
+def test_named_tokens_are_scored_behind_the_likeliest(lines: int, num_top: int) -> None:
+    named = np.array([[4, 49], [-1, 7], [0, -1]], np.int32)
+    one = Slice(
+        0, 0, ints(1, 2, 3), (), Targets(ints(0, 2, 2), ints(5, 6, 7), num_top, True, named)
+    )
+    plain = Slice(1, 0, ints(1), (), Targets(ints(0), ints(5), num_top))
+    scorer = Scorer(Products(), num_lines=lines, as_logits=False)
+    scored = scorer.score([one, plain], np.array([0, 3, 4]), STATES)
+    chances = (STATES @ HEAD.T).log_softmax(-1)
+    for line, at, ids in zip(scored[0].top_logprobs, (0, 2, 2), named.tolist(), strict=True):
+        for value, token in zip(line[-2:].tolist(), ids, strict=True):
+            assert token == -1 or value == pytest.approx(float(chances[at, token]), abs=1e-5)
+    count = VOCAB if num_top == -1 else num_top
+    assert scored[0].top_ids.shape == (3, count + 2) and scored[1].top_ids.shape == (1, count)
+
+
 def test_targets_that_share_a_line_come_after_those_that_do_not() -> None:
-    asked = ScoredTargets(np.array([3, 3, 4]), np.array([7, 8, 9]), ((0, 3),), 0, False)
+    named = np.array([[1], [2], [3]])
+    asked = ScoredTargets(np.array([3, 3, 4]), np.array([7, 8, 9]), named, ((0, 3),), 0, False)
     (piece,) = asked.pieces(100)
     assert piece.positions.tolist() == [3, 4] and piece.shared_lines.tolist() == [0]
     assert piece.tokens.tolist() == [7, 9, 8] and piece.places.tolist() == [0, 2, 1]
+    assert piece.named.tolist() == [[1], [3], [2]]
 
 
 def test_at_least_one_line_is_made_at_once() -> None:

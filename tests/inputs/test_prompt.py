@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -208,6 +209,7 @@ BAD_PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [5, 10**6]}, "allowed_token_ids"),
     ({"logit_bias": {900: 1.0}}, "logit_bias"),
     ({"logprob_token_ids": [901]}, "logprob_token_ids"),
+    ({"prompt_logprob_token_ids": [[5], [900]]}, "prompt_logprob_token_ids"),
 ]
 BAD_TOKENIZATION: list[tuple[dict[Any, Any], str]] = [
     ({"add_special_token": True}, "did you mean 'add_special_tokens'"),
@@ -401,6 +403,7 @@ def test_a_column_of_texts_is_a_list() -> None:
     assert split_prompts(np.array(texts, object)) == texts
     assert split_prompts(np.array([[1, 2], [3, 4]])) is not None
     assert split_prompts(np.array([1, 2])) != [1, 2]  # one prompt of token ids
+    assert split_prompts(pa.array(texts)) == split_prompts(pa.chunked_array([texts])) == texts
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"text": texts, "ids": [1, 2]})
     assert split_prompts(table["text"]) == split_prompts(table["text"].array) == texts

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from quire import LLM, FlatLogprobs, Logprob, SamplingParams
+from quire import LLM, FlatLogprobs, InvalidParams, Logprob, SamplingParams
 from tests.parity.families import make_pair
 
 PROMPTS = [[5, 9, 33, 60, 2, 71, 8], list(range(40)), [7]]
@@ -98,6 +99,39 @@ def test_prompt_logprobs_equal_a_plain_softmax_whatever_is_cached(
             position = output.prompt_logprobs[i]
             assert position is not None
             check(position, at[i - 1], prompt[i], k)
+
+
+@pytest.mark.parametrize(("k", "start"), [(None, 0), (None, 33), (2, 0), (2, 33)])
+def test_named_tokens_of_a_prompt_equal_a_plain_softmax(
+    llm: LLM, pair: Any, k: int | None, start: int
+) -> None:
+    """In chunks of 16 tokens, behind a cached beginning, in lines of different lengths."""
+    prompt = PROMPTS[1]
+    llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)  # fills the cache
+    ids = [[(7 * i + j) % 90 for j in range(i % 4)] for i in range(start, 39)]
+    params = SamplingParams(
+        n=2, max_tokens=2, seed=1, prompt_logprobs=k, prompt_logprob_token_ids=ids,
+        prompt_logprob_start=start or None,
+    )  # fmt: skip
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    found, at = output.prompt_token_id_logprobs, chances(pair, prompt)
+    assert found is not None and found.shape == (39 - start, 3) and found.dtype == np.float32
+    for line, tokens, expected in zip(found, ids, at[start:], strict=False):
+        assert line[: len(tokens)].tolist() == pytest.approx(expected[tokens].tolist(), abs=CLOSE)
+        assert all(value == -np.inf for value in line[len(tokens) :])
+    assert output.num_cached_tokens == (32 if start and k is None else 0)
+    if k is None:
+        assert output.prompt_logprobs is None
+        return
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == 40
+    for i, position in enumerate(output.prompt_logprobs[1:]):
+        check(position or {}, at[i], prompt[i + 1], k)
+
+
+def test_lines_of_named_tokens_that_are_not_the_prompts_are_refused(llm: LLM) -> None:
+    params = SamplingParams(prompt_logprob_token_ids=[[1]] * 6, prompt_logprob_start=1)
+    with pytest.raises(InvalidParams, match="6 lines, and the prompt 7 tokens.* 5 in all"):
+        llm.generate([PROMPTS[0]], params, use_tqdm=False)
 
 
 def test_without_asking_there_are_none(llm: LLM) -> None:

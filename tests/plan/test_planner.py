@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.cache.groups import Windows
 from quire.plan.lengths import OutputLengths
 from quire.plan.plan import Percentiles
-from quire.request import Request
+from quire.request import NamedTokens, Request
 from quire.sampling_params import SamplingParams
 from tests.plan.making import planner, request, run_scheduler
 
@@ -163,23 +163,24 @@ def some_requests(seed: int) -> list[Request]:
         n = int(rng.integers(2, 5)) if rng.random() < 0.2 else 1
         sampled = n > 1 or rng.random() < 0.3
         extra = {"prompt_logprobs": int(rng.integers(0, 3))} if rng.random() < 0.2 else {}
-        requests.append(
-            request(
-                prompt,
-                i,
-                max_tokens=int(rng.integers(1, 40)),
-                temperature=float(sampled),
-                n=n,
-                **extra,
-            )
-        )
+        length, temperature = int(rng.integers(1, 40)), float(sampled)
+        one = request(prompt, i, max_tokens=length, temperature=temperature, n=n, **extra)
+        requests.append(one)
     return requests
+
+
+def naming(request: Request) -> Request:
+    """It asks about tokens of its own choice, or about these too: then from the first on."""
+    first = request.num_prompt // 2 if request.params.prompt_logprobs is None else 0
+    ids = np.ones((request.num_prompt - 1 - first, 1), np.int32)
+    return replace(request, named=NamedTokens(first, ids))
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_counts_agree_with_the_run(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     requests = some_requests(seed)
+    requests[5::9] = map(naming, requests[5::9])
     made = planner(
         num_blocks=4000,
         depth=int(rng.integers(1, 4)),

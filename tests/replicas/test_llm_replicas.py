@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
@@ -67,6 +68,12 @@ def test_outputs_are_those_of_one_engine_in_order(one: LLM, two: LLM) -> None:
         found := two.generate("Why? <think>", bounded)
     )
     assert "</think>" in found[0].outputs[0].text
+    lines = [[5, 9]] * (len(one.get_tokenizer()("a b c").input_ids) - 1)
+    naming = SamplingParams(max_tokens=1, prompt_logprob_token_ids=lines)
+    ours, theirs = (
+        np.asarray(llm.generate("a b c", naming)[0].prompt_token_id_logprobs) for llm in (one, two)
+    )
+    assert ours.shape == (len(lines), 2) and ours.tolist() == theirs.tolist()
     assert two.get_world_size() == 2 and two.get_world_size(include_dp=False) == 1
 
 

@@ -122,11 +122,15 @@ def test_processed_logprobs_of_a_whole_draw_follow_the_temperature() -> None:
     assert np.allclose(entry.top_logprobs, np.sort(expected)[::-1][:5], atol=1e-5)
 
 
+NONE = torch.empty(1, 0, dtype=torch.int64)  # of other tokens
+
+
 @pytest.mark.parametrize("num_top", [0, 5, -1])
 def test_given_tokens_are_scored_under_the_lines_they_name(num_top: int) -> None:
     values = log_probabilities(make_logits(5))
     lines, tokens = [0, 1, 2, 3, 4, 0, 0, 4], [5, 1400, 0, 7, 7, 30, 5, 2]
-    made = score_tokens(values, torch.tensor(lines[5:]), torch.tensor(tokens), num_top)
+    given = torch.tensor(lines[5:]), torch.tensor(tokens)
+    made = score_tokens(values, *given, num_top, NONE.expand(len(tokens), 0))
     for i, (line, token) in enumerate(zip(lines, tokens, strict=True)):
         expected = values[line].numpy()
         assert float(made.logprobs[i]) == expected[token]
@@ -138,9 +142,9 @@ def test_given_tokens_are_scored_under_the_lines_they_name(num_top: int) -> None
 
 def test_scores_are_bitwise_the_same_in_any_company() -> None:
     logits, tokens = make_logits(9), torch.arange(9)
-    whole = score_tokens(log_probabilities(logits), tokens[:0], tokens, 3)
+    whole = score_tokens(log_probabilities(logits), tokens[:0], tokens, 3, NONE.expand(9, 0))
     for i in range(9):
         values = log_probabilities(logits[i : i + 1])
-        alone = score_tokens(values, tokens[:0], tokens[i : i + 1], 3)
+        alone = score_tokens(values, tokens[:0], tokens[i : i + 1], 3, NONE)
         assert torch.equal(alone.logprobs, whole.logprobs[i : i + 1])
         assert torch.equal(alone.top_logprobs, whole.top_logprobs[i : i + 1])

@@ -12,12 +12,12 @@ import pytest
 from quire.cache.groups import ONE_GROUP, Windows
 from quire.engine import Engine
 from quire.errors import DoesNotFit, InvalidLogits
-from quire.request import Request
+from quire.request import NamedTokens, Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.scoring import next_position, score_lead
 from quire.scheduler.sequence import Sequence
 from quire.step import Scores, StepPlan, join_scores
-from tests.fakes import Done, FakeExecutor, expected_output, mix, scored
+from tests.fakes import VOCAB, Done, FakeExecutor, expected_output, mix, scored
 from tests.scheduler.runs import (
     Setting,
     drain,
@@ -66,8 +66,8 @@ def chains_of(tokens: list[int]) -> list[int]:
     return chains
 
 
-def line(chain: int, token: int, num_top: int) -> tuple[Any, ...]:
-    logprob, rank, ids, logprobs = scored(chain, token, num_top)
+def line(chain: int, token: int, num_top: int, named: list[int] | None = None) -> tuple[Any, ...]:
+    logprob, rank, ids, logprobs = scored(chain, token, num_top, named or [])
     return token, logprob, rank, ids, logprobs
 
 
@@ -90,8 +90,11 @@ def check_continuations(request: Request, done: dict[tuple[int, int], Sequence])
 
 def check_prompt(request: Request, sequence: Sequence) -> None:
     prompt, num_top = request.prompt_ids.tolist(), request.params.prompt_logprobs or 0
-    chains = chains_of(prompt)
-    wanted = [line(c, token, num_top) for c, token in zip(chains, prompt[1:], strict=False)]
+    first = request.first_scored or 0
+    places = zip(chains_of(prompt)[first:-1], prompt[1 + first :], strict=True)
+    none: list[list[int]] = [[]] * len(prompt)
+    named = none if request.named is None else request.named.ids.tolist()
+    wanted = [line(c, token, num_top, named[i]) for i, (c, token) in enumerate(places)]
     assert (lines(join_scores(sequence.scores)) if sequence.scores else []) == wanted
 
 
@@ -104,7 +107,7 @@ def check_all(engine: Engine, requests: list[Request], done: Any, note: object =
             sequence = done.pop((request.number, sample))
             expected = expected_output(request, sample, guided=is_guided(request))
             assert sequence.output_ids.tolist() == expected, note
-            if request.params.prompt_logprobs is not None and sample == 0:
+            if request.first_scored is not None and sample == 0:
                 check_prompt(request, sequence)
     assert not done
     pool = engine.scheduler.pool
@@ -129,17 +132,19 @@ def random_mix(rng: random.Random) -> list[Request]:
         )  # fmt: skip
     for number in range(200, 200 + rng.randint(1, 8)):
         prompt = rng.choice(preambles) + [rng.randrange(5) for _ in range(rng.randint(0, 6))]
-        requests.append(
-            make_request(
-                number,
-                prompt,
-                rng.randint(1, 12),
-                prompt_logprobs=rng.choice([0, 0, 2, 5]),
-                n=rng.choice([1, 1, 3]),
-            )
-        )
+        num_top, n = rng.choice([0, 0, 2, 5]), rng.choice([1, 1, 3])
+        one = make_request(number, prompt, rng.randint(1, 12), prompt_logprobs=num_top, n=n)
+        requests.append(naming(one, rng) if rng.random() < 0.3 and len(prompt) > 1 else one)
     rng.shuffle(requests)
     return requests
+
+
+def naming(request: Request, rng: random.Random) -> Request:
+    """It asks about tokens of its own choice, too; or about these alone, from somewhere on."""
+    first, width = rng.choice([0, rng.randrange(request.num_prompt - 1)]), rng.randint(1, 3)
+    ids = [rng.sample(range(VOCAB), width) for _ in range(first, request.num_prompt - 1)]
+    params = replace(request.params, prompt_logprobs=None) if first else request.params
+    return replace(request, params=params, named=NamedTokens(first, np.array(ids, np.int32)))
 
 
 def longest(requests: list[Request]) -> int:
@@ -319,5 +324,9 @@ def test_the_next_position_to_score() -> None:
     assert next_position(lead) == 3
     lead.num_scored = 3
     assert next_position(lead) is None
+    named = replace(
+        make_request(0, [1, 2, 3, 4], 2), named=NamedTokens(1, np.zeros((2, 1), np.int32))
+    )
+    assert next_position(samples_of(named)[0]) == 1
     plain = samples_of(make_request(0, [1, 2, 3], 2))[0]
     assert next_position(plain) is None

@@ -109,3 +109,14 @@ def test_a_sequence_that_makes_its_parameters_anew_is_read_right() -> None:
     made = ParamCopies(Made())
     made._params.extend([SamplingParams()] * 50)  # type: ignore[union-attr]
     assert [made.at(i).max_tokens for i in range(50)] == list(range(1, 51))
+
+
+class Short(SamplingParams):
+    """As a script may have it."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(max_tokens=2, **more)
+
+
+def test_a_class_of_a_scripts_own_is_copied_as_what_it_says() -> None:
+    assert ParamCopies(Short(seed=3)).at(0) == SamplingParams(max_tokens=2, seed=3)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.executor.cuda.host_copies import HostCopies, HostCopy
 from quire.executor.cuda.upload import Upload
-from quire.executor.scoring import Longs, ScoredTargets, Scorer, targets_of
+from quire.executor.scoring import ARRAYS, Longs, ScoredTargets, Scorer, targets_of
 from quire.step import Scores, Slice
 
 
@@ -32,7 +32,7 @@ class Packed:
 class ScoreLetter:
     """Scores on their way: [targets, 2 + 2 k] in float64, which holds every id and float32.
 
-    A line is the logprob, the rank, and ids and logprobs of the k likeliest tokens.
+    A line is the logprob, the rank, and ids and logprobs of the k tokens beside.
     """
 
     packed: Packed
@@ -59,9 +59,8 @@ class CudaScoring:
             pieces = list(asked.pieces(self._scorer.num_lines))
             for piece in pieces:
                 names.append(f"scored {len(packed)}.{len(names)}")
-                upload.add(f"{names[-1]} positions", piece.positions)
-                upload.add(f"{names[-1]} lines", piece.shared_lines)
-                upload.add(f"{names[-1]} tokens", piece.tokens)
+                for what in ARRAYS:
+                    upload.add(f"{names[-1]} {what}", getattr(piece, what))
             places = np.concatenate([piece.places for piece in pieces])
             packed.append(Packed(asked, tuple(names), places))
         return packed
@@ -72,10 +71,8 @@ class CudaScoring:
         for one in packed:
             lines = []
             for name in one.names:
-                positions, shared, tokens = (
-                    upload.take(f"{name} {what}") for what in ("positions", "lines", "tokens")
-                )
-                made = self._scorer.piece(one.asked, positions, shared, tokens, hidden)
+                arrays = {what: upload.take(f"{name} {what}") for what in ARRAYS}
+                made = self._scorer.piece(one.asked, hidden, **arrays)
                 columns = (c[:, None] if c.dim() == 1 else c for c in made.columns())
                 lines.append(torch.cat([column.double() for column in columns], 1))
             copies.append(ScoreLetter(one, self._host_copies.send(torch.cat(lines))))

@@ -11,7 +11,7 @@ import pytest
 from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda import runner as runner_module
-from quire.request import Request
+from quire.request import NamedTokens, Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
 from quire.step import join_scores
@@ -41,7 +41,9 @@ def scoring_requests(count: int = 8, seed: int = 5) -> list[Request]:
         )
         asks = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=number % 4)
         prompt = np.array(context + continuations[0], np.int32)
-        made.append(Request(number + 1000, prompt, asks, 4, noise_key=number))
+        ids = np.array([[rng.randrange(200), -1] for _ in prompt[1:]], np.int32)
+        named = NamedTokens(0, ids) if number % 3 == 0 else None
+        made.append(Request(number + 1000, prompt, asks, 4, noise_key=number, named=named))
     return made
 
 
