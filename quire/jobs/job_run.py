@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
 from quire.jobs import job_setup as beginning
+from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.work import Work, WorkRow
@@ -83,6 +84,7 @@ def run_job(
             beginning.check_model_on_disk(before)
             num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
             return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
+        check_first_rows(options, manifest, files)
         with StopSignals() as signals:
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
@@ -173,7 +175,6 @@ class JobRun:
 
     def _begin(self) -> None:
         """Put down what the job is, in place of what was there before."""
-        beginning.check_columns(self._files, self._manifest.columns)
         if self._options.overwrite:
             beginning.forget(self._job_dir, self._files)
         self._manifest.save(self._job_dir)

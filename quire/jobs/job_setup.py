@@ -299,17 +299,3 @@ def _with_hashes(
     return tuple(
         FileStamp(file.path, file.size, file.stamp, hashes.get(file.path)) for file in inputs
     )
-
-
-def check_columns(files: Sequence[InputFile], columns: Sequence[str]) -> None:
-    """Refuse an input whose first row already has one of the columns that the output adds."""
-    for file in files:
-        first = next(iter(read_rows([file])), None)
-        clash = sorted(set(columns) & set((first.values if first else None) or ()))
-        if clash:
-            raise InvalidOption(
-                f"{file.path} has a column {clash[0]!r}, which the output adds. Rename it, or name "
-                "the answers' column with --output-column.",
-                parameter="output_column",
-                value=clash[0],
-            )

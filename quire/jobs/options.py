@@ -24,6 +24,9 @@ from quire.safe_text import without_secrets
 # What a job samples with where nothing else is said: the likeliest tokens, and room for them.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 STDIN = "-"
+_NOT_STORED = frozenset(
+    ("logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,10 @@ class JobOptions(RunOptions):
         )
         for setting in self.sampling_settings():
             check(setting.params)
+            for name in _NOT_STORED & setting.params.keys():
+                if (value := setting.params[name]) is not None and value is not False:
+                    rule = "is not stored by a job: ask LLM.generate, or score with continuations"
+                    raise _wrong(name, rule, value)
 
     def _check_adapters(self) -> None:
         if self.lora_column is not None and not self.lora:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quire.errors import ModelError
 from quire.jobs import job_setup as beginning
+from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.work import Work, WorkRow
 from quire.jobs.job_parts import make_work, opening_message
 from quire.jobs.options import JobOptions
@@ -24,10 +25,10 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
     with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
         files = beginning.input_files(options, Path(aside))
         manifest = beginning.manifest_of(options, files, ())
+        check_first_rows(options, manifest, files)
         opening = opening_message(manifest, options)
         engine = EngineProcess(opening, command=engine_command, hear=lambda line: None)
         try:
-            beginning.check_columns(files, manifest.columns)
             work = make_work(options, manifest, files, ())
             rows, num_bad = _read(work)
             lines = [f"Job\n  rows       {work.num_rows:,} in {len(files)} file(s)"]

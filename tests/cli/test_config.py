@@ -18,7 +18,7 @@ from tests.jobs.driving import command, run, write_rows
 
 FLAGS = (
     *("-m", "fake", "-p", 'Say "{{ text }}"\n\tnow, é\x7f', "-n", 2),
-    *("--temperature", 0.5, "--param", "logprobs=2", "--param", "logit_bias={}", "--seed", 7),
+    *("--temperature", 0.5, "--param", "min_tokens=2", "--param", "logit_bias={}", "--seed", 7),
     *("--option", "max_model_len=99", "--option", "dtype=float32", "--stop", "\\n", "--stop", "x"),
     *(
         "--tensor-parallel-size",

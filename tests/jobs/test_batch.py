@@ -100,6 +100,14 @@ def test_lines_are_answered_in_order_and_bad_ones_go_to_the_error_file(tmp_path:
     assert output.read_bytes() == written
 
 
+def test_a_file_that_is_no_batch_is_refused(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "hello"}\n{"prompt": "again"}\n')
+    done = batch(source, output)
+    assert done.returncode == 2 and "'custom_id' has no text" in done.stderr
+    assert "It has 'prompt'." in done.stderr and not output.exists()
+
+
 @pytest.mark.parametrize(
     ("body", "params"),
     [

@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
@@ -260,6 +261,8 @@ def test_rows_of_a_program_may_hold_what_json_lacks(tmp_path: Path) -> None:
     assert values(Spool(tmp_path).rows(rows)) == [
         {"at": "2020-01-02", "x": None, "many": ["1.5", None]}
     ]
+    numbers = [{"n": np.int64(5), "is": np.bool_(True), "all": np.array([[1.5], [np.nan]])}]
+    assert values(Spool(tmp_path).rows(numbers)) == [{"n": 5, "is": True, "all": [[1.5], [None]]}]
     for row in ({"x": object()}, {"x": b"bytes"}, {"x": {1, 2}}):
         with pytest.raises(InvalidOption, match="row 0 of the input does not go into JSON"):
             Spool(tmp_path).rows([row])

@@ -451,6 +451,8 @@ def test_metrics_and_results_can_be_read_by_others(source: Path, output: Path) -
         ({"schema": "{}", "regex": "a"}, "excludes"),
         ({"settings": [{"name": "a"}, {"name": "a"}]}, "names of their own"),
         ({"n": 2}, "temperature"),
+        ({"logprobs": 0}, "logprobs is not stored by a job"),
+        ({"settings": [{"prompt_logprobs": 1}]}, "prompt_logprobs is not stored by a job"),
     ],
 )
 def test_what_cannot_work_is_told_before_anything_is_made(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -122,34 +124,47 @@ def test_a_pattern_names_files_in_order(tmp_path: Path) -> None:
         values(f"{tmp_path}/*.csv")
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz"])
+def packed(data: bytes, level: int | None = None) -> bytes:
+    return pa.Codec("zstd", level).compress(data, asbytes=True)  # type: ignore[no-any-return]
+
+
+PACK: dict[str, Any] = {
+    "gz": gzip.compress,
+    "zst": packed,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz", "a.jsonl.xz", "a.csv.bz2"])
 @pytest.mark.parametrize("how", ["cut", "plain", "damaged"])
 def test_an_archive_that_does_not_unpack_is_a_read_error_with_its_name(
     tmp_path: Path, name: str, how: str
 ) -> None:
     whole = b"text\n" + b'{"text": "one"}\n' * 3000
-    packed = bytearray(gzip.compress(whole))
+    archive = bytearray(PACK[name.rpartition(".")[2]](whole))
     if how == "damaged":
-        packed[len(packed) // 2] ^= 255
-    given = {"cut": packed[: len(packed) // 2], "plain": whole, "damaged": packed}[how]
+        archive[len(archive) // 2] ^= 255
+    given = {"cut": archive[: len(archive) // 2], "plain": whole, "damaged": archive}[how]
     (tmp_path / name).write_bytes(given)
     with pytest.raises(OSError, match="does not unpack") as caught:
         values(tmp_path / name)
     assert caught.value.filename == str(tmp_path / name)
 
 
-def packed(data: bytes, level: int | None = None) -> bytes:
-    return pa.Codec("zstd", level).compress(data, asbytes=True)  # type: ignore[no-any-return]
-
-
-def test_zstd_unpacks_as_gzip_does(tmp_path: Path) -> None:
-    lines = "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS)
+@pytest.mark.parametrize("kind", PACK)
+def test_packed_files_are_read_as_they_are_unpacked(tmp_path: Path, kind: str) -> None:
+    lines, pack = "\ufeff" + "".join(json.dumps(row) + "\n" for row in ROWS), PACK[kind]
     halves = lines.encode()[:20], lines.encode()[20:]  # two frames, as several threads write them
-    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(packed, halves)))
-    (tmp_path / "a.csv.zst").write_bytes(packed(b"text,n\none,1\n"))
-    (tmp_path / "a.json.zst").write_bytes(packed(json.dumps(ROWS).encode()))
-    assert values(tmp_path / "a.jsonl.zst") == values(tmp_path / "a.json.zst") == ROWS
-    assert values(tmp_path / "a.csv.zst") == [{"text": "one", "n": "1"}]
+    (tmp_path / f"a.jsonl.{kind}").write_bytes(b"".join(map(pack, halves)))
+    (tmp_path / f"a.csv.{kind}").write_bytes(pack(b"text,n\none,1\n"))
+    (tmp_path / f"a.json.{kind}").write_bytes(pack(json.dumps(ROWS).encode()))
+    assert values(tmp_path / f"a.jsonl.{kind}") == values(tmp_path / f"a.json.{kind}") == ROWS
+    assert values(tmp_path / f"a.csv.{kind}") == [{"text": "one", "n": "1"}]
+
+
+def test_zstd_that_is_cut_is_a_read_error(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "a.jsonl.zst").write_bytes(packed(lines.encode())[:-4])
     with pytest.raises(OSError, match="does not unpack as zstd") as caught:
         values(tmp_path / "a.jsonl.zst")
@@ -164,6 +179,7 @@ def test_zstd_unpacks_as_gzip_does(tmp_path: Path) -> None:
         (b"\xfe\xff" + '{"text": "a"}\n'.encode("utf-16-be"), "is UTF-16"),
         (gzip.compress(b'{"text": "a"}\n'), "end in .gz"),
         (packed(b'{"text": "a"}\n'), "end in .zst"),
+        (lzma.compress(b'{"text": "a"}\n'), "end in .xz"),
         (b"PK\x03\x04 a workbook", "a ZIP archive"),
         (b"PAR1\x15\x04", "--format arrow"),
     ],
@@ -262,6 +278,39 @@ def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
         with pytest.raises(InvalidOption, match="header"):
             job.run(progress=False)
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
+
+
+LACKING: list[tuple[str, dict[str, Any], str]] = [
+    ('{"txt": 1, "n": 2}\n' * 1500, {}, "first 1,000 rows.*'text' is undefined.*'txt', 'n'"),
+    ('{"txt": 1}\nnonsense\n', {}, "first 2 rows.*'text' is undefined"),
+    ("nonsense\n", {}, "the only row that counts cannot be asked: the line is not JSON"),
+    ('{"text": 1}\n' * 2, {"id": "name"}, "'name' has no text or whole number"),
+    ('{"txt": 1}\n' * 2, {"prompt": None, "messages": "talk"}, "no column 'talk'"),
+    ('{"txt": 1}\n{"text": 2}\n', {"limit": 1}, "the only row that counts"),
+    ('{"custom_id": 7, "text": 1}\n{"a": 1}\n', {"where": "a is defined"}, "only row that counts"),
+]
+
+
+@pytest.mark.parametrize(("lines", "more", "words"), LACKING, ids=range(len(LACKING)))
+def test_rows_that_all_lack_what_is_asked_for_are_refused_before_an_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, more: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text(lines)
+    options = {"prompt": "{{ text }}", **more}
+    job = Job(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="m", **options)
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", None)
+    monkeypatch.setattr("quire.jobs.planning.EngineProcess", None)
+    for begin in (job.run, job.plan):
+        with pytest.raises(InvalidOption, match=words):
+            begin()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("first", ['{"txt": 1}\n' * 999, "nonsense\n" * 1000])
+def test_rows_that_can_be_asked_may_come_late(tmp_path: Path, first: str) -> None:
+    (tmp_path / "in.jsonl").write_text(first + '{"text": "late"}\n')
+    job = Job(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="m", prompt="{{ text }}")
+    assert job.run(progress=False).num_ok == 1
 
 
 def test_the_end_tells_why_rows_failed(tmp_path: Path) -> None:

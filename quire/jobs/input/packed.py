@@ -4,17 +4,19 @@ where they hold something else than text."""
 from __future__ import annotations
 
 import errno
-import gzip
 import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 from quire.errors import InvalidOption
 
-PACKED = {".gz": "gzip", ".zst": "zstd"}  # by the ending of a name
+# By the ending of a name.
+PACKED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
+_MODULES = {"gzip": "gzip", "xz": "lzma", "bzip2": "bz2"}
 _UTF16 = "UTF-16, and text is read as UTF-8: save it so (iconv -f UTF-16 -t UTF-8)"
 _TABLE = "a table of Arrow: let its ending say so, or pass --format arrow"
 # Beginnings that no text in UTF-8 has. Every row of such a file would fail.
@@ -23,6 +25,7 @@ _NO_TEXT = {
     b"\xfe\xff": _UTF16,
     b"\x1f\x8b": "packed with gzip: unpack it, or let its name end in .gz",
     b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or let its name end in .zst",
+    b"\xfd7zXZ\0": "packed with xz: unpack it, or let its name end in .xz",
     b"PK\x03\x04": "a ZIP archive, as workbooks of Excel are: save the table in it as CSV",
     b"PAR1\x15": _TABLE,
     b"ARROW1\0\0": _TABLE,
@@ -49,8 +52,9 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 def _opened(path: Path) -> io.BufferedReader:
     kind = PACKED.get(path.suffix.lower())
-    if kind == "gzip":
-        return cast(io.BufferedReader, gzip.open(path, "rb"))  # which has all of its methods
+    if kind in _MODULES:
+        unpacked = import_module(_MODULES[kind]).open(path, "rb")
+        return cast(io.BufferedReader, unpacked)  # which has all of its methods
     if kind == "zstd":
         from pyarrow import input_stream
 
@@ -61,9 +65,12 @@ def _opened(path: Path) -> io.BufferedReader:
 @contextmanager
 def unpacking(path: Path) -> Iterator[None]:
     """What a damaged or wrongly named archive raises, as the read error that it is."""
+    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError)
+    if path.suffix.lower() == ".xz":  # some builds of Python come without
+        broken += (import_module("lzma").LZMAError,)
     try:
         yield
-    except (gzip.BadGzipFile, EOFError, zlib.error, OSError) as error:
+    except broken as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_packed(path)):
             raise  # of the disk, and no word of who unpacks
         raise OSError(

@@ -45,6 +45,8 @@ def _askable(value: Any, where: str) -> Any:
         return [_askable(each, f"{where}[{i}]") for i, each in enumerate(value)]
     if isinstance(value, _TEXTS):
         return as_text(value)
+    if hasattr(value, "tolist"):  # numbers and arrays of numpy, in rows of a program
+        return _askable(value.tolist(), where)
     raise BadRow(
         "invalid_prompt",
         f"{where[:100]} holds {type(value).__name__}, which a model cannot read; make the column "

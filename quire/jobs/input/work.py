@@ -6,8 +6,9 @@ being parsed; the whole input is never held.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from quire.jobs.input.files import InputFile, read_rows
@@ -112,14 +113,24 @@ class Work:
 
     def rows(self) -> Generator[WorkRow]:
         """The rows that are left, in the order of the input."""
-        limit = self._selection.limit
-        for row in read_rows(self._files, self._wanted):
-            if limit is not None and self.num_selected >= limit:
-                break
-            if not self._selection.in_shard(row.number):
-                continue
+        for row in self._within(read_rows(self._files, self._wanted)):
             yield from self.made(row)
         self.finished = True
+
+    def first_rows(self, count: int) -> Generator[tuple[InputRow, BadRow | None]]:
+        """Those of the first so many input rows that count, and why one cannot be asked."""
+        for row in self._within(islice(read_rows(self._files), count)):
+            for made in islice(self.made(row), 1):
+                yield row, made.error
+
+    def _within(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
+        """Those of the shard, up to the limit."""
+        limit = self._selection.limit
+        for row in rows:
+            if limit is not None and self.num_selected >= limit:
+                break
+            if self._selection.in_shard(row.number):
+                yield row
 
     def total(self, num_input_rows: int | None) -> int | None:
         """Work rows in all, as far as it is known by now."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.errors import InvalidOption, JobChanged, JobLocked
 from quire.jobs import job_setup
+from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.files import InputFile
 from quire.jobs.join.chunks import NAME as CHUNKS
 from quire.jobs.join.chunks import ROWS, Chunks
@@ -90,7 +91,7 @@ def agreed(
             "OUTPUT."
         )
     check_exclusive(job_dir)
-    job_setup.check_columns(files, now.columns)
+    check_first_rows(options, now, files)
     now.save(job_dir)
     claim(Path(now.output), job_dir)
     chunks = Chunks.cut(files, options.limit, ROWS)

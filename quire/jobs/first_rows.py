@@ -1,0 +1,66 @@
+"""The first rows of an input, looked at before a model is loaded for them: whether they have the
+columns that are asked for, and none that the output adds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from itertools import islice
+
+from quire.errors import InvalidOption
+from quire.jobs.input.files import InputFile, read_rows
+from quire.jobs.input.rows import BadRow, InputRow
+from quire.jobs.job_parts import make_work
+from quire.jobs.options import JobOptions
+from quire.jobs.store.manifest import Manifest
+from quire.jobs.supervise.ahead import Ahead
+from quire.params.rules import show
+
+NUM_ROWS = 1000
+# What is wrong with a command and not with a row, where it is so of every row.
+_LACKS = frozenset(("missing_column", "missing_id"))
+_MOST_NAMED = 20
+
+
+def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputFile]) -> None:
+    """Raise InvalidOption if a file has a column that the output adds, or if the first rows all
+    lack a column that is asked for, or if the whole input cannot be read."""
+    _refuse_clash(files, manifest.columns)
+    work = make_work(options, manifest, files, ())
+    first: tuple[InputRow, BadRow] | None = None
+    num_rows, is_unread = 0, False
+    with closing(Ahead(work.first_rows(NUM_ROWS), work.patience)) as ahead:
+        for row, error in ahead.wait():
+            if error is None or (error.kind not in _LACKS and row.error is None):
+                return
+            num_rows, is_unread = num_rows + 1, is_unread or row.error is not None
+            first = first or (row, error)
+    if first is None or (is_unread and next(islice(read_rows(files), NUM_ROWS, None), None)):
+        return
+    raise _unfit(*first, num_rows, is_batch=options.batch)
+
+
+def _unfit(row: InputRow, error: BadRow, num_rows: int, *, is_batch: bool) -> InvalidOption:
+    which = f"none of the first {num_rows:,} rows" if num_rows > 1 else "the only row that counts"
+    can = "can be asked" if num_rows > 1 else "cannot be asked"
+    found = f"{which} {can}: {error.message.rstrip('.')}."
+    names = list(row.values or ())
+    if names:
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        found += f" It has {', '.join(map(show, names[:_MOST_NAMED]))}{more}."
+    if names and not is_batch:
+        found += " Name one of these, or say with --where which rows count."
+    return InvalidOption(found, parameter="input", value=error.kind)
+
+
+def _refuse_clash(files: Sequence[InputFile], columns: Collection[str]) -> None:
+    for file in files:
+        first = next(iter(read_rows([file])), None)
+        clash = sorted(set(columns) & set((first.values if first else None) or ()))
+        if clash:
+            raise InvalidOption(
+                f"{file.path} has a column {clash[0]!r}, which the output adds. Rename it, or name "
+                "the answers' column with --output-column.",
+                parameter="output_column",
+                value=clash[0],
+            )
