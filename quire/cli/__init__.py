@@ -31,6 +31,7 @@ from quire.cli import (
     terminal,
     transcribe,
 )
+from quire.params import rules
 
 app = typer.Typer(
     name="quire",
@@ -91,11 +92,18 @@ def main(arguments: list[str] | None = None) -> None:
         except _Usage as error:
             described = io.StringIO()
             error.show(described)
-            terminal.say(described.getvalue().rstrip("\n") + _without_a_name(error), err=True)
+            more = _value_of(error) + _without_a_name(error)
+            terminal.say(described.getvalue().rstrip("\n") + more, err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
             raise KeyboardInterrupt from None
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def _value_of(error: Any) -> str:
+    """The value that an option did not take, where whatever reads it said only what it wants."""
+    found = getattr(error.__cause__, "errors", None)
+    return "" if found is None else f", got {rules.show(found()[0]['input'])}"
 
 
 def _without_a_name(error: Any) -> str:

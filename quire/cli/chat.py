@@ -34,7 +34,7 @@ def chat(
 
     talk = question is None and sys.stdin.isatty()
     if question is None and not talk:
-        question = sys.stdin.read().strip()
+        question = _piped()
     if not talk and not question:
         raise typer.BadParameter("it is empty; pass a text, or pipe one in", param_hint="QUESTION")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
@@ -44,6 +44,13 @@ def chat(
             _converse(llm, messages, params)
         else:
             _answer(llm, [*messages, {"role": "user", "content": question or ""}], params, as_json)
+
+
+def _piped() -> str:
+    try:
+        return sys.stdin.read().strip()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"stdin is no text: {error}", param_hint="QUESTION") from None
 
 
 def _converse(llm: LLM, messages: Messages, params: Any) -> None:

@@ -89,7 +89,7 @@ def _listed(job_dir: Path) -> dict[str, Any]:
 
 def show(
     run: Annotated[str, typer.Argument(help="An OUTPUT or a job directory.")],
-    num: Annotated[int, typer.Option("-n", help="How many rows.")] = 3,
+    num: Annotated[int, typer.Option("-n", min=0, help="How many rows.")] = 3,
     row: Annotated[list[int] | None, typer.Option(help="A row by its number; repeatable.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only rows that failed.")] = False,
     where: Annotated[
@@ -179,7 +179,7 @@ def diff(
     on: Annotated[
         str | None, typer.Option(help="The column that says which rows belong together.")
     ] = None,
-    num: Annotated[int, typer.Option("-n", help="How many differing answers to show.")] = 3,
+    num: Annotated[int, typer.Option("-n", min=0, help="How many differing answers to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two runs: what was asked, the scores, and the answers, word by word."""

@@ -88,6 +88,9 @@ def test_a_question_may_be_piped_in(
     monkeypatch.setattr("sys.stdin", io.StringIO("From a pipe?\n"))
     assert run() == 0
     assert EchoLLM.asked == [[{"role": "user", "content": "From a pipe?"}]]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff"), encoding="utf-8"))
+    assert run() == 2
+    assert "stdin is no text" in capsys.readouterr().err
 
 
 def test_a_conversation_remembers_what_was_said(

@@ -90,11 +90,37 @@ def test_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["frobnicate"], ["pull"], ["chat", "m", "--no-such-option"], ["chat", "m", ""]]
+    "arguments",
+    [
+        *(["frobnicate"], ["pull"], ["chat", "m", "--no-such-option"], ["chat", "m", ""]),
+        *(["show", "x", "-n", "-1"], ["diff", "x", "y", "-n", "-1"]),
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*arguments) == exits.USAGE
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "m", "--port", "x17"],
+        ["serve", "m", "--port", "70017"],
+        ["serve", "m", "--grace", "x17"],
+        ["run", "in.csv", "--max-tokens", "x17"],
+        ["run", "in.csv", "--temperature", "x17"],
+        ["score", "out.jsonl", "--pass-at", "1", "--pass-at", "x17"],
+        ["show", "out.jsonl", "-n", "1.17"],
+        ["chat", "m", "--max-tokens", "-17"],
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_is_no_number_is_shown(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == exits.USAGE
+    said = capsys.readouterr().err
+    assert f"'{arguments[-2]}'" in said and arguments[-1] in said
 
 
 @pytest.mark.parametrize("flag", ["--model", "-m"])

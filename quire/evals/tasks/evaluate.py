@@ -78,7 +78,7 @@ def _job(name: str, tasks: Sequence[Task], asked: EvalOptions, command: Sequence
     choosing = task.kind == "choices"
     answering: dict[str, Any] = {
         "stop": list(task.stop) or None,
-        "max_tokens": asked.max_tokens or task.max_tokens,
+        "max_tokens": task.max_tokens if asked.max_tokens is None else asked.max_tokens,
     }
     return Job(
         list(_rows(tasks, asked)),
