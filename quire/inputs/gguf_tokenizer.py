@@ -14,30 +14,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.inputs.bpe import bpe_model, byte_level_bpe, merges_by_score
 from quire.inputs.gguf_cuts import CUTS, Cut
 from quire.inputs.gguf_vocabulary import (
+    BYTE,
     CONTROL,
+    NORMAL,
     USER_DEFINED,
     Vocabulary,
     checked,
     flag,
     numbers,
     read_vocabulary,
-    said_flag,
     strings,
     token_id,
     wrong,
 )
 from quire.inputs.gguf_wordpiece import USUAL_NAMES, word_pieces
-from quire.inputs.sentencepiece_file import NORMAL, merges_by_score
 from quire.inputs.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from tokenizers.normalizers import Normalizer
-    from tokenizers.pre_tokenizers import PreTokenizer
 
-_BYTE = 6
 _NEVER = -1e6  # a score that no text is worth
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
@@ -83,7 +82,7 @@ def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
         backend, ends = _byte_bpe(metadata, vocabulary, cut), _Ends(bos=cut.bos)
     elif kind == "bert":
         lower, strip = (
-            said_flag(metadata, f"normalizer.{one}") for one in ("lowercase", "strip_accents")
+            flag(metadata, f"normalizer.{one}", None) for one in ("lowercase", "strip_accents")
         )
         backend = word_pieces(vocabulary.tokens, special, lower, strip)
     else:
@@ -147,32 +146,6 @@ def _byte_bpe(metadata: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> 
     return byte_level_bpe(ids, merges, cut)
 
 
-def byte_level_bpe(ids: dict[str, int], merges: Sequence[Any], cut: Cut) -> Backend:
-    """Byte-level BPE of tokens whose bytes are spelt as letters."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, normalizers
-
-    backend = Backend(_bpe(models.BPE, ids, merges, ignore_merges=cut.whole_words))
-    if cut.nfc:
-        backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = _pre_tokenizer(cut)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _bpe(kind: Any, ids: dict[str, int], merges: Sequence[Any], **options: Any) -> Any:
-    with refusing(lambda why: CorruptModel(f"the vocabulary's merges do not fit: {why}")):
-        return kind(ids, merges, **options)
-
-
-def _pre_tokenizer(cut: Cut) -> PreTokenizer:
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-
-    splits = [Split(Regex(pattern), "isolated") for pattern in cut.patterns]
-    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
 def _sentencepiece(
     metadata: Mapping[str, Any], vocabulary: Vocabulary, kind: str, prefix_once: bool
 ) -> Backend:
@@ -207,18 +180,18 @@ def _sentencepiece(
 def _pieces(vocabulary: Vocabulary, scores: Sequence[float], unknown: int | None, kind: str) -> Any:
     from tokenizers import models
 
+    listed = zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
     if kind == "t5":
         # Pieces that stand for something else than their text must not be found in one.
         vocab = [
             (token, float(score) if one in (NORMAL, USER_DEFINED) else _NEVER)
-            for token, one, score in zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
+            for token, one, score in listed
         ]
-        return models.Unigram(vocab, unknown, byte_fallback=_BYTE in vocabulary.types)
+        return models.Unigram(vocab, unknown, byte_fallback=BYTE in vocabulary.types)
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    return _bpe(
-        models.BPE,
+    return bpe_model(
         ids,
-        merges_by_score(vocabulary.tokens, vocabulary.types, scores, ids),
+        merges_by_score({token: score for token, one, score in listed if one == NORMAL}, ids),
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,

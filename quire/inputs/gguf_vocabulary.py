@@ -4,15 +4,15 @@ values of the kind that each must be. One of another kind is refused by its key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from quire.errors import CorruptModel
 from quire.inputs.gguf_wordpiece import as_written
-from quire.inputs.sentencepiece_file import NORMAL
 
-CONTROL, USER_DEFINED = 3, 4
+NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6  # types of tokens; a normal one is its text
+Default = TypeVar("Default", bool, None)
 _NO_TOKEN = 2**32 - 1  # how some writers say "none"
 
 
@@ -54,8 +54,10 @@ def strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return list(values)
 
 
-def flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = metadata.get(f"tokenizer.ggml.{key}", default)
+def flag(metadata: Mapping[str, Any], key: str, default: Default) -> bool | Default:
+    if (name := f"tokenizer.ggml.{key}") not in metadata:
+        return default
+    value = metadata[name]
     if not isinstance(value, bool):
         raise wrong(metadata, key, "true or false")
     return value
@@ -65,10 +67,6 @@ def wrong(metadata: Mapping[str, Any], key: str, rule: str) -> CorruptModel:
     value = metadata[f"tokenizer.ggml.{key}"]
     shown = repr(value)[:60] if isinstance(value, bool | int | float | str) else "another array"
     return CorruptModel(f"the GGUF file's tokenizer.ggml.{key} must be {rule}; it is {shown}")
-
-
-def said_flag(metadata: Mapping[str, Any], key: str) -> bool | None:
-    return None if f"tokenizer.ggml.{key}" not in metadata else flag(metadata, key, False)
 
 
 def read_vocabulary(metadata: Mapping[str, Any], model: str) -> Vocabulary:

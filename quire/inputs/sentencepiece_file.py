@@ -8,7 +8,7 @@ characters (2), a space before the first word (3), and runs of spaces made one (
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
@@ -17,7 +17,6 @@ Value = int | bytes
 _KINDS = {1: "t5", 2: "llama"}  # unigram and BPE; absent means unigram
 _SIZES = {1: 8, 5: 4}  # of numbers that are stored whole, by the kind of field
 _MOST_PIECES = 1 << 22
-NORMAL = 1  # the type of a piece that stands for its text
 
 
 def sentencepiece_metadata(data: bytes, source: str) -> dict[str, Any] | None:
@@ -115,25 +114,3 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return found, at
     raise ValueError("a number of more than ten bytes")
-
-
-def merges_by_score(
-    tokens: Sequence[str], types: Sequence[int], scores: Sequence[float], ids: Mapping[str, int]
-) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, best piece first.
-
-    With pieces "a" 0, "b" 1, "ab" 2 (score -5), "abb" 3 (score -7): ("a","b") then ("ab","b").
-    Among equal scores the longest left part goes first, then the longest right one: Mistral's
-    runs of spaces all have one score, and 18 spaces are 16 and 2, not 8 and 10.
-    """
-    merges: list[tuple[float, int, int, int, int, int, str, str]] = []
-    for piece, kind, score in zip(tokens, types, scores, strict=True):
-        if kind != NORMAL or len(piece) < 2:
-            continue
-        for at in range(1, len(piece)):
-            left, right = piece[:at], piece[at:]
-            if left in ids and right in ids:
-                whole = (ids[piece], ids[left], ids[right])
-                merges.append((-score, -len(left), -len(right), *whole, left, right))
-    merges.sort()
-    return [merge[-2:] for merge in merges]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.inputs.bpe import byte_level_bpe, merges_by_rank
 from quire.inputs.gguf_cuts import CUTS, Cut
-from quire.inputs.gguf_tokenizer import byte_level_bpe
 from quire.inputs.token_bytes import byte_alphabet
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def tiktoken_backend(data: bytes, config: Mapping[str, Any], source: str) -> Bac
     tokens = _tokens(data, source)
     letters = {number: letter for letter, number in byte_alphabet().items()}
     spelt = ["".join(letters[number] for number in token) for token in tokens]
-    merges = [(spelt[left], spelt[right]) for left, right in _merges(tokens)]
+    merges = [(spelt[left], spelt[right]) for left, right in merges_by_rank(tokens)]
     ids = {token: rank for rank, token in enumerate(spelt)}
     backend = byte_level_bpe(ids, merges, known.cut._replace(whole_words=True))
     _add_specials(backend, known.specials, config, len(tokens), source)
@@ -97,17 +97,6 @@ def _tokens(data: bytes, source: str) -> list[bytes]:
     return tokens
 
 
-def _merges(tokens: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Every pair of tokens that makes a token, by the rank of what it makes; of one token those
-    with the lowest first part come first."""
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    merges: list[tuple[int, int]] = []
-    for token in tokens:
-        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-        merges += sorted((ranks[a], ranks[b]) for a, b in cuts if a in ranks and b in ranks)
-    return merges
-
-
 def _add_specials(
     backend: Backend, usual: Sequence[str], config: Mapping[str, Any], first: int, source: str
 ) -> None:
@@ -125,8 +114,9 @@ def _add_specials(
     last = max(named, default=first - 1)
     if last - first > _MOST_TOKENS:
         raise CorruptModel(f"added_tokens_decoder beside {source} goes up to {last:,}")
-    for number in range(first, last + 1):
-        text = named.get(number, f"<|reserved_token_{number}|>")
-        backend.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+    numbers = range(first, last + 1)
+    texts = [named.get(number, f"<|reserved_token_{number}|>") for number in numbers]
+    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in texts])
+    for number, text in zip(numbers, texts, strict=True):
         if backend.token_to_id(text) != number:
             raise CorruptModel(f"beside {source}: token {number}, {text[:40]!r}, is there twice")

@@ -22,19 +22,13 @@ def reasoning_config(name: str, value: Any) -> ReasoningConfig | None:
         raise NotSupported(f"{name} with 'reasoning_parser': pass LLM(reasoning_parser=...).")
     if not set(given) <= {*_FIELDS} or not all(isinstance(one, str) for one in given.values()):
         fail(InvalidOption, name, f"a dict of strings, keys among {', '.join(_FIELDS)}", value)
-    config, closings = ReasoningConfig(**given), dict(TAGS)
+    config = ReasoningConfig(**given)
     start, end = config.reasoning_start_str, config.reasoning_end_str
-    if start and not config.closing(start):
+    closings = tuple(closing for opening, closing in TAGS if start in ("", opening))
+    if not closings and not end:
         hint = "What begins so has no end that is known."
         fail(InvalidOption, name, "a dict with a reasoning_end_str, too", value, hint)
-    ends = (closings[start],) if start in closings else () if start else tuple(closings.values())
-    if end and ends and not end.endswith(ends):
-        hint = "Else thoughts would go on behind it."
-        fail(
-            InvalidOption,
-            name,
-            f"a dict whose reasoning_end_str ends with {ends[0]!r}",
-            value,
-            hint,
-        )
+    if end and closings and not end.endswith(closings):
+        rule = f"a dict whose reasoning_end_str ends with {closings[0]!r}"
+        fail(InvalidOption, name, rule, value, "Else thoughts would go on behind it.")
     return config if given else None
