@@ -11,6 +11,7 @@ from quire.evals.scoring.scorer import Answer, Verdict
 from quire.evals.scoring.user_pattern import Pattern, found_by
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LONGEST_NUMBER = 9  # digits; what is longer is no choice
 
 
 def index_of(truth: object, choices: Sequence[str]) -> int | None:
@@ -24,7 +25,7 @@ def index_of(truth: object, choices: Sequence[str]) -> int | None:
     said = str(truth).strip()
     if said in choices:
         return list(choices).index(said)
-    if said.isdecimal():
+    if said.isdecimal() and len(said) <= _LONGEST_NUMBER:
         return index_of(int(said), choices)
     if len(said) == 1 and said.upper() in LETTERS[: len(choices)]:
         return LETTERS.index(said.upper())
@@ -87,7 +88,8 @@ class ChosenLetter:
         chosen = self._chosen(answer.text, choices)
         if chosen is None:
             return Verdict(0.0, None, "no choice was named")
-        return Verdict(float(chosen == right), LETTERS[chosen])
+        read = LETTERS[chosen] if chosen < len(LETTERS) else choices[chosen]
+        return Verdict(float(chosen == right), read)
 
     def _choices(self, answer: Answer) -> list[str]:
         """The row's own choices; without a column for them, four letters."""

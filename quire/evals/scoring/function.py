@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.base.boundary import refusing
 from quire.errors import InvalidOption
 from quire.evals.scoring.scorer import Answer, ScorerFailed, Verdict
 
@@ -35,6 +36,7 @@ class FunctionScorer:
             value = self.function(answer.text, dict(answer.row))
         except Exception as error:
             raise FunctionFailed(f"{self.name} raised {type(error).__name__}: {error}") from error
+        value = value.item() if hasattr(value, "item") else value  # of numpy or torch
         if value is None:
             return None
         if not isinstance(value, bool | int | float) or not math.isfinite(value):
@@ -57,7 +59,8 @@ def load_function(spec: str) -> FunctionScorer:
         raise InvalidOption(f"{file} is not a Python file", parameter="by", value=spec)
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_spec.name] = module  # where its own dataclasses look for their types
-    module_spec.loader.exec_module(module)
+    with refusing(lambda why: _unloaded(spec, why)):
+        module_spec.loader.exec_module(module)
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidOption(
@@ -66,3 +69,9 @@ def load_function(spec: str) -> FunctionScorer:
             value=spec,
         )
     return FunctionScorer(name, function)
+
+
+def _unloaded(spec: str, why: str) -> InvalidOption:
+    return InvalidOption(
+        f"--by {spec}: the file cannot be loaded: {why}", parameter="by", value=spec
+    )

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.base.boundary import reason
 from quire.errors import InvalidOption, NotSupported
-from quire.evals.scoring.scorer import Answer, Verdict
+from quire.evals.scoring.scorer import Answer, ScorerFailed, Verdict
 
 _FENCE = "```"
 
@@ -57,6 +58,9 @@ class JsonValid:
                 "fetched. Put the definition into the file.",
                 parameter="schema",
             ) from None
+        # A schema that refers to itself, a number beyond a float.
+        except (RecursionError, OverflowError) as error:
+            raise ScorerFailed(f"the schema cannot be applied: {reason(error)}") from error
 
 
 def json_valid(schema_file: Path | None = None) -> JsonValid:
@@ -71,10 +75,12 @@ def json_valid(schema_file: Path | None = None) -> JsonValid:
             "--schema needs the package jsonschema: pip install jsonschema"
         ) from None
     try:
-        schema = json.loads(schema_file.read_text(encoding="utf-8"))
+        schema = json.loads(schema_file.read_text(encoding="utf-8-sig"))
+        if not isinstance(schema, dict | bool):
+            raise ValueError(f"it is a {type(schema).__name__}, and no object")
         kind = jsonschema.validators.validator_for(schema)
         kind.check_schema(schema)
-    except (ValueError, jsonschema.SchemaError) as error:
+    except (ValueError, RecursionError, jsonschema.SchemaError) as error:
         raise InvalidOption(
             f"{schema_file} holds no JSON schema: {str(error).splitlines()[0]}",
             parameter="schema",

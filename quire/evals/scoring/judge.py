@@ -6,6 +6,7 @@ judge's reply is held to a few words by a structured output, and each word stand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,7 @@ class JudgeOptions:
         found = {}
         for word in self.words:
             try:
-                found[word] = _VALUES[word.lower()] if word.lower() in _VALUES else float(word)
+                found[word] = _VALUES[word.lower()] if word.lower() in _VALUES else _number(word)
             except ValueError:
                 raise InvalidOption(
                     f"a judge's words are numbers, or of {', '.join(_VALUES)}; not {word!r}",
@@ -57,6 +58,12 @@ class JudgeOptions:
                     value=word,
                 ) from None
         return found
+
+
+def _number(word: str) -> float:
+    if not math.isfinite(value := float(word)):
+        raise ValueError("no mean can be made of it")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

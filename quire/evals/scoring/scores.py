@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -162,13 +162,18 @@ def score(run: StoredRun, scorers: Sequence[Scorer], options: ScoreOptions) -> l
             f"{needing} needs --truth COLUMN, the column with the right answers",
             parameter="truth",
         )
+    if low := [k for k in options.pass_at if k < 1]:
+        raise InvalidOption(f"--pass-at is at least 1, not {low[0]}", parameter="pass_at")
     tallies = [_Tally(scorer, options) for scorer in scorers]
     folder = run.home / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         files = [stack.enter_context(replacing(_rows_file(run.home, s.name))) for s in scorers]
+        lacking = {name for name in (options.truth, *options.groups) if name is not None}
         for row in run.rows():
-            _check_columns(row, options)
+            if lacking and not row.record.failed:  # which may be why it failed
+                _check_columns(row, lacking)
+                lacking = set()
             for tally, file in zip(tallies, files, strict=True):
                 _write(file, tally.add(row))
     results = [tally.result() for tally in tallies]
@@ -176,16 +181,14 @@ def score(run: StoredRun, scorers: Sequence[Scorer], options: ScoreOptions) -> l
     return results
 
 
-def _check_columns(row: StoredRow, options: ScoreOptions) -> None:
-    if row.record.failed:
-        return  # it may have failed because it had no columns
-    for name in (options.truth, *options.groups):
-        if name is not None and name not in row.columns:
-            raise InvalidOption(
-                f"row {row.record.row} has no column {name!r}; it has {', '.join(row.columns)}",
-                parameter="truth" if name == options.truth else "group",
-                value=name,
-            )
+def _check_columns(row: StoredRow, names: Collection[str]) -> None:
+    """Of the first row: one further on that lacks a column has no truth, and costs itself."""
+    if missing := sorted(set(names) - row.columns.keys()):
+        raise InvalidOption(
+            f"row {row.record.row} has no column {missing[0]!r}; it has {', '.join(row.columns)}",
+            parameter="truth",
+            value=missing[0],
+        )
 
 
 def _write(file: BinaryIO, score: RowScore) -> None:

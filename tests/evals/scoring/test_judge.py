@@ -66,3 +66,5 @@ def test_words_that_are_worth_nothing_known_are_refused(tmp_path: Path) -> None:
     run = StoredRun.open(stored_job(tmp_path, ROWS[:1], ANSWERS[:1]))
     with pytest.raises(InvalidOption, match="not 'good'"):
         judged(run, words=("good", "bad"))
+    with pytest.raises(InvalidOption, match="not 'nan'"):
+        judged(run, words=("1", "nan"))

@@ -13,7 +13,7 @@ from quire.evals.scoring import choices, match, text
 from quire.evals.scoring.function import FunctionFailed, load_function
 from quire.evals.scoring.json_validity import json_valid
 from quire.evals.scoring.named import DESCRIPTIONS, ScorerOptions, scorers_by_name
-from quire.evals.scoring.scorer import Answer, Scorer
+from quire.evals.scoring.scorer import Answer, Scorer, ScorerFailed
 from quire.evals.tasks.named import NAMES
 
 
@@ -106,6 +106,14 @@ def test_a_truth_may_be_a_number_a_letter_or_the_text() -> None:
     options = ["cat", "dog"]
     assert [choices.index_of(t, options) for t in (1, "B", "dog", 1.0, "1")] == [1] * 5
     assert [choices.index_of(t, options) for t in (2, "C", "cow", None, True)] == [None] * 5
+    assert choices.index_of("1" * 5000, options) is None
+
+
+def test_a_choice_beyond_the_letters_is_read_by_its_text() -> None:
+    many = [f"number {i} of them" for i in range(40)]
+    scorer = choices.ChosenLetter("options")
+    assert value(scorer, "It is number 33 of them.", 33, options=many) == 1
+    assert value(scorer, "It is number 33 of them.", 3, options=many) == 0
 
 
 def test_json_validity(tmp_path: Path) -> None:
@@ -120,9 +128,25 @@ def test_json_validity(tmp_path: Path) -> None:
     assert value(scorer, '{"a": 1}') == 1
     wrong = scorer.score(Answer("{}"))
     assert wrong is not None and wrong.value == 0 and "'a' is a required" in (wrong.reason or "")
-    schema.write_text('{"type": "nonsense"}')
-    with pytest.raises(InvalidOption, match="holds no JSON schema"):
-        json_valid(schema)
+    for nonsense in ('{"type": "nonsense"}', "5", "[1]", "{"):
+        schema.write_text(nonsense)
+        with pytest.raises(InvalidOption, match="holds no JSON schema"):
+            json_valid(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"$ref": "#"}, "{}"),
+        ({"multipleOf": 0.1}, "1" + "0" * 400),
+    ],
+)
+def test_a_schema_that_cannot_be_applied_costs_the_row_its_score(
+    tmp_path: Path, schema: dict[str, object], answer: str
+) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    with pytest.raises(ScorerFailed, match="the schema cannot be applied"):
+        json_valid(tmp_path / "schema.json").score(Answer(answer))
 
 
 def test_a_schema_that_points_elsewhere_fetches_nothing(tmp_path: Path) -> None:
@@ -140,6 +164,8 @@ def test_a_function_of_the_user(tmp_path: Path) -> None:
         "    if row['limit'] < 0: raise ValueError('negative')\n"
         "    return len(output) <= row['limit']\n"
         "def words(output, row): return 'many'\n"
+        "import numpy\n"
+        "def first(output, row): return numpy.array(output) == 'abc'\n"
     )
     scorer = load_function(f"{file}:short")
     assert scorer.name == "short"
@@ -148,12 +174,17 @@ def test_a_function_of_the_user(tmp_path: Path) -> None:
     assert value(scorer, "abcd", limit=None) is None
     with pytest.raises(FunctionFailed, match="short raised ValueError: negative"):
         value(scorer, "abcd", limit=-1)
+    assert value(load_function(f"{file}:first"), "abc") == 1
     with pytest.raises(FunctionFailed, match="returned 'many'"):
         value(load_function(f"{file}:words"), "a")
     with pytest.raises(InvalidOption, match="no function 'long'"):
         load_function(f"{file}:long")
     with pytest.raises(InvalidOption, match="there is no file"):
         load_function(f"{tmp_path}/other.py:short")
+    for broken in ("def short(:", "import no_such_module", "1 / 0"):
+        file.write_text(broken)
+        with pytest.raises(InvalidOption, match="the file cannot be loaded"):
+            load_function(f"{file}:short")
 
 
 def test_scorers_come_by_name_and_a_slip_is_pointed_out() -> None:

@@ -69,6 +69,8 @@ def test_several_samples_are_one_observation_and_give_pass_at_k(tmp_path: Path) 
     assert {k: mean.value for k, mean in found.pass_at.items()} == {"1": 0.25, "2": 0.5}
     with pytest.raises(InvalidOption, match="pass@3 needs at least 3 samples"):
         scored(output, pass_at=(3,))
+    with pytest.raises(InvalidOption, match="at least 1, not -1"):
+        scored(output, pass_at=(-1,))
 
 
 def test_another_scoring_adds_its_metric_and_replaces_its_own(tmp_path: Path) -> None:
@@ -88,6 +90,12 @@ def test_an_unfinished_scoring_leaves_the_old_scores(tmp_path: Path) -> None:
     home = StoredRun.open(output).home
     assert read_scores(home) == [before]
     assert [row.value for row in read_row_scores(home, "exact_match")] == [1.0, 1.0]
+
+
+def test_a_row_that_lacks_the_truth_has_no_score(tmp_path: Path) -> None:
+    output = stored_job(tmp_path, [ROWS[0], {"question": "no answer to it"}], ["2", "6"])
+    found = scored(output)
+    assert (found.mean.num, found.num_unscored) == (1, 1)
 
 
 def test_a_truth_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:

@@ -77,9 +77,13 @@ def test_training_questions_can_be_given(tmp_path: Path) -> None:
     row = next(iter(rows_of(task, limit=1, shots=None)))
     assert row["prompt"].count("q") >= 5 and "#### " in row["prompt"]
     assert str(file) in task.examples.described
-    file.write_text('{"question": "no answer"}\n')
-    with pytest.raises(InvalidOption, match="with question and answer"):
-        list(rows_of(task, limit=1, shots=None))
+    odd = "a\u2028b"  # which is no end of a line
+    file.write_text(json.dumps({"question": odd, "answer": "1"}, ensure_ascii=False) + "\n")
+    assert odd in next(iter(rows_of(task, limit=1, shots=1)))["prompt"]
+    for wrong in ('{"question": "no answer"}\n', "no JSON\n", "[1]\n"):
+        file.write_text(wrong)
+        with pytest.raises(InvalidOption, match="has a question and an answer; of row 0"):
+            list(rows_of(task, limit=1, shots=None))
     with pytest.raises(InvalidOption, match="goes with gsm8k alone"):
         tasks_by_name("mmlu", examples=file)
 
