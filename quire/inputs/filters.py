@@ -86,6 +86,7 @@ def as_text(context: Any, value: Any) -> str:
     """A value as it is written out."""
     if type(value) is str:
         return value
+    context.environment.check_written(value)
     if context.writer is not None:
         value = context.writer.written(value)
     return str(value) if isinstance(value, str) else context.meter.text(value)

@@ -109,6 +109,16 @@ def test_a_template_that_fails_costs_its_row(template: str, kind: str) -> None:
     assert failed.value.kind in {kind, "template_error", "missing_column"}
 
 
+def test_a_column_comes_before_a_method_and_a_method_is_no_text() -> None:
+    row = {"items": "three", "more": {"values": [1]}, "text": "a"}
+    template = RowTemplate("{{ row.items }} {{ more.values }} {{ row.keys() | list }}", "--prompt")
+    assert template.render(row) == "three [1] ['items', 'more', 'text']"
+    for written in ("{{ row.copy }}", "{{ self }}", "{{ text.upper }}", "{{ range ~ 'x' }}"):
+        with pytest.raises(BadRow, match="and no value") as failed:
+            RowTemplate(written, "--prompt").render(row)
+        assert failed.value.kind == "template_error"
+
+
 def test_odd_column_names_and_white_space() -> None:
     row = {"a b": 1, "self": 2, "range": 3, "x": " y "}
     template = RowTemplate("{{ row['a b'] }}{{ row['self'] }}{{ range }}{{ x }}\n", "--prompt")
