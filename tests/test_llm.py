@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,10 @@ def test_outputs_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
 
 
+class Words(str, Enum):  # noqa: UP042 - StrEnum is its text already
+    FIRST = "Once upon"
+
+
 def test_every_form_of_prompt_gives_the_same_answer(llm: LLM) -> None:
     token_ids = generate(llm, "Once upon")[0].prompt_token_ids
     assert token_ids is not None
@@ -72,6 +79,7 @@ def test_every_form_of_prompt_gives_the_same_answer(llm: LLM) -> None:
         [token_ids],
         iter(["Once upon"]),
         ({"prompt_token_ids": t} for t in [token_ids]),
+        Words.FIRST,
     ]
     answers = [ids(generate(llm, form, GREEDY)) for form in forms]
     assert all(a == answers[0] for a in answers)
@@ -316,6 +324,12 @@ def test_closing_twice_is_fine_and_using_it_afterwards_is_not(tmp_path: Path) ->
     ):
         with pytest.raises(EngineClosed):
             use()
+
+
+def test_it_is_neither_copied_nor_pickled(llm: LLM) -> None:
+    for take in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(NotSupported, match="make one in each process"):
+            take(llm)
 
 
 def test_use_after_fork_says_what_to_do(llm: LLM) -> None:

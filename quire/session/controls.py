@@ -19,6 +19,12 @@ class LLMControls:
 
     _session: Session
 
+    def __reduce__(self) -> NoReturn:
+        raise NotSupported(
+            "an LLM holds a model in memory, and is neither copied nor pickled: make one in each "
+            "process, and pass prompts and outputs between them."
+        )
+
     def get_tokenizer(self) -> Any:
         """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""
         return self._session.hf_tokenizer()
