@@ -56,8 +56,15 @@ def test_the_page_opens_offline_without_a_complaint(
     assert [url for url in opened.requests if not url.startswith(("file:", "blob:"))] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["one", "two"])
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        ("one", "light"),
+        ("two", "dark"),
+        pytest.param("one", "dark", marks=pytest.mark.long),
+        pytest.param("two", "light", marks=pytest.mark.long),
+    ],
+)
 def test_the_page_is_accessible(
     kind: str, scheme: str, open_page: OpenPage, request: pytest.FixtureRequest
 ) -> None:
