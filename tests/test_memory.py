@@ -28,7 +28,7 @@ def resident() -> int:
 
 def ask(llm: LLM, count: int, seed: int) -> None:
     """Short requests, no two of them alike, in calls of 500."""
-    params = SamplingParams(max_tokens=4, temperature=1.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=2, temperature=1.0, ignore_eos=True)
     for first in range(0, count, 500):
         prompts = [
             {"prompt_token_ids": [10 + (seed + first + i) % 20_000, i % 97, i % 89, 7, 8, 9]}
