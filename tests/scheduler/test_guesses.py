@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -124,12 +125,21 @@ def test_copies_take_a_fraction_of_the_time(each: float, num_rows: int, least: f
     assert guessed.num_accepted > 0.5 * guessed.num_guessed
 
 
-@pytest.mark.parametrize("each", [0.1, 1.0, 5.0])
-@pytest.mark.parametrize(("num_rows", "max_num_seqs"), [(1, 256), (4, 2), (32, 256)])
+# What a position costs, rows, and those that run at once: each with each with --long.
+MACHINES = list(product([0.1, 1.0, 5.0], [(1, 256), (4, 2), (32, 256)]))
+
+
+@pytest.mark.parametrize(
+    ("each", "rows"),
+    [
+        pytest.param(*one, marks=() if i in (0, 4, 8) else pytest.mark.long)
+        for i, one in enumerate(MACHINES)
+    ],
+)
 def test_a_text_that_does_not_repeat_itself_loses_less_than_two_percent(
-    each: float, num_rows: int, max_num_seqs: int
+    each: float, rows: tuple[int, int]
 ) -> None:
-    ratios = []
+    (num_rows, max_num_seqs), ratios = rows, []
     for seed in range(3):
         texts, machine = babble(random.Random(seed), num_rows), Machine(each=each)
         plain = write(texts, None, machine, max_num_seqs=max_num_seqs)
