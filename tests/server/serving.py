@@ -74,4 +74,4 @@ def until(done: Any, seconds: float = 20.0) -> None:
     while not done():
         if time.monotonic() > deadline:
             raise AssertionError(f"still not so after {seconds} s")
-        time.sleep(0.01)
+        time.sleep(0.04)  # mostly a request is made each time, of server and client alike
