@@ -27,6 +27,9 @@ class Segment:
     end: float
     text: str
 
+    def later(self, seconds: float) -> Segment:
+        return Segment(round(self.start + seconds, 2), round(self.end + seconds, 2), self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
@@ -131,6 +134,19 @@ class TranscriptTokens:
     def language_of(self, token: int) -> str:
         return next(name for name, known in self.languages.items() if known == token)
 
+    def stopped_at(self, written: Sequence[int]) -> int | None:
+        """Where an answer with times stopped before its sound did: the place of the end of the last
+        text that another was to follow. None where it ends with the time of a text's end, behind
+        which nothing is said, or holds but one text."""
+        is_time = [token >= self.first_time for token in written if token != self.end]
+        if is_time[-2:] == [False, True]:
+            return None
+        pairs = (i for i in range(len(is_time) - 2, -1, -1) if is_time[i] and is_time[i + 1])
+        return next(pairs, None)
+
+    def second_of(self, token: int) -> float:
+        return round((token - self.first_time) * SECONDS_A_STEP, 2)
+
     def segments(
         self, written: Sequence[int], seconds: float, decode: Callable[[Sequence[int]], str]
     ) -> list[Segment]:
@@ -142,7 +158,7 @@ class TranscriptTokens:
                 text.append(token)
                 continue
             is_time = token >= self.first_time
-            at = min((token - self.first_time) * SECONDS_A_STEP, seconds) if is_time else seconds
+            at = min(self.second_of(token), seconds) if is_time else seconds
             said = decode(text).strip()
             if said:
                 found.append(Segment(round(begun, 2), round(max(at, begun), 2), said))

@@ -36,7 +36,6 @@ from tests.media.whisper import (
     START,
     SUPPRESSED,
     TRANSCRIBE,
-    features,
     make_whisper,
     written,
 )
@@ -94,6 +93,35 @@ def test_times_are_written_as_in_transformers() -> None:
             made = ours(ids, logits.clone())
             assert torch.equal(made, expected)
             ids.append(int(torch.multinomial(made.softmax(0), 1, generator=generator)))
+
+
+def test_an_answer_stops_where_it_does_in_transformers() -> None:
+    from transformers import WhisperForConditionalGeneration as Theirs
+
+    rule = TimestampRule(FIRST_TIME, END, never=(NO_TIMES,))
+    generator = torch.Generator().manual_seed(0)
+    outcomes = set[bool]()
+    for count in (1, 2, 3, 5, 9, 14) * 30:
+        ids: list[int] = []
+        while len(ids) < count and (not ids or ids[-1] != END):
+            logits = torch.randn(FIRST_TIME + 51, generator=generator) * 3
+            logits[3:START] = logits[START:FIRST_TIME] = -torch.inf
+            logits[END] = logits[END] - 2
+            ids.append(int(torch.multinomial(rule(ids, logits).softmax(0), 1, generator=generator)))
+        written = torch.tensor([one for one in ids if one != END])
+        about = [None], torch.zeros(1), FIRST_TIME, torch.tensor([100]), 0.02, 0.01, 2, 0, 0, False
+        told = (written, *about, torch.zeros(1, 0))
+        segments, offset = Theirs._retrieve_segment(*told)
+        stop = TOKENS.stopped_at(ids)
+        outcomes.add(stop is None)
+        if stop is None:
+            assert int(offset) == 100
+            continue
+        assert TOKENS.second_of(ids[stop]) == pytest.approx(int(offset) * 0.01)
+        theirs = [[t for t in one["tokens"].tolist() if t < END] for one in segments]
+        ours = TOKENS.segments(ids[: stop + 1], 1.0, lambda some: ",".join(map(str, some)))
+        assert [one.text for one in ours] == [",".join(map(str, some)) for some in theirs]
+    assert outcomes == {True, False}
 
 
 def test_segments_are_what_stands_between_times() -> None:
@@ -170,10 +198,27 @@ def test_a_folder_is_transcribed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [Path(row["file"]).name for row in rows] == ["a.wav", "b.wav", "c.wav"]
     assert [row["error_type"] for row in rows] == [None, None, "invalid_prompt"]
     assert rows[0]["seconds"] == 1.75 and rows[0]["segments"][-1][1] <= 1.75
-    assert rows[0]["segments"][0][2] == heard(model, first, sounds / "a.wav")
+    [piece, *_] = list(sound_rows([sounds / "a.wav"], 1.0))
+    expected, _ = heard(model, first[: round(piece["end"] * 16_000)])
+    assert rows[0]["segments"][: len(expected)] == expected
     main(str(sounds), str(output), str(model.path), **how)  # there is nothing left to do
     assert output.read_bytes() == bytes_then
     assert "4 pieces" in capsys.readouterr().out
+
+
+def test_a_piece_is_heard_again_from_where_the_model_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("soundfile")
+    model, output = make_whisper(tmp_path / "model"), tmp_path / "out.jsonl"
+    samples = save(tmp_path / "a.wav", tone(16_000, 2))
+    with_times(model)
+    how = {**HOW, "temperature": 0, "no_speech_threshold": 1.0, "timestamps": True}
+    job = Job(
+        *(str(tmp_path / "a.wav"), output),
+        **{"model": str(model.path), "transcribe": True, "initial_prompt": EARLIER, **how},
+    )
+    assert job.run(progress=False).num_ok == 1
+    expected, count = heard(model, samples)
+    assert count > 1 and json.loads(output.read_text())["segments"] == expected
 
 
 @pytest.mark.parametrize(
@@ -219,9 +264,9 @@ def test_what_was_said_earlier_is_words_that_fit(tmp_path: Path) -> None:
         replace(tokens, previous=None).earlier("Hello", tokenizer, 100)
 
 
-def heard(model: TinyModel, samples: Any, path: Path) -> str:
-    """The first segment of the first piece, as Transformers makes it: the language, then what is
-    said, with its own rule for times."""
+def heard(model: TinyModel, samples: Any) -> tuple[list[list[Any]], int]:
+    """The segments of a piece as Transformers makes them: the language, then what is said, with its
+    own rule for times, and again from where it stopped; and how often it was asked."""
     from transformers import WhisperTimeStampLogitsProcessor
 
     class Said:
@@ -229,17 +274,39 @@ def heard(model: TinyModel, samples: Any, path: Path) -> str:
         max_initial_timestamp_index = 20
 
     tokenizer = load_gguf_tokenizer(locate("smollm2").gguf.metadata)
-    [piece, *_] = list(sound_rows([path], 1.0))
-    samples = samples[: round(piece["end"] * 16_000)]
-    with torch.no_grad():
-        encoded = model.module.model.encoder(features(samples)).last_hidden_state
-        given = torch.tensor([[START]])
-        logits = model.module(encoder_outputs=(encoded,), decoder_input_ids=given).logits[0, -1]
-    language = EN if logits[EN] > logits[DE] else DE
-    earlier = [PREVIOUS, *tokenizer.encode(f" {EARLIER}", add_special_tokens=False).tolist()]
-    asked = [*earlier, START, language, TRANSCRIBE]
-    rule = WhisperTimeStampLogitsProcessor(Said(), begin_index=len(asked))
-    ids, _ = written(model.module, samples, asked, 64 - len(asked), rule)
-    assert NO_TIMES not in ids and not set(ids) & set(SUPPRESSED)
     words = lambda some: tokenizer.decode([token for token in some if token < START])  # noqa: E731
-    return TOKENS.segments(ids, piece["end"], words)[0].text
+    earlier = [PREVIOUS, *tokenizer.encode(f" {EARLIER}", add_special_tokens=False).tolist()]
+    [first], _ = written(model.module, samples, [START], 1, rule=one_of(EN, DE))
+    asked = [*earlier, START, first, TRANSCRIBE]
+    rule = WhisperTimeStampLogitsProcessor(Said(), begin_index=len(asked))
+    begun, found, count = 0.0, list[list[Any]](), 0
+    while True:
+        part = samples[round(begun * 16_000) :]
+        most = model.module.config.max_target_positions - len(asked)
+        ids, _ = written(model.module, part, asked, most, rule)
+        assert NO_TIMES not in ids and not set(ids) & set(SUPPRESSED)
+        stop, count, seconds = TOKENS.stopped_at(ids), count + 1, len(part) / 16_000
+        if stop is None or seconds - TOKENS.second_of(ids[stop]) < len(samples) / 16_000 / 30:
+            stop = None
+        for one in TOKENS.segments(ids if stop is None else ids[: stop + 1], seconds, words):
+            found.append([round(one.start + begun, 2), round(one.end + begun, 2), one.text])
+        if stop is None:
+            return found, count
+        begun = round(begun + TOKENS.second_of(ids[stop]), 4)
+
+
+def with_times(model: TinyModel) -> None:
+    """Have it write times more often."""
+    said = (model.path / "generation_config.json").read_text()
+    model.module.model.decoder.embed_tokens.weight.data[FIRST_TIME:].mul_(2.0)
+    model.module.save_pretrained(model.path)
+    (model.path / "generation_config.json").write_text(said)
+
+
+def one_of(*tokens: int) -> Any:
+    def rule(ids: Any, logits: torch.Tensor) -> torch.Tensor:
+        kept = torch.full_like(logits, -torch.inf)
+        kept[:, list(tokens)] = logits[:, list(tokens)]
+        return kept
+
+    return rule

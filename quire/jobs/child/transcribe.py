@@ -1,9 +1,10 @@
 """Rows answered by transcribing: how a piece of a sound begins (its language, and whether anyone
-speaks), then what is said in it, again at a higher temperature where that is not believed."""
+speaks), then what is said in it, again at a higher temperature where that is not believed, and
+again from where the model stopped before the piece ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import NotSupported, QuireError
 from quire.inputs.media.pieces import SoundPiece
-from quire.inputs.transcripts import TranscriptTokens
+from quire.inputs.transcripts import Segment, TranscriptTokens
 from quire.jobs.child.job_engine import JobEngine, answered
 from quire.jobs.child.requests import attempt
 from quire.jobs.transcripts import doubts_of, transcript_params
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from quire.request import Request
     from quire.run import Refused
     from quire.session.session import Session
+
+_LEAST_REST = 1 / 30  # of a piece; less is not heard by itself
 
 
 class TranscriptEngine(JobEngine):
@@ -55,7 +58,8 @@ class TranscriptEngine(JobEngine):
         self._temperatures: list[float] = how["temperature"]
         self._opening = self._opening_params()
         self._pieces: dict[int, _Hearing] = {}  # of rows that are being transcribed
-        self._driver.rows_go_on = self._opening is not None or len(self._temperatures) > 1
+        goes_on = self._opening is not None or len(self._temperatures) > 1 or self._times
+        self._driver.rows_go_on = goes_on
 
     def _sampling(self, hearing: _Hearing) -> SamplingParams:
         return SamplingParams(
@@ -95,7 +99,9 @@ class TranscriptEngine(JobEngine):
             place = Path(about["path"]), about["start"], about["end"], about["stamp"]
             piece = SoundPiece(*place, self._rate, self._children)
             known = None if self._tokens.needs_language(self._language) else self._language or "en"
-            self._pieces[number] = _Hearing(piece, row.get("seed"), self._opening is None, known)
+            self._pieces[number] = _Hearing(
+                about["start"], piece, row.get("seed"), self._opening is None, known
+            )
         return [self._request(row["row"]) for row in rows]
 
     def _request(self, row: int) -> Request | Refused | QuireError:
@@ -114,25 +120,54 @@ class TranscriptEngine(JobEngine):
         hearing = self._pieces[row]
         if not hearing.is_opened:
             return self._go_on(row, self._opened(hearing, answer))
-        seconds = round(hearing.piece.end - hearing.piece.start, 4)
-        found = self._tokens.segments(answer.token_ids, seconds, self._tokenizer.decode)
-        text = " ".join(segment.text for segment in found)
-        logprob = (answer.cumulative_logprob or 0.0) / max(len(answer.token_ids), 1)
+        written = answer.token_ids
+        text = _text(self._segments(hearing, written))
+        logprob = (answer.cumulative_logprob or 0.0) / max(len(written), 1)
         if self._doubts.is_silence(logprob, hearing.no_speech):
-            text, found = "", []
-        elif self._doubts.hold(text, logprob) and hearing.attempt + 1 < len(self._temperatures):
+            return self._heard(row, hearing.after(len(written)), output)
+        if self._doubts.hold(text, logprob) and hearing.attempt + 1 < len(self._temperatures):
             return self._go_on(row, replace(hearing, attempt=hearing.attempt + 1))
+        rest, stop = self._rest(hearing, written)
+        then = hearing.after(len(written), self._segments(hearing, written[:stop]))
+        if rest is None:
+            return self._heard(row, then, output)
+        return self._go_on(row, then.going_on(rest, is_opened=self._opening is None))
+
+    def _segments(self, hearing: _Hearing, written: Sequence[int]) -> list[Segment]:
+        """From the beginning of the row's piece on."""
+        piece = hearing.piece
+        seconds = round(piece.end - piece.start, 4)
+        found = self._tokens.segments(written, seconds, self._tokenizer.decode)
+        return [segment.later(piece.start - hearing.start) for segment in found]
+
+    def _rest(
+        self, hearing: _Hearing, written: Sequence[int]
+    ) -> tuple[SoundPiece | None, int | None]:
+        """What is still to be heard of a piece where the model stopped early, and how much of what
+        it wrote stands: texts that have ended."""
+        stop = self._tokens.stopped_at(written) if self._times else None
+        if stop is None:
+            return None, None
+        piece = hearing.piece
+        start = round(piece.start + self._tokens.second_of(written[stop]), 4)
+        if piece.end - start < _LEAST_REST * (piece.end - hearing.start):
+            return None, None
+        return replace(piece, start=start), stop + 1
+
+    def _heard(self, row: int, hearing: _Hearing, output: RequestOutput) -> Message:
+        """The result of a row that was heard to its end."""
         del self._pieces[row]
+        segments = [[one.start, one.end, one.text] for one in hearing.segments]
         return answered(
             row,
             output,
-            [text],
-            finish_reasons=[answer.finish_reason],
-            output_tokens=len(answer.token_ids),
+            [_text(hearing.segments)],
+            finish_reasons=[output.outputs[0].finish_reason],
+            output_tokens=hearing.num_tokens,
             transcript={
                 "language": hearing.language,
-                "segments": [[one.start, one.end, one.text] for one in found],
-                "temperature": self._temperatures[hearing.attempt],
+                "segments": segments,
+                "temperature": self._temperatures[max(hearing.hottest, hearing.attempt)],
             },
         )
 
@@ -161,11 +196,30 @@ class TranscriptEngine(JobEngine):
 
 @dataclass(frozen=True, slots=True)
 class _Hearing:
-    """How far a row is: what its beginning told, once it did, and which temperature it is at."""
+    """How far a row is, whose piece begins at `start`: what its beginning told, once it did, which
+    temperature it is at, and what was said before the seconds that are heard now."""
 
+    start: float
     piece: SoundPiece
     seed: int | None
     is_opened: bool
     language: str | None
     no_speech: float = 0.0
     attempt: int = 0
+    hottest: int = 0  # of the attempts at what was said before
+    segments: tuple[Segment, ...] = ()
+    num_tokens: int = 0
+
+    def after(self, num_tokens: int, segments: Sequence[Segment] = ()) -> _Hearing:
+        """With an answer that stands."""
+        said = (*self.segments, *segments)
+        return replace(self, segments=said, num_tokens=self.num_tokens + num_tokens)
+
+    def going_on(self, rest: SoundPiece, *, is_opened: bool) -> _Hearing:
+        """With what is left of the piece, in the language that it began with."""
+        hottest = max(self.hottest, self.attempt)
+        return replace(self, piece=rest, is_opened=is_opened, attempt=0, hottest=hottest)
+
+
+def _text(segments: Sequence[Segment]) -> str:
+    return " ".join(segment.text for segment in segments)
