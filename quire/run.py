@@ -8,7 +8,6 @@ an error of the engine) the engine is left empty: no rows, every block free.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Many
@@ -42,7 +41,6 @@ class Refused:
 
 WRITING = "its answer was written out"
 LOOKED_AT = 256  # requests that wait for grammars or media, in a step
-LOOK_SECONDS = 0.002  # a grammar may take seconds, and who comes meanwhile need not wait for it
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
 
@@ -68,7 +66,6 @@ class Run:
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
         self._on_finished = on_finished
         self._not_ready: deque[Pending] = deque()
-        self._urgent: Callable[[], bool] = lambda: False
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
         self._cancelled, self._num_seen = list[Result](), 0
 
@@ -83,7 +80,6 @@ class Run:
         else to do.
         """
         source, exhausted = iter(windows), False
-        self._urgent = urgent
         try:
             while True:
                 while not exhausted and (self.wants_more or urgent()):
@@ -221,16 +217,13 @@ class Run:
         """Queue the requests whose grammar and media are ready; those of which one is refused are
         done.
 
-        `wait`: the engine has nothing else to do, so where none is ready wait for the oldest, or
-        until something is urgent.
+        `wait`: where none is ready, a moment for the oldest: the engine has nothing else to do.
         """
         # Both are made in this order: further back there is little to be found.
         looked_at = list(islice(self._not_ready, LOOKED_AT))
-        ready = [p for p in looked_at if p.is_ready]
-        if wait and looked_at and not ready:
-            while not looked_at[0].is_compiled and not self._urgent():
-                time.sleep(LOOK_SECONDS)
-            ready = looked_at[: int(looked_at[0].is_compiled)]
+        ready = [pending for pending in looked_at if pending.is_ready]
+        if wait and not ready and looked_at:
+            ready = looked_at[: int(looked_at[0].is_ready_soon())]
         for pending in ready:
             if self._pending.get(pending.number) is not pending:  # cancelled meanwhile
                 continue

@@ -182,6 +182,18 @@ def test_what_is_ready_does_not_wait_for_what_is_older() -> None:
     assert ended == [1, 0]
 
 
+def test_what_comes_later_does_not_wait_for_what_is_not_ready() -> None:
+    ended: list[int] = []
+    early, late = make_request(0, [1], 4, stop_token_ids=[7]), make_request(1, [2], 4)
+    run = run_on(
+        SETTING.engine(),
+        compile_grammar=lambda params: ReadyAfter(len(params.stop_token_ids or ()), ended),
+    )
+    for index, _ in run.outputs([[early], [], [late]]):
+        ended.append(index)
+    assert ended == [1, 0]
+
+
 def test_cancelling_what_ended_or_never_was_does_nothing() -> None:
     run = run_on(SETTING.engine())
     asked: Window = [make_request(0, [1], 2), Refused(1, InvalidRequest("no"))]

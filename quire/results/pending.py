@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from quire.outputs import RequestOutput
 from quire.request import Request
 from quire.results.text_watch import Shown
 from quire.scheduler.sequence import Guide, Sequence
+
+MOMENT = 0.01  # seconds
 
 
 class Grammar(Protocol):
@@ -30,6 +33,9 @@ class Preparing(Protocol):
     """Media that are being prepared; `result` raises InvalidRequest where one cannot be read."""
 
     def done(self) -> bool: ...
+
+    def hurry(self) -> None:
+        """They are all that is waited for, and are not to wait for others."""
 
     def result(self) -> object: ...
 
@@ -52,9 +58,14 @@ class Pending:
     def is_ready(self) -> bool:
         return all(one is None or one.done() for one in (self.grammar, self.media))
 
-    @property
-    def is_compiled(self) -> bool:
-        return self.grammar is None or self.grammar.done()
+    def is_ready_soon(self) -> bool:
+        """Whether it is within a moment, which is waited."""
+        if self.media is not None:
+            self.media.hurry()
+        until = time.monotonic() + MOMENT
+        while not (ready := self.is_ready) and time.monotonic() < until:
+            time.sleep(MOMENT / 10)
+        return ready
 
     def finish_waiting(self) -> None:
         """Wait, and take what was waited for; InvalidRequest where there is none of it."""

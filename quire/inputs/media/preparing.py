@@ -83,9 +83,13 @@ class Preparing:
         self._pool.begin_more()
         return self._is_begun and not any(one.is_needed for one in self._media)
 
+    def hurry(self) -> None:
+        """Begin, however much is held."""
+        self._pool.begin_more(self)
+
     def result(self) -> None:
         """Wait; InvalidPrompt where a medium cannot be read."""
-        self._pool.begin_more(self)
+        self.hurry()
         for one in self._media:
             one.wait()
 
