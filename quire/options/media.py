@@ -33,10 +33,10 @@ def folder(name: str, value: Any) -> str | None:
 
 
 def domains(name: str, value: Any) -> tuple[str, ...]:
-    """Names of hosts, as a list."""
-    given = list(value) if isinstance(value, list | tuple | set) else None
-    if given is None or not all(isinstance(one, str) and one for one in given):
-        fail(InvalidOption, name, "a list of names of hosts", value)
+    """Names of hosts, as a list; name:port where the port is not the scheme's own."""
+    given: list[Any] = list(value) if isinstance(value, list | tuple | set) else [None]
+    if not all(isinstance(one, str) and one and not set(one) & set("/*@ ") for one in given):
+        fail(InvalidOption, name, 'a list of names of hosts, such as "cdn.example.com"', value)
     return tuple(given)
 
 
@@ -63,7 +63,8 @@ MEDIA_OPTIONS = (
         "allowed_media_domains",
         None,
         domains,
-        "Hosts that media are fetched from; none by default, and vLLM's None means all.",
+        "Hosts that media are fetched from, at the scheme's own port or as name:port; none by "
+        "default, and vLLM's None means all.",
     ),
     honoured(
         "mm_processor_kwargs",

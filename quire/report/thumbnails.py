@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidPrompt, NotSupported
+from quire.inputs.media.allowed import Fetching
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.images import EncodedImage
 from quire.inputs.media.urls import MediaUrl
@@ -61,7 +62,7 @@ class Thumbnails:
         return tuple(made)
 
     def _small(self, url: str) -> str:
-        read = MediaUrl(url).read(str(self._folder), (), MOST_BYTES)
+        read = MediaUrl(url).read(str(self._folder), MOST_BYTES, Fetching())
         image = EncodedImage.of(read, self._children).open()
         image.thumbnail((SIDE, SIDE))
         file = io.BytesIO()

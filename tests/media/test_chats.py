@@ -174,7 +174,7 @@ def test_options_of_the_processor_change_sizes(llm: LLM) -> None:
 
 def test_a_host_must_be_public(model: TinyModel) -> None:
     with (
-        model.llm(allowed_media_domains=["localhost"]) as llm,
+        model.llm(allowed_media_domains=["localhost:1"]) as llm,
         pytest.raises(InvalidPrompt, match="not a public address"),
     ):
         ask(llm, {"type": "image_url", "image_url": {"url": "http://localhost:1/x.png"}})

@@ -14,17 +14,20 @@ from urllib.parse import urlsplit
 import pytest
 
 from quire.inputs.media import fetch
+from quire.inputs.media.allowed import Fetching
 
 judged = fetch._public_address
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
-def serve_once(answer: Callable[[socket.socket], None]) -> int:
+def serve_once(answer: Callable[[socket.socket], None], asked: list[bytes] | None = None) -> int:
     listening = socket.create_server(("127.0.0.1", 0))
 
     def run() -> None:
         with listening, listening.accept()[0] as connection:
-            connection.recv(65_536)
+            heard = connection.recv(65_536)
+            if asked is not None:
+                asked.append(heard)
             with suppress(OSError):  # the fetcher hangs up, which is what some tests are about
                 answer(connection)
 
@@ -33,16 +36,49 @@ def serve_once(answer: Callable[[socket.socket], None]) -> int:
 
 
 def get(port: int, most: int = 100) -> bytes:
-    return fetch.fetched(urlsplit(f"http://a.example:{port}/x.png"), ("A.example",), most)
+    hosts = (f"A.example:{port}",) if port != 80 else ("A.example",)
+    return fetch.fetched(urlsplit(f"http://a.example:{port}/x.png"), Fetching(hosts, most))
 
 
 @pytest.fixture(autouse=True)
 def addresses_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "_public_address", lambda host, port: "127.0.0.1")
+    monkeypatch.setattr(fetch, "_public_address", lambda *_: "127.0.0.1")
 
 
 def test_the_body_of_one_answer() -> None:
     assert get(serve_once(lambda it: it.sendall(HEAD + b"image"))) == b"image"
+
+
+def test_signs_that_no_request_holds_are_written_out() -> None:
+    asked: list[bytes] = []
+
+    port = serve_once(lambda it: it.sendall(HEAD + b"image"), asked)
+    url = f"http://a.example:{port}/caf\u00e9 1%20.png?a=b&c=[d]"
+    hosts = (urlsplit(url).netloc,)
+    assert fetch.fetched(urlsplit(url), Fetching(hosts)) == b"image"
+    assert asked[0].startswith(b"GET /caf%C3%A9%201%20.png?a=b&c=[d] HTTP/1.1\r\n")
+
+
+def test_all_media_of_a_prompt_share_its_bytes_and_seconds() -> None:
+    ports = [serve_once(lambda it: it.sendall(HEAD + b"image")) for _ in range(3)]
+    fetching = Fetching(tuple(f"a.example:{port}" for port in ports), bytes_left=12)
+    urls = [urlsplit(f"http://a.example:{port}/x.png") for port in ports]
+    assert [fetch.fetched(url, fetching) for url in urls[:2]] == [b"image"] * 2
+    with pytest.raises(ValueError, match="more than 2 bytes, all that its prompt has left"):
+        fetch.fetched(urls[2], fetching)
+    fetching.deadline = time.monotonic()
+    with pytest.raises(ValueError, match="it took more than 0 s"):
+        fetch.fetched(urls[0], fetching)
+
+
+def test_a_resolver_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(fetch, "SECONDS", 0.2)
+    monkeypatch.setattr(fetch, "_public_address", judged)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait())
+    with pytest.raises(ValueError, match="it took more than"):
+        get(80)
+    over.set()
 
 
 def drip(connection: socket.socket, opening: bytes) -> None:
@@ -85,11 +121,14 @@ def test_answers_that_are_refused(answer: bytes, why: str) -> None:
         ("http://b.example/", "which allowed_media_domains does not name"),
         ("http://u:p@a.example/", "holds a name or a password"),
         ("http://a.example:99999/", "could not be fetched"),
+        ("http://a.example:8080/", "the host 'a.example:8080', which allowed_media_domains does"),
+        ("https://a.example:80/", "the host 'a.example:80', which"),
+        ("http://c.example/", "the host 'c.example', which"),
     ],
 )
 def test_urls_that_are_not_opened(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        fetch.fetched(urlsplit(url), ("a.example",), 100)
+        fetch.fetched(urlsplit(url), Fetching(("a.example", "c.example:8080")))
 
 
 class Names:

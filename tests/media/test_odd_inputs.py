@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from quire.errors import InvalidPrompt
-from quire.inputs.media.allowed import MediaOptions
+from quire.inputs.media.allowed import Fetching, MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.given import listed, read_image, read_source
 from quire.inputs.media.sounds import read_sound
@@ -126,12 +126,12 @@ def test_bytes_in_urls_as_people_write_them() -> None:
             f"data:image/png;base64,{quote(plain, safe='')}",
             "data:image/png;base64," + "\r\n".join(textwrap.wrap(plain, 76)),
         ]
-        assert [MediaUrl(form).read(None, (), 1000) for form in forms] == [data] * len(forms)
+        assert {MediaUrl(form).read(None, 1000, Fetching()) for form in forms} == {data}
     for broken in ("a", "ab=c", "ab!c", "%zz"):
         with pytest.raises(InvalidPrompt, match="no base64"):
-            MediaUrl(f"data:image/png;base64,{broken}").read(None, (), 1000)
+            MediaUrl(f"data:image/png;base64,{broken}").read(None, 1000, Fetching())
     with pytest.raises(InvalidPrompt, match="more than 9 bytes"):
-        MediaUrl("data:image/png;base64," + "A" * 17).read(None, (), 9)
+        MediaUrl("data:image/png;base64," + "A" * 17).read(None, 9, Fetching())
 
 
 def sound(samples: Any, rate: int = 16_000, **how: Any) -> bytes:

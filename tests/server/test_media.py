@@ -57,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="module")
 def server(model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     options = {**OPTIONS, "allowed_local_media_path": str(model.path)}
-    options["allowed_media_domains"] = ["localhost"]
+    options["allowed_media_domains"] = ["localhost", "localhost:8000"]
     data = tmp_path_factory.mktemp("data")
     with serving(data, str(model.path), names=("sees",), options=options) as made:
         yield made
@@ -130,6 +130,7 @@ def test_files_only_below_the_folder_that_was_allowed(
         ("http://u:p@localhost/x.png", "a name or a password"),
         ("http://localhost/x.png", "not a public address"),
         ("http://LOCALHOST.:8000/x.png", "not a public address"),
+        ("http://localhost:22/x.png", "allowed_media_domains"),
         ("http://localhost:99999/x.png", "could not be fetched"),
         ("file:///etc/passwd", "allowed_local_media_path"),
         ("file://other/etc/passwd", "another machine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ WORDS = {
 }
 KINDS = tuple(WORDS)
 UNLIMITED = 999
+MOST_FETCHED = 256 << 20  # bytes, for one prompt
+FETCH_SECONDS = 60.0  # for one prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,16 @@ class MediaOptions:
     folder: str | None = None
     hosts: tuple[str, ...] = ()
     embeddings: bool = False
+
+
+@dataclass(slots=True)
+class Fetching:
+    """What is fetched for one prompt: from `hosts` alone, and within so many bytes and seconds. A
+    host is a name, or name:port where the port is not the scheme's own."""
+
+    hosts: tuple[str, ...] = ()
+    bytes_left: int = MOST_FETCHED
+    deadline: float = field(default_factory=lambda: time.monotonic() + FETCH_SECONDS)
 
 
 def bad_medium(kind: str, why: str) -> InvalidPrompt:

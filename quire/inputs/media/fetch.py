@@ -9,29 +9,47 @@ import ssl
 import threading
 import time
 from contextlib import suppress
-from urllib.parse import SplitResult
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import SplitResult, quote
 
-SECONDS = 30.0
+from quire.inputs.media.allowed import Fetching
+
+SECONDS = 30.0  # for one answer
+_PORTS = {"http": 80, "https": 443}
+_WRITTEN = "%/:?#[]@!$&'()*+,;=~"  # signs of a URL that stand for themselves
 _PIECE = 1 << 16
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-def fetched(parts: SplitResult, hosts: tuple[str, ...], most: int) -> bytes:
+def fetched(parts: SplitResult, fetching: Fetching) -> bytes:
     """The bytes at a URL of an allowed host; ValueError says what is wrong with it."""
-    host = (parts.hostname or "").rstrip(".").lower()
-    if host not in {one.lower() for one in hosts}:
-        raise ValueError(f"is of the host {host!r}, which allowed_media_domains does not name")
+    host, port = (parts.hostname or "").rstrip(".").lower(), _port(parts)
+    named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    wanted = {named, host} if port == _PORTS[parts.scheme] else {named}
+    if wanted.isdisjoint(one.lower() for one in fetching.hosts):
+        where = host if host in wanted else named
+        raise ValueError(f"is of the host {where!r}, which allowed_media_domains does not name")
     if parts.username is not None or parts.password is not None:
         raise ValueError("holds a name or a password")
-    deadline = time.monotonic() + SECONDS
+    seconds = max(0.0, min(SECONDS, fetching.deadline - time.monotonic()))
+    deadline = time.monotonic() + seconds
     try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        address = (_public_address(host, port), port)
-        with socket.create_connection(address, timeout=SECONDS / 3) as plain:
-            return _within(deadline, plain, parts, host, most)
+        address = (_public_address(host, port, seconds), port)
+        with socket.create_connection(address, timeout=max(seconds / 3, 0.001)) as plain:
+            data = _within(deadline, plain, parts, host, fetching.bytes_left)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        why = f"it took more than {SECONDS:.0f} s" if time.monotonic() >= deadline else str(error)
+        why = f"it took more than {seconds:.0f} s" if time.monotonic() >= deadline else str(error)
         raise ValueError(f"could not be fetched: {type(error).__name__}: {why}") from None
+    fetching.bytes_left -= len(data)
+    return data
+
+
+def _port(parts: SplitResult) -> int:
+    try:
+        return parts.port or _PORTS[parts.scheme]
+    except ValueError as error:
+        raise ValueError(f"could not be fetched: {error}") from None
 
 
 def _within(
@@ -66,7 +84,7 @@ def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> byte
     with plain:
         connection.sock = plain
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("GET", path, headers={"Host": parts.netloc})
+        connection.request("GET", quote(path, _WRITTEN), headers={"Host": parts.netloc})
         response = connection.getresponse()
         if response.status != 200:
             raise ValueError(f"the answer is {response.status}; redirects are not followed")
@@ -74,19 +92,39 @@ def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> byte
         while piece := response.read1(_PIECE):
             data += piece
             if len(data) > most:
-                raise ValueError(f"more than {most:,} bytes")
+                raise ValueError(f"more than {most:,} bytes, all that its prompt has left")
         if response.length:  # of a length that was announced, what did not come
             raise ValueError(f"it ended {response.length:,} bytes early")
         return bytes(data)
 
 
-def _public_address(host: str, port: int) -> str:
+def _public_address(host: str, port: int, seconds: float) -> str:
     """An address of the host; none of them may be private."""
-    found = [str(one[4][0]) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    found = [str(one[4][0]) for one in _resolved(host, port, seconds)]
     for address in found:
         if not _is_public(ipaddress.ip_address(address)):
             raise ValueError(f"{address} is not a public address")
     return found[0]
+
+
+def _resolved(host: str, port: int, seconds: float) -> list[Any]:
+    """What the resolver says. It heeds no deadline of ours, and is left to itself at the end."""
+    answers: SimpleQueue[list[Any] | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, ValueError) as error:  # ValueError: no name at all
+            answers.put(error)
+
+    threading.Thread(target=ask, name="quire-resolve", daemon=True).start()
+    try:
+        found = answers.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError("no answer from the resolver") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

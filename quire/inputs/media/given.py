@@ -18,16 +18,8 @@ from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.embedded import EmbeddedImage, are_embeddings, read_embedded
 from quire.inputs.media.files import allowed_file, of_dataset
-from quire.inputs.media.images import (
-    MOST_BYTES,
-    ArrayImage,
-    EncodedImage,
-    ImageSource,
-    OpenImage,
-    is_pillow,
-)
+from quire.inputs.media.images import ArrayImage, EncodedImage, ImageSource, OpenImage, is_pillow
 from quire.inputs.media.sounds import SoundSource, listed_sounds, read_sound
-from quire.inputs.media.urls import MediaUrl
 from quire.inputs.media.videos import FileVideo, FrameVideo, listed_videos, read_video
 
 Source = ImageSource | SoundSource | EmbeddedImage | FrameVideo | FileVideo
@@ -112,8 +104,6 @@ def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> Im
         return OpenImage.of(given)
     if isinstance(given, np.ndarray):
         return ArrayImage.of(given)
-    if isinstance(given, MediaUrl):
-        return EncodedImage.of(given.read(options.folder, options.hosts, MOST_BYTES), children)
     if isinstance(given, Path):
         return EncodedImage.of(allowed_file(str(given), options.folder), children)
     if isinstance(given, Mapping):  # as datasets have it, not decoded

@@ -11,7 +11,7 @@ from typing import Any, cast
 from quire.errors import InvalidPrompt
 from quire.families.media.rules import MediaRules, Placed, SoundRules
 from quire.inputs.encoder_prompts import NO_SOUND
-from quire.inputs.media.allowed import WORDS, MediaOptions
+from quire.inputs.media.allowed import WORDS, Fetching, MediaOptions
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.embedded import EmbeddedImage
 from quire.inputs.media.expanding import (
@@ -23,7 +23,7 @@ from quire.inputs.media.expanding import (
     grow_text,
     heard_by,
 )
-from quire.inputs.media.given import check_kinds, listed, read_each, read_source
+from quire.inputs.media.given import Source, check_kinds, listed, read_each, read_source
 from quire.inputs.media.identity import MOST_KNOWN, Serials
 from quire.inputs.media.images import MOST_BYTES
 from quire.inputs.media.preparing import MediaPool, PreparedMedium
@@ -81,19 +81,28 @@ class MediaReader:
         )
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
-        """The same with what URLs stand for read: bytes, or a file. May wait for a network, which
-        reading a prompt must not where others wait for it."""
-        options = self._options
+        """The same with what URLs stand for: bytes, or a file. May wait for a network."""
+        options, fetching = self._options, Fetching(self._options.hosts)
+
+        def read(one: Any, name: str | None) -> Any:
+            return one.read(options.folder, MOST_BYTES, fetching) if _is_url(one) else one
+
         data = {
-            kind: [
-                one.read(options.folder, options.hosts, MOST_BYTES)
-                if isinstance(one, MediaUrl)
-                else one
-                for one in several
-            ]
-            for kind, several in given.data.items()
+            kind: read_each(kind, value, None, options, read)
+            if isinstance(value, list) and any(map(_is_url, value))
+            else value
+            for kind, value in given.data.items()
         }
         return replace(given, data=data)
+
+    def looked_at(self, given: GivenMedia) -> GivenMedia:
+        """The media of a chat with URLs read and every header looked at, so that reading the
+        prompt, which others wait for, waits for neither a network nor a decoder."""
+        found = self.fetched(given)
+        for kind, several in found.data.items():
+            look = partial(self._source, kind, self.rules[kind])
+            read_each(kind, several, None, self._options, look)
+        return found
 
     def check_no_media(self, prompt: ChatText | Ints) -> None:
         """Of a prompt without any: that it needs none."""
@@ -130,8 +139,7 @@ class MediaReader:
         self, kind: str, given: Any, name: str | None, together: int, rules: MediaRules
     ) -> PlacedItem:
         """One of so many that a prompt has, and what stands for it; nothing is decoded yet."""
-        rate = cast(SoundRules, rules).rate if kind == "audio" else 0
-        source = read_source(kind, given, self._options, self.pool.children, rate)
+        source = self._source(kind, rules, given)
         self._check_name(kind, name, source.content)
         if isinstance(source, EmbeddedImage):
             return self._embedded(source, rules)
@@ -145,6 +153,10 @@ class MediaReader:
             return MediaItem(serial, kind, placed.count, features, placed.grid, placed.step)
 
         return PlacedItem(self._serials.item(key, make), placed)
+
+    def _source(self, kind: str, rules: MediaRules, given: Any, name: str | None = None) -> Source:
+        rate = cast(SoundRules, rules).rate if kind == "audio" else 0
+        return read_source(kind, given, self._options, self.pool.children, rate)
 
     def _embedded(self, given: EmbeddedImage, rules: MediaRules) -> PlacedItem:
         """What the caller encoded: it stands where an image would, in as many rows as it has."""
@@ -208,6 +220,7 @@ class CallMedia:
             self._rules = changed, self._reader.rules_with(changed)
         rules = self._rules[1]
         check_kinds(given.data, rules)
+        given = self._reader.fetched(given)
         items: list[PlacedItem] = []
         for kind, mine in rules.items():
             items += self._reader.read_each(kind, given, partial(self._item, kind, mine))
@@ -221,6 +234,10 @@ class CallMedia:
             made = self._reader.item(kind, given, name, together, rules)
             self._known[key] = made, given, rules
         return self._known[key][0]
+
+
+def _is_url(given: object) -> bool:
+    return isinstance(given, MediaUrl)
 
 
 def _prepare(rules: MediaRules, source: Any, together: int) -> Arrays:

@@ -33,7 +33,6 @@ from quire.inputs.media.samples import (
     decoder_of,
     resampled,
 )
-from quire.inputs.media.urls import MediaUrl
 
 # What whole numbers are divided by, and what is taken from them first.
 _WHOLE = {"uint8": (128.0, 128), "int16": (32_768.0, 0), "int32": (2_147_483_648.0, 0)}
@@ -144,10 +143,6 @@ def read_sound(
         return given
     if isinstance(given, bytes | bytearray | memoryview):
         return EncodedSound.of(bytes(given), rate, children)
-    if isinstance(given, MediaUrl):
-        return EncodedSound.of(
-            given.read(options.folder, options.hosts, MOST_BYTES), rate, children
-        )
     if isinstance(given, Path):
         return EncodedSound.of(allowed_file(str(given), options.folder), rate, children)
     if isinstance(given, Mapping):  # as datasets have it, decoded or not

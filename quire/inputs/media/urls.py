@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from quire.errors import InvalidPrompt
+from quire.inputs.media.allowed import Fetching
 from quire.inputs.media.files import allowed_file
 
 
@@ -19,7 +20,7 @@ class MediaUrl:
 
     url: str
 
-    def read(self, folder: str | None, hosts: tuple[str, ...], most: int) -> bytes | Path:
+    def read(self, folder: str | None, most: int, fetching: Fetching) -> bytes | Path:
         """The bytes it stands for, or the file."""
         if self.url.lstrip()[:5].lower() == "data:":
             return _inline(self.url, most)
@@ -35,7 +36,7 @@ class MediaUrl:
             from quire.inputs.media.fetch import fetched  # sockets and TLS: few need them
 
             try:
-                return fetched(parts, hosts, most)
+                return fetched(parts, fetching)
             except ValueError as error:
                 raise _refused(self.url, str(error)) from None
         raise _refused(self.url, "is neither data:, file: nor http(s):")

@@ -27,7 +27,6 @@ from quire.inputs.media.images import (
     images,
     is_pillow,
 )
-from quire.inputs.media.urls import MediaUrl
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -139,8 +138,6 @@ def read_video(
 ) -> FrameVideo | FileVideo:
     if isinstance(given, bytes | bytearray | memoryview):
         return FileVideo.of(bytes(given), children)
-    if isinstance(given, MediaUrl):
-        return FileVideo.of(given.read(options.folder, options.hosts, MOST_BYTES), children)
     if isinstance(given, Path):
         return FileVideo.of(allowed_file(str(given), options.folder), children)
     frames, about = given if isinstance(given, list | tuple) and _is_pair(given) else (given, {})

@@ -172,7 +172,7 @@ class Preparing:
         reader = self._session.media.reader
         if chat.media is None or reader is None:
             return {}
-        return {"multi_modal_data": reader.fetched(chat.media).data}
+        return {"multi_modal_data": reader.looked_at(chat.media).data}
 
     def encode(self, text: ChatText, add_special_tokens: bool) -> Ints:
         [ids] = self.tokenizer.encode_each([text], add_special_tokens)
