@@ -3,7 +3,6 @@ chunks that cut spans, without the prefix cache, and in small pools."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -127,16 +126,14 @@ RANKED = ("qwen3_vl", "gemma3")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in RANKED else pytest.mark.long) for n in SEEING]
+    "family",
+    [pytest.param(n, marks=[] if n in RANKED else pytest.mark.long) for n in SEEING],
+    indirect=True,
 )
-def test_two_ranks_see_what_one_sees(name: str, tmp_path: Path) -> None:
-    seeing = SEEING[name]
-    model = save_tiny(tmp_path, seeing.make(), seeing.added, seeing.processor)
-    prompts = prompts_of(seeing)
-    with model.llm() as llm:
-        outputs = [one.outputs[0] for one in llm.generate(prompts, GREEDY, use_tqdm=False)]
-    found = [(list(one.token_ids), chosen(one)) for one in outputs]
+def test_two_ranks_see_what_one_sees(
+    family: Seeing, model: TinyModel, expected: list[Written]
+) -> None:
     with model.llm(tensor_parallel_size=2, max_num_batched_tokens=300, max_num_seqs=3) as llm:
-        check(llm, prompts, found)
+        check(llm, prompts_of(family), expected)
         # Each image once, though several prompts have it.
-        assert llm._session.engine.scheduler.media.num_encoded == len(seeing.sizes)
+        assert llm._session.engine.scheduler.media.num_encoded == len(family.sizes)
