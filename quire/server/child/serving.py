@@ -67,6 +67,8 @@ class ServingEngine:
         self._background_media_threads = ThreadPoolExecutor(
             MEDIA_THREADS, "quire-prepare-batch-media"
         )
+        # Nor is a picture that came along behind those of a host that gives a byte at a time.
+        self._fetch_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-fetch-media")
         # Nor behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
@@ -134,7 +136,9 @@ class ServingEngine:
         text, media = self._threads, self._media_threads
         if asked.background:
             text, media = self._background_threads, self._background_media_threads
-        (media if _holds_media(row) else text).submit(self._prepare, row, asked)
+        parts = _media_parts(row)
+        threads = self._fetch_threads if any(map(_is_fetched, parts)) else media
+        (threads if parts else text).submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Submission) -> None:
         if asked.background:
@@ -246,10 +250,15 @@ class ServingEngine:
         self._writer.send(told)
 
 
-def _holds_media(row: Message) -> bool:
+def _media_parts(row: Message) -> list[Message]:
     contents = [m.get("content") for m in row.get("messages", ()) if isinstance(m, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+    return [part for part in parts if isinstance(part, dict) and part.get("type") != "text"]
+
+
+def _is_fetched(part: Message) -> bool:
+    urls = [one.get("url") if isinstance(one, dict) else one for one in part.values()]
+    return any(isinstance(url, str) and url.lstrip()[:4].lower() == "http" for url in urls)
 
 
 def _data(place: Place, output: RequestOutput) -> bytes:
