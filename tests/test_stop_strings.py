@@ -16,29 +16,29 @@ def plainly(stops: list[str], text: str, include: bool, start: int = 0) -> StopM
     for end in range(start + 1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
-                return StopMatch(stop, end if include else end - len(stop))
+                return StopMatch(stop, end if include else end - len(stop), end)
     return None
 
 
 def test_the_stop_that_completes_first_wins() -> None:
     search = StopStrings(["ND.", "END"])
     assert search.feed("the E") is None
-    assert search.feed("ND.") == StopMatch("END", 4)
+    assert search.feed("ND.") == StopMatch("END", 4, 7)
 
 
 def test_ties_go_by_the_order_of_the_list() -> None:
-    assert StopStrings(["b", "ab"]).feed("xab") == StopMatch("b", 2)
-    assert StopStrings(["ab", "b"]).feed("xab") == StopMatch("ab", 1)
+    assert StopStrings(["b", "ab"]).feed("xab") == StopMatch("b", 2, 3)
+    assert StopStrings(["ab", "b"]).feed("xab") == StopMatch("ab", 1, 3)
 
 
 def test_the_stop_stays_in_the_text_where_asked_for() -> None:
-    assert StopStrings(["ab"], include=True).feed("xaby") == StopMatch("ab", 3)
+    assert StopStrings(["ab"], include=True).feed("xaby") == StopMatch("ab", 3, 3)
 
 
 def test_a_stop_may_begin_but_not_complete_in_skipped_text() -> None:
     search = StopStrings(["ab", "cd"])
     search.skip("ab and c")
-    assert search.feed("d") == StopMatch("cd", 7)
+    assert search.feed("d") == StopMatch("cd", 7, 9)
 
 
 def test_an_empty_stop_is_refused() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from quire.inputs.token_bytes import Pieces
 from quire.inputs.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ _TAIL = 3
 # Tokens before one that may have begun its character.
 _MOST_BEFORE = 4
 _UNFINISHED = "\ufffd"
+Place = tuple[tuple[bytes, int], bool]  # the decoder's, and whether nothing can be seen before
 
 
 class Detokenizer:
@@ -58,6 +60,25 @@ class Detokenizer:
         if self._fresh:
             self._drop_first_space(parts, plain)
         return self._decoder.decode(b"".join(parts))
+
+    @property
+    def place(self) -> Place:
+        """Between the tokens before and those to come, for `num_completing`."""
+        return self._decoder.getstate(), self._fresh
+
+    def num_completing(self, place: Place, ids: Sequence[int], num_characters: int) -> int:
+        """How many of the tokens that were pushed at a place it takes until so many characters of
+        their text are there."""
+        here = self.place
+        self._go(place)
+        totals = accumulate(len(self.push([token_id])) for token_id in ids)
+        found = next(n for n, total in enumerate(totals, start=1) if total >= num_characters)
+        self._go(here)
+        return found
+
+    def _go(self, place: Place) -> None:
+        state, self._fresh = place
+        self._decoder.setstate(state)
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that never came to its end."""

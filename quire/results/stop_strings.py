@@ -14,11 +14,12 @@ from quire.errors import InvalidParams
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """The stop that was found; the text is to be cut at character `cut_at`, counted from the
-    first character ever fed."""
+    """The stop that was found, behind whose last character `ends_at` stands; the text is to be cut
+    at `cut_at`. Both are counted from the first character ever fed."""
 
     stop: str
     cut_at: int
+    ends_at: int
 
 
 class StopStrings:
@@ -28,7 +29,7 @@ class StopStrings:
     `include`): both stops overlap the second piece, and "END" completes one character earlier.
     """
 
-    __slots__ = ("_fed", "_include", "_stops", "_tail", "hold")
+    __slots__ = ("_include", "_stops", "_tail", "hold", "num_fed")
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         if not all(stops):
@@ -40,7 +41,7 @@ class StopStrings:
         self._stops = tuple(stops)
         self._include = include
         self._tail = ""
-        self._fed = 0
+        self.num_fed = 0  # characters
         # So many characters of the past may belong to a stop that completes later.
         self.hold = max((len(stop) - 1 for stop in self._stops), default=0)
 
@@ -53,13 +54,13 @@ class StopStrings:
 
     def skip(self, text: str) -> None:
         """Take text in which no stop may complete, though one may begin in it (min_tokens)."""
-        self._fed += len(text)
+        self.num_fed += len(text)
         self._tail = (self._tail + text)[-self.hold :] if self.hold else ""
 
     def feed(self, text: str) -> StopMatch | None:
         """Take the next piece; a match if a stop completes in it."""
         window = self._tail + text
-        offset = self._fed - len(self._tail)
+        offset = self.num_fed - len(self._tail)
         best: tuple[int, str] | None = None
         for stop in self._stops:
             # Only matches that end in `text` count: whatever ended earlier was judged, or skipped.
@@ -70,7 +71,8 @@ class StopStrings:
         if best is None:
             return None
         end, stop = best
-        return StopMatch(stop, offset + end - (0 if self._include else len(stop)))
+        ends_at = offset + end
+        return StopMatch(stop, ends_at - (0 if self._include else len(stop)), ends_at)
 
 
 def _overlap(text: str, stop: str) -> int:

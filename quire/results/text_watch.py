@@ -33,15 +33,21 @@ class StopWatch:
         self._num_tokens, self._min_tokens = 0, params.min_tokens
         self._match: StopMatch | None = None
 
-    def feed(self, token_ids: list[int]) -> str | None:
-        piece = self._text.push(token_ids)
-        self._pieces.append(piece)
+    def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
+        # Of tokens before the least number the text is taken, and a stop in it is none.
+        early = max(self._min_tokens - 1 - self._num_tokens, 0)
         self._num_tokens += len(token_ids)
-        if self._num_tokens < self._min_tokens:
-            self._stops.skip(piece)
+        if early:
+            self._pieces.append(self._text.push(token_ids[:early]))
+            self._stops.skip(self._pieces[-1])
+            token_ids = token_ids[early:]
+        before, num_before = self._text.place, self._stops.num_fed
+        self._pieces.append(self._text.push(token_ids))
+        found = self._match = self._stops.feed(self._pieces[-1])
+        if found is None:
             return None
-        self._match = self._stops.feed(piece)
-        return self._match.stop if self._match else None
+        missing = found.ends_at - num_before
+        return early + self._text.num_completing(before, token_ids, missing), found.stop
 
     @property
     def is_cut(self) -> bool:

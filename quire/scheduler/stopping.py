@@ -97,20 +97,22 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
     detection = request.params.repetition_detection
     # No repetition is longer than this, however long the answer is.
     span = 0 if detection is None else detection.max_pattern_size * detection.min_count
+    if guide is None and detection is None:
+        return _judge_text(sequence, tokens, num_outputs)
     recent = None if written is None else np.append(written[-span:], np.asarray(tokens, np.int32))
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
         if is_stop(request, token, total) and (guide is None or guide.is_complete):
             stop_by_id(sequence, token)
             if watch is not None and request.params.include_stop_str_in_output:
-                watch.feed([token])
+                watch.follow([token])
             return kept
         if guide is not None and not guide.accept(token):
             fail(sequence, guide.error)
             return kept
-        matched = watch.feed([token]) if watch is not None else None
-        if matched is not None and total >= request.params.min_tokens:
-            sequence.finish_reason, sequence.stop_reason = "stop", matched
+        matched = watch.follow([token]) if watch is not None else None
+        if matched is not None:
+            sequence.finish_reason, sequence.stop_reason = "stop", matched[1]
             return kept
         if _is_over(sequence, total):
             return kept
@@ -120,6 +122,28 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
             sequence.finish_reason, sequence.stop_reason = "repetition", REPEATED
             return kept
     return len(tokens)
+
+
+def _judge_text(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
+    """The same where ids, the length and stop strings alone may end it: its text is read at once,
+    which for plans of many steps costs a fraction of reading it token by token."""
+    request, watch = sequence.request, sequence.watch
+    tokens = tokens[: request.max_tokens - num_outputs]
+    totals = enumerate(tokens, start=num_outputs + 1)
+    before = next((at for at, t in totals if is_stop(request, t, at)), None)
+    text = tokens if before is None else tokens[: before - num_outputs - 1]
+    matched = watch.follow(text) if watch is not None and text else None
+    if matched is not None:
+        sequence.finish_reason, sequence.stop_reason = "stop", matched[1]
+        return matched[0]
+    if before is None:
+        _is_over(sequence, num_outputs + len(tokens))
+        return len(tokens)
+    last = tokens[len(text)]
+    stop_by_id(sequence, last)
+    if watch is not None and request.params.include_stop_str_in_output:
+        watch.follow([last])
+    return len(text) + 1
 
 
 def judge_together(

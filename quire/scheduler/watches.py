@@ -10,8 +10,9 @@ from quire.request import Ints
 class TextWatch(Protocol):
     """Follows the text of one sequence for its stop strings."""
 
-    def feed(self, token_ids: list[int]) -> str | None:
-        """The stop string that these tokens completed, if any."""
+    def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
+        """Take tokens, up to the first that completes a stop string: how many these are then, and
+        the string. None where none of them does."""
 
 
 class ThoughtWatch(Protocol):

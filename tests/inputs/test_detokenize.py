@@ -13,6 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers
 from quire.inputs.detokenize import Detokenizer, TokenTexts, completion_text, completion_texts
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.tokenizer import Tokenizer
+from quire.request import Request
+from quire.results.text_watch import StopWatch
+from quire.sampling_params import SamplingParams
+from quire.scheduler.sequence import Sequence
+from quire.scheduler.stopping import judge
 from tests.inputs.conftest import KINDS
 from tests.inputs.makers import SENTENCES, save, strings, train_byte_bpe, train_sentencepiece
 
@@ -198,3 +203,50 @@ class TestTokenTexts:
         other = sentencepiece.backend.token_to_id("<0x9B>")
         assert texts.text(other, [x, *pieces[:2]]) == "∛"
         assert texts.text(pieces[2], [x]) == "" and texts.text(pieces[2], []) == ""
+
+
+@settings(max_examples=400)
+@given(
+    kind=st.sampled_from(KINDS),
+    output=st.lists(st.integers(0, 820), min_size=1, max_size=30),
+    span=st.tuples(st.integers(0, 60), st.integers(1, 6)),
+    least=st.integers(0, 12),
+    stop_id=st.integers(0, 820),
+    include=st.booleans(),
+    at_once=st.integers(2, 12),
+)
+def test_an_answer_stops_at_the_same_token_read_together_or_one_by_one(
+    made: dict[str, Tokenizer],
+    kind: str,
+    output: list[int],
+    span: tuple[int, int],
+    least: int,
+    stop_id: int,
+    include: bool,
+    at_once: int,
+) -> None:
+    """By a string that occurs in its text, an id, or its length, whichever comes first."""
+    text = completion_text(made[kind], [5], output)
+    first = span[0] % max(1, len(text))
+    params = SamplingParams(
+        stop=[text[first : first + span[1]] or "never", "zzz"],
+        min_tokens=min(least, len(output)),
+        max_tokens=len(output),
+        include_stop_str_in_output=include,
+    )
+    request = Request(
+        number=0,
+        prompt_ids=np.array([5], np.int32),
+        params=params,
+        max_tokens=len(output),
+        noise_key=0,
+        stop_ids=frozenset({stop_id, output[stop_id % len(output)]}),
+    )
+    ends = []
+    for size in (1, at_once):
+        watch = StopWatch(made[kind], request)
+        sequence, kept = Sequence(request, watch=watch), 0
+        while sequence.finish_reason is None:
+            kept += judge(sequence, output[kept : kept + size], kept)
+        ends.append((kept, sequence.finish_reason, sequence.stop_reason, watch.text()))
+    assert ends[0] == ends[1]

@@ -357,7 +357,7 @@ class NothingFound:
     def __init__(self) -> None:
         self.num_fed = 0
 
-    def feed(self, token_ids: list[int]) -> str | None:
+    def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
         self.num_fed += len(token_ids)
         return None
 
