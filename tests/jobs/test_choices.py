@@ -49,7 +49,8 @@ def test_the_metrics_tell_what_was_scored(tmp_path: Path) -> None:
     report = score(source, output, "fake:delay=0.1:rows=4")
     found = list(store.read_metrics(output))
     assert len(found) >= 2 and found[-1]["finished"] == 30
-    assert 0 < found[0]["finished"] < 30 and found[0]["running"] > 0
+    assert 0 < found[0]["finished"] < 30
+    assert any(one["running"] > 0 for one in found[:-1])  # at one moment none may run
     assert found[-1]["output_tokens"] == report.output_tokens > 0
     assert found[-1]["prompt_tokens"] == report.prompt_tokens > 0
     queue, first, total = next(iter(store.read_results(output))).extra["timings"]
