@@ -46,7 +46,7 @@ def score(source: Path, output: Path, model: str = "fake", **options: Any) -> An
 
 def test_the_metrics_tell_what_was_scored(tmp_path: Path) -> None:
     source, output = questions(tmp_path / "in.jsonl", 30), tmp_path / "out.jsonl"
-    report = score(source, output, "fake:delay=0.1:rows=4")
+    report = score(source, output, "fake:delay=0.25:rows=4")
     found = list(store.read_metrics(output))
     assert len(found) >= 2 and found[-1]["finished"] == 30
     assert 0 < found[0]["finished"] < 30
