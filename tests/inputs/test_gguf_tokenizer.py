@@ -221,10 +221,12 @@ def test_the_default_model_has_the_ids_of_its_tokenizer_json(
     """Its tokenizer.json says: single digits, then GPT-2's rule, then BPE."""
     started = time.process_time()
     tokenizer = load_gguf_tokenizer(default_metadata)
-    assert time.process_time() - started < 0.5
+    took = time.process_time() - started
+    started = time.process_time()
     tokens = list(default_metadata["tokenizer.ggml.tokens"])
     merges = [tuple(m.split(" ")) for m in default_metadata["tokenizer.ggml.merges"]]
     oracle = Backend(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    assert took < 4 * (time.process_time() - started)  # little beside what the library takes
     oracle.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
