@@ -173,8 +173,8 @@ class DeviceEdits:
             room_seen = len(seen) + room
             line, (_, banned, phrases, tail, stops, biases, *_) = self._line_of(start), sizes
             counted = (banned, stops, biases, len(seen), room_seen)
-            phrases //= tail + 1
-            columns.append([first, allowed, *counted, until, line, phrases, tail])
+            spelled = (phrases // (tail + 1), tail)
+            columns.append([first, allowed, *counted, until, line, *spelled])
             if lists is _NO_LISTS:  # hundreds of rows that follow a grammar and ask for no more
                 continue
             at = first + np.arange(num_fixed + len(seen))

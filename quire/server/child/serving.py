@@ -32,6 +32,7 @@ from quire.server.child.calls import Calls
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.reasoning import ReasoningCount
+from quire.server.child.threads import PreparingThreads
 from quire.server.child.writer import Writer, encoded
 from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.metrics import Histogram, Metric
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from quire.session.session import Session
 
 Made = TypeVar("Made")
-PREPARING_THREADS, MEDIA_THREADS = 2, 4
 TELL_SECONDS = 0.5
 
 
@@ -59,17 +59,8 @@ class ServingEngine:
         self._lora = lora or {}
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
-        self._threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare")
-        # Hundreds of rows of batches come at once: who waits for an answer is not behind them.
-        self._background_threads = ThreadPoolExecutor(PREPARING_THREADS, "quire-prepare-batches")
-        # Nor is whoever sends text behind a picture, which a slow host may take seconds to give.
-        self._media_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-prepare-media")
-        self._background_media_threads = ThreadPoolExecutor(
-            MEDIA_THREADS, "quire-prepare-batch-media"
-        )
-        # Nor is a picture that came along behind those of a host that gives a byte at a time.
-        self._fetch_threads = ThreadPoolExecutor(MEDIA_THREADS, "quire-fetch-media")
-        # Nor behind a book that is to be counted.
+        self._threads = PreparingThreads()
+        # Nobody waits behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
         model = session.model
@@ -133,12 +124,8 @@ class ServingEngine:
             lora_request=self._lora.get(row.get("model", "")),
         )
         self._asked[place.id] = asked
-        text, media = self._threads, self._media_threads
-        if asked.background:
-            text, media = self._background_threads, self._background_media_threads
-        parts = _media_parts(row)
-        threads = self._fetch_threads if any(map(_is_fetched, parts)) else media
-        (threads if parts else text).submit(self._prepare, row, asked)
+        threads = self._threads.of(row, background=asked.background)
+        threads.submit(self._prepare, row, asked)
 
     def _prepare(self, row: Message, asked: Submission) -> None:
         if asked.background:
@@ -248,17 +235,6 @@ class ServingEngine:
         else:
             told["value"] = made
         self._writer.send(told)
-
-
-def _media_parts(row: Message) -> list[Message]:
-    contents = [m.get("content") for m in row.get("messages", ()) if isinstance(m, dict)]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return [part for part in parts if isinstance(part, dict) and part.get("type") != "text"]
-
-
-def _is_fetched(part: Message) -> bool:
-    urls = [one.get("url") if isinstance(one, dict) else one for one in part.values()]
-    return any(isinstance(url, str) and url.lstrip()[:4].lower() == "http" for url in urls)
 
 
 def _data(place: Place, output: RequestOutput) -> bytes:
