@@ -38,7 +38,7 @@ def put_faults(patch: Callable[[Any, str, Any], None] = setattr) -> None:
         fail("beginning", request.prompt)
         made = watch(self, request)
         if made is not None and "at following" in str(request.prompt):
-            made.feed = lambda token_ids: fail("following", request.prompt)  # type: ignore[method-assign]
+            made.follow = lambda token_ids: fail("following", request.prompt)  # type: ignore[method-assign]
         return made
 
     def grow(self: Results, request: Request, *rest: Any) -> Any:

@@ -103,9 +103,7 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
     for kept, token in enumerate(tokens, start=1):
         total = num_outputs + kept
         if is_stop(request, token, total) and (guide is None or guide.is_complete):
-            stop_by_id(sequence, token)
-            if watch is not None and request.params.include_stop_str_in_output:
-                watch.follow([token])
+            _stop_in_text(sequence, token)
             return kept
         if guide is not None and not guide.accept(token):
             fail(sequence, guide.error)
@@ -139,11 +137,19 @@ def _judge_text(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
     if before is None:
         _is_over(sequence, num_outputs + len(tokens))
         return len(tokens)
-    last = tokens[len(text)]
-    stop_by_id(sequence, last)
-    if watch is not None and request.params.include_stop_str_in_output:
-        watch.follow([last])
+    _stop_in_text(sequence, tokens[len(text)])
     return len(text) + 1
+
+
+def _stop_in_text(sequence: Sequence, token_id: int) -> None:
+    """It ends with this token; where that is to stay in its text, a stop string that it completes
+    cuts the text and is the reason."""
+    stop_by_id(sequence, token_id)
+    watch = sequence.watch
+    if watch is not None and sequence.request.params.include_stop_str_in_output:
+        matched = watch.follow([token_id])
+        if matched is not None:
+            sequence.stop_reason = matched[1]
 
 
 def judge_together(

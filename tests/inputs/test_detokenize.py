@@ -242,11 +242,31 @@ def test_an_answer_stops_at_the_same_token_read_together_or_one_by_one(
         noise_key=0,
         stop_ids=frozenset({stop_id, output[stop_id % len(output)]}),
     )
-    ends = []
+    expected = _end(made[kind], request, output)
     for size in (1, at_once):
         watch = StopWatch(made[kind], request)
         sequence, kept = Sequence(request, watch=watch), 0
         while sequence.finish_reason is None:
             kept += judge(sequence, output[kept : kept + size], kept)
-        ends.append((kept, sequence.finish_reason, sequence.stop_reason, watch.text()))
-    assert ends[0] == ends[1] and ends[0][0] >= params.min_tokens
+        assert (kept, sequence.finish_reason, sequence.stop_reason) == expected[:3]
+        assert watch.text() == expected[3]
+
+
+def _end(
+    tokenizer: Tokenizer, request: Request, output: list[int]
+) -> tuple[int, str, int | str | None, str]:
+    """The rule said plainly: how many tokens are kept, why it ends, and the text that is left."""
+    reader, text, params = Detokenizer(tokenizer, request.prompt_ids), "", request.params
+    include = params.include_stop_str_in_output
+    for number, token in enumerate(output, start=1):
+        may_stop = number >= params.min_tokens
+        by_id, before = may_stop and token in request.stop_ids, len(text)
+        if not by_id or include:
+            text += reader.push([token])
+        for end in range(before + 1, len(text) + 1):
+            for stop in params.stop or ():
+                if may_stop and text[:end].endswith(stop):
+                    return number, "stop", stop, text[: end if include else end - len(stop)]
+        if by_id:
+            return number, "stop", token, text + reader.finish()
+    return len(output), "length", None, text + reader.finish()

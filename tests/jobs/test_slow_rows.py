@@ -98,6 +98,30 @@ def test_an_evaluation_that_is_ended_too_late_leaves_nothing_behind() -> None:
     assert sum(described) == 3000
 
 
+def test_an_evaluation_that_swallows_its_end_is_told_again() -> None:
+    """As happens where the end falls into a finaliser or into what the collector calls."""
+    patience, ends = Patience(0.05), list[str]()
+
+    def endless() -> None:
+        while True:
+            try:
+                [None for _ in iter(int, 1)]
+            except BaseException as error:
+                ends.append(type(error).__name__)
+                if len(ends) == 2:
+                    raise
+
+    def evaluate() -> None:
+        with pytest.raises(BadRow):
+            patience.allow(endless)
+        ends.append("over")
+
+    thread = threading.Thread(target=evaluate, daemon=True)
+    thread.start()
+    assert wait_until(lambda: bool(patience.look()) or not thread.is_alive())
+    assert ends == ["_Overdue", "_Overdue", "over"]
+
+
 def test_rows_made_ahead_are_few_in_order_and_end_with_their_error() -> None:
     began: list[int] = []
 

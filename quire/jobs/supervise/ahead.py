@@ -14,6 +14,7 @@ from quire.jobs.supervise.patience import Patience
 Item = TypeVar("Item")
 MOST_ITEMS, MOST_BYTES = 512, 4 << 20  # that lie ready
 _FAREWELL = 2.0  # seconds that a thread has to notice that it is no longer wanted
+_NEXT = 0.1  # of them until what it evaluates is ended: between two rows it notices by itself
 
 
 class Ahead(Generic[Item]):
@@ -62,10 +63,11 @@ class Ahead(Generic[Item]):
     def close(self) -> None:
         """Make no more of them. Twice is fine."""
         self._closed = True
-        deadline = time.monotonic() + _FAREWELL
-        while self._thread.is_alive() and time.monotonic() < deadline:
+        started = time.monotonic()
+        while self._thread.is_alive() and (waited := time.monotonic() - started) < _FAREWELL:
             self._wake()
-            self._patience.look(at_once=True)
+            if waited > _NEXT:
+                self._patience.look(at_once=True)
             self._thread.join(0.05)
         self._ready.clear()
 

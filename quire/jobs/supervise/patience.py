@@ -15,6 +15,9 @@ from quire.jobs.input.rows import BadRow
 
 Made = TypeVar("Made")
 SECONDS = 3.0
+# Of the same clock, until one that is still at work is told again: what is raised while the
+# collector of garbage calls back is swallowed there.
+_AGAIN = 0.5
 
 
 class _Overdue(BaseException):
@@ -29,7 +32,7 @@ class Patience:
         self._lock = threading.Lock()
         self._thread, self._clock = 0, _Clock(0)
         self._since: float | None = None  # by the thread's clock; None if nothing is evaluated
-        self._raised = False
+        self._raised_at: float | None = None
 
     def allow(self, evaluate: Callable[[], Made]) -> Made:
         """What the call returns; BadRow where that took too long."""
@@ -43,7 +46,7 @@ class Patience:
             finally:
                 with self._lock:
                     self._since = None
-                    if self._raised:  # perhaps too late to have been noticed
+                    if self._raised_at is not None:  # perhaps too late to have been noticed
                         _raise_in(thread, None)
         except _Overdue:
             self._since = None
@@ -51,16 +54,19 @@ class Patience:
                 "template_error", f"the row took longer than {self.seconds:g} seconds to write out"
             ) from None
         finally:
-            self._raised = False
+            self._raised_at = None
 
     def look(self, *, at_once: bool = False) -> None:
         """End the evaluation that goes on, if it has taken too long, or whatever it has taken."""
         with self._lock:
             since = self._since
-            if since is None or self._raised:
+            if since is None:
                 return
-            if at_once or self._clock.now() - since > self.seconds:
-                self._raised = True
+            now, raised_at = self._clock.now(), self._raised_at
+            if raised_at is not None and now - raised_at < _AGAIN:
+                return
+            if at_once or now - since > self.seconds:
+                self._raised_at = now
                 _raise_in(self._thread, _Overdue)
 
 
