@@ -40,7 +40,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile(
-    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
+    "ci",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=_SLOW_IS_FINE,
+    max_examples=40,  # a hundred and new ones with --long
 )
 settings.register_profile(
     "explore", deadline=None, print_blob=True, suppress_health_check=_SLOW_IS_FINE
