@@ -13,6 +13,7 @@ from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.backends.reference import ReferenceKernels
 from quire.errors import NotSupported
 from tests.backends.passes import random_pass
+from tests.testing.pairs import in_pairs
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 NUM_BLOCKS = 768
@@ -65,21 +66,18 @@ def run_attention(
     return step.attend(q, *cache), cache
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("window", [None, 1, 5, 64])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size"),
-    [(4, 2, 16, 4), (9, 3, 64, 16), (6, 1, 8, 3), (2, 2, 40, 16), (12, 1, 16, 1)],
+    ("dtype", "window", "sizes"),
+    in_pairs(
+        [*TOLERANCE],
+        [None, 1, 5, 64],
+        [(4, 2, 16, 4), (9, 3, 64, 16), (6, 1, 8, 3), (2, 2, 40, 16), (12, 1, 16, 1)],
+    ),
 )
 def test_attention(
-    dtype: torch.dtype,
-    window: int | None,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
+    dtype: torch.dtype, window: int | None, sizes: tuple[int, int, int, int]
 ) -> None:
-    shape = shape_of(heads, kv_heads, head_dim, block_size, dtype)
+    shape = shape_of(*sizes, dtype)
     reference, *others = pairs(shape)
     for seed in range(2):
         inputs = random_inputs(shape, seed)

@@ -17,6 +17,7 @@ from tests.executor.cuda.plain import PlainExecutor, answers
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected, requests
 from tests.executor.harness import told
 from tests.specs import small_config
+from tests.testing.pairs import in_pairs
 
 SCORED: list[dict[str, object]] = [
     {"temperature": 0.0, "logprobs": 0},
@@ -30,6 +31,11 @@ MORE: list[dict[str, object]] = [
     {"temperature": 0.0, "logprob_token_ids": [7]},
 ]
 WHOLE: list[dict[str, object]] = [{"temperature": 1.0, "logprobs": -1}]
+KINDS = {
+    "own": PLAIN + SCORED,
+    "with more": SCORED + MORE,
+    "with the whole vocabulary": SCORED + WHOLE,
+}
 
 
 def few_stop(kinds: list[dict[str, object]]) -> list[Request]:
@@ -70,16 +76,15 @@ class Watched(PlainExecutor):
         return {how for how, _ in self.seen} - {""}
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs"])
 @pytest.mark.parametrize(
-    "kinds",
-    [PLAIN + SCORED, SCORED + MORE, SCORED + WHOLE],
-    ids=["own", "with more", "with the whole vocabulary"],
+    ("mode", "which", "room"),
+    in_pairs(["raw_logprobs", "raw_logits", "processed_logprobs"], [*KINDS], [(1, 128), (8, 40)]),
 )
-@pytest.mark.parametrize(("max_repeat", "num_blocks"), [(1, 128), (8, 40)])
 def test_logprobs_are_those_of_one_step_at_a_time(
-    mode: str, kinds: list[dict[str, object]], max_repeat: int, num_blocks: int
+    mode: str, which: str, room: tuple[int, int]
 ) -> None:
+    max_repeat, num_blocks = room
+    kinds = KINDS[which]
     config = small_config(depth=2, max_repeat=max_repeat, num_blocks=num_blocks, logprobs_mode=mode)
     executor = Watched(config, SPEC, WEIGHTS)
     got = answers(executor, config, few_stop(kinds))

@@ -22,7 +22,7 @@ from quire.step import Masks
 from quire.steps.handles import Handles
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched
-from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
+from tests.executor.cuda.test_runner import PLAIN, ROOMS, SPEC, WEIGHTS, requests
 from tests.executor.harness import told
 from tests.specs import small_config
 
@@ -148,24 +148,22 @@ def run(
     [(GUIDED, set()), (PLAIN + GUIDED, set()), (PLAIN + GUIDED + MORE, {"late"})],
     ids=["alone", "mixed", "with more"],
 )
-@pytest.mark.parametrize(
-    ("depth", "max_repeat", "num_blocks"), [(1, 1, 128), (2, 8, 128), (3, 32, 40)]
-)
 def test_guided_rows_draw_the_tokens_of_the_plain_runner(
-    kinds: list[dict[str, object]], ways: set[str], depth: int, max_repeat: int, num_blocks: int
+    kinds: list[dict[str, object]], ways: set[str]
 ) -> None:
     plain = small_config(num_blocks=256)
     expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds)
-    config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
-    executor = Watched(config, SPEC, WEIGHTS)
-    found, late = run(executor, config, kinds)
-    assert executor.ways == ways and late > 5
-    for one, wanted in zip(found, expected, strict=True):
-        assert one.output_ids.tolist() == wanted.output_ids.tolist()
-        assert (one.finish_reason, str(one.error)) == (wanted.finish_reason, str(wanted.error))
-        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
-        np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
-    assert {s.finish_reason for s in found} >= {"stop", "length"}
+    for depth, max_repeat, num_blocks in ROOMS:
+        config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
+        executor = Watched(config, SPEC, WEIGHTS)
+        found, late = run(executor, config, kinds)
+        assert executor.ways == ways and late > 5, config
+        for one, wanted in zip(found, expected, strict=True):
+            assert one.output_ids.tolist() == wanted.output_ids.tolist(), config
+            assert (one.finish_reason, str(one.error)) == (wanted.finish_reason, str(wanted.error))
+            assert told(one.logprobs)[0] == told(wanted.logprobs)[0], config
+            np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
+        assert {s.finish_reason for s in found} >= {"stop", "length"}
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["with room", "no room for edits"])

@@ -17,6 +17,7 @@ from quire.backends.cpu.native.library import library as the_library
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 from quire.backends.reference import ReferenceKernels
 from tests.backends.passes import random_pass
+from tests.testing.pairs import in_pairs
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 SHAPES = [
@@ -98,9 +99,7 @@ def check_pass(
     return attended
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "window", "sizes"), in_pairs([*TOLERANCE], [None, 70], SHAPES))
 def test_attention(
     library: ctypes.CDLL,
     dtype: torch.dtype,
