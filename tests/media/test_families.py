@@ -133,7 +133,8 @@ RANKED = ("qwen3_vl", "gemma3")
 def test_two_ranks_see_what_one_sees(
     family: Seeing, model: TinyModel, expected: list[Written]
 ) -> None:
+    some = slice(4)  # every image, one of them twice
     with model.llm(tensor_parallel_size=2, max_num_batched_tokens=300, max_num_seqs=3) as llm:
-        check(llm, prompts_of(family), expected)
+        check(llm, prompts_of(family)[some], expected[some])
         # Each image once, though several prompts have it.
         assert llm._session.engine.scheduler.media.num_encoded == len(family.sizes)
