@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,22 @@ ALSO = {
 }
 
 
+@cache
+def sources() -> dict[str, str]:
+    """Every file that is asked for names, in small letters."""
+    rooms = tuple(f"{room}/" for room in (*FORMATS, *SEEING))
+    named = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    return {
+        name: path.read_text(encoding="utf-8").lower()
+        for name, path in named.items()
+        if not name.startswith(rooms)
+    }
+
+
 def mentions(name: str) -> set[str]:
     """Files that have the word, but for names of programs that begin with it."""
-    word = re.compile(rf"(?<![a-z]){name}(?!\.cpp|-gguf|[-_]moe|[a-z0-9])", re.IGNORECASE)
-    found = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in PACKAGE.rglob("*.py")
-        if word.search(path.read_text(encoding="utf-8"))
-    }
-    rooms = tuple(f"{room}/" for room in (*FORMATS, *SEEING))
-    return {file for file in found if not file.startswith(rooms)}
+    word = re.compile(rf"(?<![a-z]){name}(?!\.cpp|-gguf|[-_]moe|[a-z0-9])")
+    return {file for file, text in sources().items() if name in text and word.search(text)}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
