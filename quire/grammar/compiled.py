@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING
 
 from quire.grammar.automaton import Automaton
@@ -24,6 +25,7 @@ _BASE_BYTES, _BYTES_PER_BYTE, _BYTES_PER_MASK, _BYTES_PER_STATE = 64 * 1024, 40,
 # A lexer works for one thread at a time, so a grammar with many rows gets several.
 _ROWS_PER_LEXER = 4
 _CHEAP_SECONDS = 0.05
+_NUMBERS = count()  # of lexers that rows share, whatever their grammar
 
 
 class CompiledGrammar:
@@ -48,14 +50,14 @@ class CompiledGrammar:
         self._tokenizer, self._limits, self._max_lexers = tokenizer, limits, num_lexers
         self._lock = threading.Lock()
         self._num_words = -(-tokenizer.vocab_size // 32)
-        self._num_dealt = self._num_filled = self._last_share = 0
+        self._num_dealt = self._num_filled = 0
         started = time.perf_counter()
         first = self.build()
         if not first.is_error():
             first.compute_bitmask()  # finds a grammar without any text; warms the lexer, too
         self.error: str = first.get_error()  # llguidance's word on a grammar it cannot follow
         self._seconds = time.perf_counter() - started
-        self._shares: dict[int, LLMatcher] = {0: first}
+        self._shares: dict[int, LLMatcher] = {next(_NUMBERS): first}
         self._regular: RegularGrammar | None = None
         self._tokens, self._late_automaton = tokens, late_automaton
         if not self.error:
@@ -99,8 +101,7 @@ class CompiledGrammar:
             self._num_dealt += 1
             wanted = min(self._max_lexers, 1 + self._num_dealt // _ROWS_PER_LEXER)
             if not self._shares or (len(self._shares) < wanted and self._seconds < _CHEAP_SECONDS):
-                self._last_share += 1
-                self._shares[self._last_share] = self.build()
+                self._shares[next(_NUMBERS)] = self.build()
             numbers = list(self._shares)
             share = numbers[self._num_dealt % len(numbers)]
             return GrammarMatcher(self, self._shares[share].deep_copy(), share)

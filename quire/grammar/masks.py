@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +25,10 @@ from quire.errors import GrammarFailed, QuireError
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regular import RegularGrammar, RegularMatcher
-from quire.grammar.vocabulary import check_mask
+from quire.grammar.vocabulary import Bits, check_mask
 
 if TYPE_CHECKING:
-    from llguidance import LLExecutor
+    from llguidance import LLExecutor, LLMatcher
 
 # Beyond this, more threads wait for memory rather than compute.
 _MAX_THREADS = 16
@@ -34,6 +36,8 @@ _MAX_THREADS = 16
 # So few tokens are taken by this thread before others have woken up.
 _FEW = 8
 
+_ALL = np.uint32(0xFFFFFFFF)  # tokens of a word
+_GRAMMAR = attrgetter("grammar")
 _FOLLOWED = "its grammar was followed"
 
 Rows = npt.NDArray[np.uint32]
@@ -45,6 +49,43 @@ def mask_threads() -> int:
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux alone
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, min(_MAX_THREADS, cores - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Masks to be filled, by who fills them: bits[i] for the matcher under i."""
+
+    bits: Rows
+    failed: dict[int, GrammarFailed]  # there is nothing to fill
+    others: dict[int, GrammarMatcher]
+    pairs: list[tuple[LLMatcher, int]]  # these, as llguidance wants them
+    regular: dict[int, RegularMatcher]
+    known: tuple[Bits, ...]  # ids that have a token, where not all of some vocabulary have one
+
+    @staticmethod
+    def of(matchers: Sequence[Matcher], bits: Rows) -> _Asked:
+        if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
+            raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
+        failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
+        others = _followed_by_llguidance(matchers)
+        counts = Counter(map(_GRAMMAR, others.values()))
+        for grammar, count in counts.items():
+            grammar.target(bits[0])
+            grammar.count_fills(count)
+        known = {id(k): k for grammar in counts if (k := grammar.known) is not None}
+        regular: dict[int, RegularMatcher] = {}
+        if len(others) < len(matchers):
+            regular = {i: m for i, m in enumerate(matchers) if isinstance(m, RegularMatcher)}
+            regular = {i: m for i, m in regular.items() if i not in failed}
+        pairs = [(m.ll, i) for i, m in others.items()]
+        return _Asked(bits, failed, others, pairs, regular, tuple(known.values()))
+
+    def leave_known(self) -> None:
+        """Without ids that have no token, which are the last ones."""
+        for known in self.known:
+            rows = [i for i, m in self.others.items() if m.grammar.known is known]
+            first = int((known != _ALL).argmax())
+            self.bits[rows, first:] &= known[first:]
 
 
 class MaskFiller:
@@ -59,7 +100,9 @@ class MaskFiller:
 
     def start(self, matchers: Sequence[Matcher], bits: Rows) -> Future[Mapping[int, GrammarFailed]]:
         """Begin to fill bits[i] for matchers[i], and return at once."""
-        return self._aside.submit(self.fill, matchers, bits)
+        # Sorted out here: the other thread then needs Python's lock for moments alone, and whoever
+        # calls this goes on with it.
+        return self._aside.submit(self._fill, _Asked.of(matchers, bits))
 
     def fill(self, matchers: Sequence[Matcher], bits: Rows) -> Mapping[int, GrammarFailed]:
         """Fill bits[i] for matchers[i]; the errors of the rows that have no mask, by index.
@@ -67,27 +110,21 @@ class MaskFiller:
         bits is [rows, words] with at least as many rows as matchers, of any content. The mask of a
         row with an error is all zeros. A matcher may not stand in the list twice.
         """
-        if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
-            raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
-        failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
-        live = [i for i in range(len(matchers)) if i not in failed]
-        regular = {i: m for i in live if isinstance(m := matchers[i], RegularMatcher)}
-        others = {i: m for i in live if isinstance(m := matchers[i], GrammarMatcher)}
-        for grammar, count in Counter(m.grammar for m in others.values()).items():
-            grammar.target(bits[0])
-            grammar.count_fills(count)
+        return self._fill(_Asked.of(matchers, bits))
+
+    def _fill(self, asked: _Asked) -> Mapping[int, GrammarFailed]:
+        bits, failed = asked.bits, dict(asked.failed)
         if self._one_by_one:
-            failed |= self._fill_each(others, bits)
-        else:
-            self._fill_together(others, bits)
-        for i, matcher in others.items():
-            if i not in failed and matcher.ll.is_error():
-                try:
-                    matcher.settle(bits[i])
-                except GrammarFailed as error:
-                    failed[i] = error
-        _leave_known(others, bits)
-        failed |= _fill_regular(regular, bits)
+            failed |= self._fill_each(asked.others, bits)
+        elif asked.others:
+            self._fill_together(asked)
+        for i in [i for i, m in asked.others.items() if m.ll.is_error() and i not in failed]:
+            try:
+                asked.others[i].settle(bits[i])
+            except GrammarFailed as error:
+                failed[i] = error
+        asked.leave_known()
+        failed |= _fill_regular(asked.regular, bits)
         for i in failed:
             bits[i] = 0
         return failed
@@ -95,35 +132,39 @@ class MaskFiller:
     def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool | QuireError]:
         """Have each matcher go on with its token; says which of them could, or what was raised for
         one of them. A matcher may not stand in the list twice."""
-        some = [i for i, m in enumerate(matchers) if isinstance(m, GrammarMatcher)]
-        if len(some) < _FEW or any(m.error is not None for m in matchers):
-            pairs = zip(matchers, tokens, strict=True)
-            return [for_row(_FOLLOWED, m.accept, token) for m, token in pairs]
-        others = {i: m for i in some if isinstance(m := matchers[i], GrammarMatcher)}
-        order = _by_lexer(others)
-        stopped = {i: m.ll.is_stopped() for i, m in others.items()}
-        taken = self._started().consume_token_par([(others[i].ll, tokens[i]) for i in order])
-        accepted = [
-            i in others or for_row(_FOLLOWED, m.accept, tokens[i]) for i, m in enumerate(matchers)
-        ]
-        for i, was_taken in zip(order, taken, strict=True):
-            accepted[i] = for_row(
-                _FOLLOWED, others[i].accepted, tokens[i], taken=was_taken, stopped=stopped[i]
-            )
+        others = _followed_by_llguidance(matchers)
+        if len(others) < _FEW:
+            others = {}
+        accepted: list[bool | QuireError] = [True] * len(matchers)
+        if len(others) < len(matchers):
+            for i, matcher in enumerate(matchers):
+                if i not in others:
+                    accepted[i] = for_row(_FOLLOWED, matcher.accept, tokens[i])
+        if not others:
+            return accepted
+        pairs = [(m.ll, tokens[i]) for i, m in others.items()]
+        stopped = [ll.is_stopped() for ll, _ in pairs]
+        taken = self._started().consume_token_par(pairs)
+        for (i, matcher), was_taken, had_stopped in zip(
+            others.items(), taken, stopped, strict=True
+        ):
+            if was_taken and not had_stopped:
+                matcher.went_on(tokens[i])
+            else:
+                accepted[i] = for_row(
+                    _FOLLOWED, matcher.accepted, tokens[i], taken=was_taken, stopped=had_stopped
+                )
         return accepted
 
     def close(self) -> None:
         self._aside.shutdown(wait=True)
 
-    def _fill_together(self, matchers: Mapping[int, GrammarMatcher], bits: Rows) -> None:
-        if not matchers:
-            return
-        order = _by_lexer(matchers)
-        started = time.perf_counter()
+    def _fill_together(self, asked: _Asked) -> None:
+        bits, started = asked.bits, time.perf_counter()
         self._started().unsafe_compute_mask_ptr(
-            [(matchers[i].ll, i) for i in order], bits.ctypes.data, bits.strides[0], len(bits)
+            asked.pairs, bits.ctypes.data, bits.strides[0], len(bits)
         )
-        rounds = -(-len(order) // self.num_threads)
+        rounds = -(-len(asked.pairs) // self.num_threads)
         self._one_by_one = time.perf_counter() - started > self._limit * rounds
 
     def _fill_each(
@@ -152,16 +193,13 @@ class MaskFiller:
         return self._executor
 
 
-def _by_lexer(matchers: Mapping[int, GrammarMatcher]) -> list[int]:
-    """Matchers with the same lexer wait for each other: put together, they go to one thread."""
-    return sorted(matchers, key=lambda i: matchers[i].lexer)
-
-
-def _leave_known(matchers: Mapping[int, GrammarMatcher], bits: Rows) -> None:
-    """Without ids that have no token."""
-    for i, matcher in matchers.items():
-        if matcher.grammar.known is not None:
-            np.bitwise_and(bits[i], matcher.grammar.known, out=bits[i])
+def _followed_by_llguidance(matchers: Sequence[Matcher]) -> dict[int, GrammarMatcher]:
+    """Those of them that are without an error, by their index. Matchers with the same lexer wait
+    for each other: put together, they go to one thread."""
+    found = {
+        i: m for i, m in enumerate(matchers) if isinstance(m, GrammarMatcher) and m.error is None
+    }
+    return {i: found[i] for i in sorted(found, key=lambda i: found[i].share)}
 
 
 def _fill_regular(matchers: Mapping[int, RegularMatcher], bits: Rows) -> dict[int, GrammarFailed]:

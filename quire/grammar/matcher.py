@@ -46,7 +46,7 @@ class GrammarMatcher:
     allows the end tokens only.
     """
 
-    __slots__ = ("_ll", "_own_lexer", "_token_ids", "error", "grammar", "share")
+    __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "share")
 
     def __init__(
         self,
@@ -58,18 +58,9 @@ class GrammarMatcher:
     ) -> None:
         self.grammar, self.share = grammar, share
         self.error: GrammarFailed | None = None
-        self._ll, self._own_lexer = ll, own_lexer
+        self.ll = ll  # llguidance's own matcher, for filling many masks in one call
+        self._own_lexer = own_lexer
         self._token_ids = list(token_ids)
-
-    @property
-    def ll(self) -> LLMatcher:
-        """llguidance's own matcher, for filling many masks in one call."""
-        return self._ll
-
-    @property
-    def lexer(self) -> tuple[int, int]:
-        """The same for matchers that share a lexer."""
-        return id(self.grammar), self.share
 
     @property
     def may_force(self) -> bool:
@@ -95,14 +86,15 @@ class GrammarMatcher:
         """Whether the text so far fulfils the grammar and may end here."""
         # Asking may be what finds a shared lexer failed; then it is asked again with our own.
         return self._is_sound() and (
-            self._ll.is_accepting()
-            or (self._ll.is_error() and self._is_sound() and self._ll.is_accepting())
+            self.ll.is_accepting()
+            or (self.ll.is_error() and self._is_sound() and self.ll.is_accepting())
         )
 
     @property
     def is_stopped(self) -> bool:
         """Whether nothing but an end token may follow; false once there is an error."""
-        return self._is_sound() and self._ll.is_stopped()
+        # llguidance's matcher says so after an error, too.
+        return self.ll.is_stopped() and self._is_sound() and self.ll.is_stopped()
 
     def fill(self, bits: Bits) -> None:
         """Write the mask of allowed tokens: bit t % 32 of bits[t // 32] allows token t.
@@ -119,22 +111,22 @@ class GrammarMatcher:
 
     def fill_raw(self, bits: Bits) -> None:
         """llguidance's mask, be it that of an error."""
-        self._ll.unsafe_compute_mask_ptr(*self.grammar.target(bits))
+        self.ll.unsafe_compute_mask_ptr(*self.grammar.target(bits))
 
     def settle(self, bits: Bits) -> None:
         """After the mask was computed: make it again where a shared lexer had failed."""
-        if self._ll.is_error():
+        if self.ll.is_error():
             self._recover()
             self.fill_raw(bits)
-            if self._ll.is_error():
+            if self.ll.is_error():
                 self._fail()
 
     def accept(self, token_id: int) -> bool:
         """Go on with this token. False if it is not allowed here: then `error` is set and the
         matcher is of no more use."""
         self._check()
-        stopped = self._ll.is_stopped()
-        return self.accepted(token_id, taken=self._ll.consume_token(token_id), stopped=stopped)
+        stopped = self.ll.is_stopped()
+        return self.accepted(token_id, taken=self.ll.consume_token(token_id), stopped=stopped)
 
     def accepted(self, token_id: int, *, taken: bool, stopped: bool) -> bool:
         """After llguidance's matcher was given the token: whether it was taken, and whether the
@@ -142,18 +134,22 @@ class GrammarMatcher:
         if not taken and not self._accept_again(token_id):
             return False
         if not stopped:  # an end token after the end is taken, and leaves no trace
-            self._token_ids.append(token_id)
+            self.went_on(token_id)
         return True
+
+    def went_on(self, token_id: int) -> None:
+        """llguidance's matcher took the token."""
+        self._token_ids.append(token_id)
 
     def _accept_again(self, token_id: int) -> bool:
         """The token was refused: by the grammar, or by a shared lexer that had failed."""
-        error = self._ll.get_error()
+        error = self.ll.get_error()
         if _is_limit(error) and not self._own_lexer:
             if not self._is_sound():
                 return False
-            if self._ll.consume_token(token_id):
+            if self.ll.consume_token(token_id):
                 return True
-            error = self._ll.get_error()
+            error = self.ll.get_error()
         refused = f"token {token_id} is not allowed after the {self.num_tokens} so far"
         self._ended(_why(error, self.num_tokens) if _is_limit(error) else refused)
         return False
@@ -165,11 +161,11 @@ class GrammarMatcher:
         '":' is not forced while a token '": "' exists and a text may follow.
         """
         self._check()
-        if self._ll.is_stopped() and self.is_stopped:
+        if self.ll.is_stopped() and self.is_stopped:
             return []
-        found = self._ll.compute_ff_tokens()
-        if not found and self._ll.is_error() and self._is_sound():
-            found = self._ll.compute_ff_tokens()
+        found = self.ll.compute_ff_tokens()
+        if not found and self.ll.is_error() and self._is_sound():
+            found = self.ll.compute_ff_tokens()
         return list(found)
 
     def fork(self) -> GrammarMatcher:
@@ -177,7 +173,7 @@ class GrammarMatcher:
         if not self._is_sound():
             self._check()
         self._own_lexer = False  # from now on it is shared
-        return GrammarMatcher(self.grammar, self._ll.deep_copy(), self.share, self._token_ids)
+        return GrammarMatcher(self.grammar, self.ll.deep_copy(), self.share, self._token_ids)
 
     def give_up(self, why: str) -> GrammarFailed:
         """End here; the error is raised from then on."""
@@ -185,7 +181,7 @@ class GrammarMatcher:
 
     def _is_sound(self) -> bool:
         """Whether llguidance can go on, if need be with a lexer of our own; else `error` is set."""
-        if self.error is None and self._ll.is_error():
+        if self.error is None and self.ll.is_error():
             try:
                 self._recover()
             except GrammarFailed:
@@ -201,13 +197,13 @@ class GrammarMatcher:
         if self._own_lexer:
             self._fail()
         self.grammar.retire(self.share)
-        self._ll = self.grammar.build()
+        self.ll = self.grammar.build()
         self._own_lexer = True
-        if self._token_ids and not self._ll.consume_tokens(self._token_ids):
+        if self._token_ids and not self.ll.consume_tokens(self._token_ids):
             self._fail()
 
     def _fail(self) -> None:
-        raise self._ended(_why(self._ll.get_error(), len(self._token_ids)))
+        raise self._ended(_why(self.ll.get_error(), len(self._token_ids)))
 
     def _ended(self, why: str) -> GrammarFailed:
         self.error = GrammarFailed(f"{self.grammar.kind}: {why}")

@@ -203,19 +203,16 @@ class Committer:
         return sequence.finish_reason is not None
 
     def _jump_ahead(self, row: int) -> bool:
-        """Append what the grammar forces next, without drawing it; True if that ends the row.
-
-        Rows that want logprobs draw every token, to have one for each.
-        """
+        """Append what the grammar forces next, without drawing it; True if that ends the row."""
         rows, sequence = self._rows, self._rows.sequence(row)
-        if sequence.guide is None or sequence.request.params.num_logprobs is not None:
+        forced = [] if sequence.guide is None else for_row(FOLLOWED, sequence.guide.forced)
+        if not forced:
             return False
-        room = int(rows.limit[row] - rows.known[row])
-        forced = for_row(FOLLOWED, sequence.guide.forced)
         if isinstance(forced, QuireError):
             fail(sequence, forced)
             return True
-        if not forced[:room]:
+        room = int(rows.limit[row] - rows.known[row])
+        if not room:
             return False
         kept = judge(sequence, forced[:room], int(rows.known[row] - rows.num_prompt[row]))
         self._placements.force(row, forced[:kept])

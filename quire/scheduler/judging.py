@@ -56,7 +56,8 @@ def judged(
             rows, rows.automata, at[walking], tokens[walking], counts[walking]
         )
     visited = np.flatnonzero(rows.visited[at])
-    together = rows.follows[at[visited]] & (counts[visited] == 1)
+    # What ids or the length may end is judged alone: that the grammar is complete, there counts.
+    together = rows.follows[at[visited]] & (counts[visited] == 1) & ~drawn.ended[visited]
     _judge_together(rows, drawn, visited[together], accept_all)
     _judge_each(rows, drawn, visited[~together])
     return drawn
@@ -68,12 +69,8 @@ def _judge_together(
     """Those that drew one token each, and follow grammars."""
     if not len(some):
         return
-    at = drawn.rows[some]
-    sequences = [rows.sequence(row) for row in at.tolist()]
-    num_outputs = (rows.known[at] - rows.num_prompt[at]).tolist()
-    drawn.kept[some] = judge_together(
-        sequences, drawn.tokens[some, 0].tolist(), num_outputs, accept_all
-    )
+    sequences = [rows.sequence(row) for row in drawn.rows[some].tolist()]
+    drawn.kept[some] = judge_together(sequences, drawn.tokens[some, 0].tolist(), accept_all)
     drawn.ended[some] = [sequence.finish_reason is not None for sequence in sequences]
 
 

@@ -39,7 +39,8 @@ class RowKind:
         guided = guide is not None and not walks
         paced = is_paced or guided
         detects = request.params.detects_repetition
-        visited = watch is not None or guided or len(stops) > STOP_COLUMNS or detects
+        many_stops, scored = len(stops) > STOP_COLUMNS, request.params.num_logprobs is not None
+        visited = watch is not None or guided or many_stops or detects
         must_step = request.watched or brings_much(request.params)
         # Of one that Python judges the device does not know where it ends, and its processors
         # would see tokens behind that.
@@ -47,15 +48,15 @@ class RowKind:
         return RowKind(
             stop_ids=stop_ids,
             guided=guided,
-            follows=guided and watch is None and not detects,
-            jumps=guided and guide is not None and guide.may_force,
+            follows=guided and watch is None and not (detects or many_stops),
+            jumps=guided and not scored and guide is not None and guide.may_force,
             paced=paced,
             stepwise=paced or must_step,
             pauses=paced and not (must_step or tries),
             tries=tries,
             may_stop=bool(stops) or watch is not None or walks or detects,
             visited=visited,
-            scored=request.params.num_logprobs is not None,
+            scored=scored,
         )
 
 

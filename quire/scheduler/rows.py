@@ -20,7 +20,7 @@ from quire.cache.prefix import Past
 from quire.request import Ints
 from quire.scheduler.pacing import Pacing, walkable_of
 from quire.scheduler.row_kinds import PlainKind, RowKind
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Guide, Sequence
 from quire.steps.automata import AutomatonRoom
 from quire.steps.row_schema import STOP_COLUMNS
 
@@ -86,9 +86,9 @@ class Rows:
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
         self.may_stop = flags()  # something may end it before it is full
         self.guided = flags()  # masks say what it may draw
-        self.jumps = flags()  # its grammar may force tokens
+        self.jumps = flags()  # its grammar may force tokens, which it need not draw
         self.visited = flags()  # Python looks at each of its tokens
-        self.follows = flags()  # and only its grammar is for Python to judge
+        self.follows = flags()  # ids and length aside, only its grammar is for Python to judge
         self.paced = flags()  # planned again when its last token is known
         self.stepwise = flags()  # no device draws several of its tokens at once
         self.pauses = flags()  # of these: it may rest while others draw more
@@ -228,6 +228,12 @@ class Rows:
         sequence = self.sequences[row]
         assert sequence is not None, f"row {row} is free"
         return sequence
+
+    def guides(self, at: Ints) -> list[Guide]:
+        """Those of rows that follow grammars."""
+        sequences = self.sequences
+        found = [one.guide for row in at.tolist() if (one := sequences[row]) is not None]
+        return [guide for guide in found if guide is not None]
 
     def block_ids(self, row: int) -> Ints:
         """[groups, num_blocks]; -1 where a block was given back."""

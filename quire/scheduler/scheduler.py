@@ -225,13 +225,12 @@ class Scheduler:
     def _masks(self, draft: Draft, at: Ints) -> Masks | None:
         """Those of all rows that draw in this plan and follow a grammar: of its slices, and of the
         rows `at`."""
-        guided = self.rows.guided
-        drawing = [row for s in draft.prefill for row in s.sample_into if guided[row]]
-        drawing += at[guided[at]].tolist()
-        if not drawing or self._make_masks is None:
+        of_slices = [row for s in draft.prefill for row in s.sample_into]
+        drawing = np.concatenate([np.array(of_slices, np.int32), at])
+        drawing = drawing[self.rows.guided[drawing]]
+        if not len(drawing) or self._make_masks is None:
             return None
-        guides = [self.rows.sequence(row).guide for row in drawing]
-        return self._make_masks(np.array(drawing, np.int32), [g for g in guides if g is not None])
+        return self._make_masks(drawing, self.rows.guides(drawing))
 
     def _plan_decode(self, draft: Draft) -> DecodeRows | None:
         """Every row whose last token is on the device feeds it; its KV gets a place first. None

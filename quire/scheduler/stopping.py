@@ -153,39 +153,33 @@ def _stop_in_text(sequence: Sequence, token_id: int) -> None:
 
 
 def judge_together(
-    sequences: Many[Sequence], tokens: list[int], num_outputs: list[int], accept_all: AcceptAll
+    sequences: Many[Sequence], tokens: list[int], accept_all: AcceptAll
 ) -> list[int]:
-    """The same for sequences that drew a token each: how many of it each keeps. Each follows a
-    grammar, and none looks for stop strings. Their guides go on together."""
-    kept, going = [1] * len(sequences), list[int]()
-    for i, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-        stopped = for_row(FOLLOWED, _is_stopped_by, sequence, token, num_outputs[i] + 1)
-        if isinstance(stopped, QuireError):
-            fail(sequence, stopped)
+    """The same for sequences that drew a token each, which is no stop id of theirs and leaves room
+    for more: how many of it each keeps. Each follows a grammar, and none looks for stop strings.
+    Their guides go on together."""
+    guides = [_guide(sequence) for sequence in sequences]
+    kept, taken = [1] * len(guides), accept_all(guides, tokens)
+    for i, (guide, accepted) in enumerate(zip(guides, taken, strict=True)):
+        over = for_row(FOLLOWED, _is_stopped, guide) if accepted is True else accepted
+        if isinstance(over, QuireError):
+            fail(sequences[i], over)
             kept[i] = 0
-        elif not stopped:
-            going.append(i)
-    guides = [guide for i in going if (guide := sequences[i].guide) is not None]
-    taken = accept_all(guides, [tokens[i] for i in going])
-    for i, guide, accepted in zip(going, guides, taken, strict=True):
-        if accepted is True:
-            accepted = for_row(FOLLOWED, _is_over, sequences[i], num_outputs[i] + 1)
         elif accepted is False:
             fail(sequences[i], guide.error)
-        if isinstance(accepted, QuireError):
-            fail(sequences[i], accepted)
-            kept[i] = 0
+        elif over:
+            sequences[i].finish_reason = "stop"
     return kept
 
 
-def _is_stopped_by(sequence: Sequence, token: int, total: int) -> bool:
-    """Whether this token ends a sequence that follows a grammar, which must be complete."""
+def _guide(sequence: Sequence) -> Guide:
     if sequence.guide is None:
         raise ValueError("a sequence without a grammar is judged by itself")
-    if not is_stop(sequence.request, token, total) or not sequence.guide.is_complete:
-        return False
-    stop_by_id(sequence, token)
-    return True
+    return sequence.guide
+
+
+def _is_stopped(guide: Guide) -> bool:
+    return guide.is_stopped
 
 
 def _is_over(sequence: Sequence, total: int) -> bool:
