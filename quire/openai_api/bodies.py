@@ -6,11 +6,26 @@ import hashlib
 import json
 import string
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.asks import Asked
 from quire.openai_api.outputs import Answer, Call, Output, TokenScore, calls_of
+from quire.openai_api.shapes import (
+    CallBody,
+    ChatChoice,
+    ChatCompletion,
+    ChatMessage,
+    ChatScores,
+    FinishReason,
+    PromptScore,
+    PromptScores,
+    ScoredToken,
+    TextChoice,
+    TextCompletion,
+    TextScores,
+    Token,
+    Usage,
+)
 from quire.outputs import ToolCall
 
 _SIGNS = string.ascii_letters + string.digits
@@ -18,33 +33,42 @@ _SIGNS = string.ascii_letters + string.digits
 
 def response_body(
     asked: Asked, outputs: Sequence[Output], *, id: str, created: int, model: str
-) -> dict[str, Any]:
+) -> ChatCompletion | TextCompletion:
     """The body that answers `asked`; `outputs` has the finished one of each of its rows."""
-    make = _chat_choice if asked.is_chat else _text_choice
-    choices = [
-        make(asked, output, answer, row * asked.n + answer.index, id)
+    answers = [
+        (output, answer, row * asked.n + answer.index)
         for row, output in enumerate(outputs)
         for answer in output.answers
     ]
-    body: dict[str, Any] = {
+    if not asked.is_chat:
+        text: TextCompletion = {
+            "id": id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+            "choices": [_text_choice(asked, *one) for one in answers],
+            "usage": usage(asked, outputs),
+            "system_fingerprint": None,
+        }
+        return text
+    chat: ChatCompletion = {
         "id": id,
-        "object": "chat.completion" if asked.is_chat else "text_completion",
+        "object": "chat.completion",
         "created": created,
         "model": model,
-        "choices": choices,
+        "choices": [_chat_choice(asked, answer, index, id) for _, answer, index in answers],
         "usage": usage(asked, outputs),
         "system_fingerprint": None,
+        "service_tier": "flex" if asked.is_batch else "default",
     }
-    if asked.is_chat:
-        body["service_tier"] = "flex" if asked.is_batch else "default"
-    if asked.token_ids and asked.is_chat:
-        body["prompt_token_ids"] = list(outputs[0].prompt_token_ids or ())
-    if asked.is_chat and outputs[0].prompt_logprobs is not None:
-        body["prompt_logprobs"] = _prompt_logprobs(outputs[0].prompt_logprobs)
-    return body
+    if asked.token_ids:
+        chat["prompt_token_ids"] = list(outputs[0].prompt_token_ids or ())
+    if outputs[0].prompt_logprobs is not None:
+        chat["prompt_logprobs"] = _prompt_logprobs(outputs[0].prompt_logprobs)
+    return chat
 
 
-def usage(asked: Asked, outputs: Iterable[Output]) -> dict[str, Any]:
+def usage(asked: Asked, outputs: Iterable[Output]) -> Usage:
     """Tokens read and written; reasoning is part of what was written."""
     prompt = written = cached = reasoning = 0
     for output in outputs:
@@ -61,11 +85,9 @@ def usage(asked: Asked, outputs: Iterable[Output]) -> dict[str, Any]:
     }
 
 
-def _chat_choice(
-    asked: Asked, output: Output, answer: Answer, index: int, id: str
-) -> dict[str, Any]:
+def _chat_choice(asked: Asked, answer: Answer, index: int, id: str) -> ChatChoice:
     content, reasoning, calls = parts_of(asked, answer)
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message: ChatMessage = {"role": "assistant", "content": content, "refusal": None}
     if reasoning is not None and asked.reasoning:
         message["reasoning_content"] = message["reasoning"] = reasoning
     if calls:
@@ -73,20 +95,22 @@ def _chat_choice(
         message["tool_calls"] = [
             call_body(call, call_id(id, index, i)) for i, call in enumerate(calls)
         ]
-    scores = None
+    scores: ChatScores | None = None
     if answer.logprobs is not None:
         scores = {"content": [chat_score(one) for one in answer.logprobs], "refusal": None}
-    return {
+    choice: ChatChoice = {
         "index": index,
         "message": message,
         "logprobs": scores,
         "finish_reason": finish_reason(answer, calls),
         "stop_reason": answer.stop_reason,
-        **({"token_ids": list(answer.token_ids)} if asked.token_ids else {}),
     }
+    if asked.token_ids:
+        choice["token_ids"] = list(answer.token_ids)
+    return choice
 
 
-def finish_reason(answer: Answer, calls: Sequence[Call]) -> str:
+def finish_reason(answer: Answer, calls: Sequence[Call]) -> FinishReason:
     """The four words that clients know; an answer cut within its calls is cut."""
     if calls and answer.finish_reason != "length":
         return "tool_calls"
@@ -136,7 +160,7 @@ def _marked_parts(text: str) -> tuple[str, str | None, tuple[Call, ...]]:
     return (parsed.content, parsed.reasoning, calls) if calls else (text, None, ())
 
 
-def call_body(call: Call, id: str) -> dict[str, Any]:
+def call_body(call: Call, id: str) -> CallBody:
     return {
         "id": id,
         "type": "function",
@@ -153,13 +177,13 @@ def call_id(body_id: str, choice: int, i: int) -> str:
     return "".join(_SIGNS[number // len(_SIGNS) ** place % len(_SIGNS)] for place in range(9))
 
 
-def chat_score(score: TokenScore) -> dict[str, Any]:
+def chat_score(score: TokenScore) -> ScoredToken:
     """One token of `logprobs.content`."""
     top = [_token(text, logprob) for _, text, logprob in score.top]
     return {**_token(score.text, score.logprob), "top_logprobs": top}
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
+def _token(text: str, logprob: float) -> Token:
     return {
         "token": text,
         "logprob": logprob,
@@ -167,17 +191,15 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
     }
 
 
-def _text_choice(
-    asked: Asked, output: Output, answer: Answer, index: int, id: str
-) -> dict[str, Any]:
+def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> TextChoice:
     text = "" if asked.only_echo else answer.text
     before = (output.prompt or "") if asked.echo else ""
     scores = None
     if asked.logprobs:
         told: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
         told += [] if asked.only_echo else list(answer.logprobs or ())
-        scores = text_scores(told, first_text=_first_text(output) if asked.echo else "")
-    choice = {
+        scores = text_scores(told, first_text=first_text(output) if asked.echo else "")
+    choice: TextChoice = {
         "index": index,
         "text": before + text,
         "logprobs": scores,
@@ -192,7 +214,7 @@ def _text_choice(
     return choice
 
 
-def _first_text(output: Output) -> str:
+def first_text(output: Output) -> str:
     """The text of the prompt's first token, which has no score: what the others leave."""
     rest = "".join(score.text for score in output.prompt_logprobs or () if score is not None)
     prompt = output.prompt or ""
@@ -201,10 +223,9 @@ def _first_text(output: Output) -> str:
 
 def text_scores(
     scores: Sequence[TokenScore | None], *, offset: int = 0, first_text: str = ""
-) -> dict[str, Any]:
-    """`logprobs` of a completion: four lists, an entry for each token; None for a first token of
-    a prompt, which nothing predicts."""
-    told: dict[str, list[Any]] = {
+) -> TextScores:
+    """`logprobs` of a completion."""
+    told: TextScores = {
         "text_offset": [],
         "token_logprobs": [],
         "tokens": [],
@@ -222,17 +243,16 @@ def text_scores(
     return told
 
 
-def _prompt_logprobs(scores: Sequence[TokenScore | None]) -> list[Any]:
-    """As vLLM writes them: for each token of the prompt {id: its score}."""
-    told: list[Any] = []
+def _prompt_logprobs(scores: Sequence[TokenScore | None]) -> PromptScores:
+    told: PromptScores = []
     for score in scores:
         if score is None:
             told.append(None)
             continue
-        entries = {
+        entries: dict[str, PromptScore] = {
             str(token): {"logprob": logprob, "rank": rank, "decoded_token": text}
             for rank, (token, text, logprob) in enumerate(score.top, start=1)
         }
-        own = {"logprob": score.logprob, "rank": None, "decoded_token": score.text}
+        own: PromptScore = {"logprob": score.logprob, "rank": None, "decoded_token": score.text}
         told.append({str(score.token_id): entries.pop(str(score.token_id), own), **entries})
     return told

@@ -19,6 +19,7 @@ from quire.openai_api.bodies import (
     usage,
 )
 from quire.openai_api.outputs import Answer, Call, Output, TokenScore
+from quire.openai_api.shapes import Usage
 from quire.openai_api.split_stream import Parts
 
 Chunk = dict[str, Any]
@@ -62,7 +63,7 @@ class Stream:
         if self._asked.usage_last:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
-    def _usage(self) -> Chunk:
+    def _usage(self) -> Usage:
         return usage(self._asked, self._last.values())
 
     def _chunk(self, choice: Chunk) -> Chunk:

@@ -25,6 +25,16 @@ from quire.openai_api.fields import (
 )
 from quire.openai_api.outputs import Output, Pooled
 from quire.openai_api.params import limited, prompt_fields
+from quire.openai_api.shapes import (
+    Classes,
+    Embedding,
+    PoolBody,
+    Pooling,
+    PoolUsage,
+    Rank,
+    Ranks,
+    Score,
+)
 from quire.params.rules import show
 from quire.pooling.similarity import cosine, max_sim
 from quire.step import Floats
@@ -206,12 +216,13 @@ def pooling_body(
     created: int,
     model: str,
     labels: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> PoolBody[Any] | Ranks:
     """The body that answers `asked`; `outputs` has that of each of its rows, `labels` the names
     of a classifier's."""
     tokens = sum(output.prompt_tokens for output in outputs)
     if asked.endpoint in RERANKS:
         return _ranks(asked, outputs, id=id, model=model, tokens=tokens)
+    data: Sequence[Embedding | Classes | Pooling | Score]
     if asked.endpoint == EMBEDDINGS:
         data = [_embedding(asked, one, i) for i, one in enumerate(outputs)]
     elif asked.endpoint == CLASSIFY:
@@ -219,27 +230,31 @@ def pooling_body(
     elif asked.endpoint == POOLING:
         data = [_pooling(asked, one, i) for i, one in enumerate(outputs)]
     else:
-        found = scores_of(asked, outputs)
-        data = [{"index": i, "object": "score", "score": one} for i, one in enumerate(found)]
-    return {
+        data = [_score(one, i) for i, one in enumerate(scores_of(asked, outputs))]
+    body: PoolBody[Any] = {
         "id": id,
         "object": "list",
         "created": created,
         "model": model,
-        "data": data,
+        "data": list(data),
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+    return body
 
 
-def _embedding(asked: PoolAsked, output: Output, i: int) -> dict[str, Any]:
+def _score(score: float, i: int) -> Score:
+    return {"index": i, "object": "score", "score": score}
+
+
+def _embedding(asked: PoolAsked, output: Output, i: int) -> Embedding:
     return {"object": "embedding", "index": i, "embedding": _written(output.pooled, asked)}
 
 
-def _pooling(asked: PoolAsked, output: Output, i: int) -> dict[str, Any]:
+def _pooling(asked: PoolAsked, output: Output, i: int) -> Pooling:
     return {"object": "pooling", "index": i, "data": _written(output.pooled, asked)}
 
 
-def _classes(output: Output, i: int, labels: Sequence[str]) -> dict[str, Any]:
+def _classes(output: Output, i: int, labels: Sequence[str]) -> Classes:
     probs = array_of(output.pooled).tolist()
     best = probs.index(max(probs)) if probs else 0
     label = labels[best] if len(labels) == len(probs) else None
@@ -248,17 +263,20 @@ def _classes(output: Output, i: int, labels: Sequence[str]) -> dict[str, Any]:
 
 def _ranks(
     asked: PoolAsked, outputs: Sequence[Output], *, id: str, model: str, tokens: int
-) -> dict[str, Any]:
+) -> Ranks:
     found = scores_of(asked, outputs)
     order = sorted(range(len(found)), key=lambda i: (-found[i], i))
-    results: list[dict[str, Any]] = []
+    results: list[Rank] = []
     for i in order[: asked.top_n]:
-        shown = {"document": {"text": asked.documents[i]}} if asked.shows_documents else {}
-        results.append({"index": i, "relevance_score": found[i], **shown})
-    told: dict[str, Any] = {"id": id, "model": model, "results": results}
+        rank: Rank = {"index": i, "relevance_score": found[i]}
+        if asked.shows_documents:
+            rank["document"] = {"text": asked.documents[i]}
+        results.append(rank)
+    usage: PoolUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    told: Ranks = {"id": id, "model": model, "results": results, "usage": usage}
     if asked.endpoint == RERANK_2:
         told["meta"] = {"api_version": {"version": "2"}, "tokens": {"input_tokens": tokens}}
-    return {**told, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    return told
 
 
 def scores_of(asked: PoolAsked, outputs: Sequence[Output]) -> list[float]:

@@ -18,6 +18,7 @@ from quire.openai_api.responses import (
     status_of,
     text_part,
 )
+from quire.openai_api.shapes import ScoredToken, Status
 from quire.openai_api.split_stream import Parts
 
 
@@ -31,8 +32,8 @@ class ResponseStream:
         self._open = ""  # the kind of item that text goes to: "", "message" or "reasoning"
         self._text: list[str] = []
         self._parts: AnswerParts | None = None
-        self._scores: list[Event] = []  # of tokens that were not shown yet
-        self._shown_scores: list[Event] = []  # of the item that is open
+        self._scores: list[ScoredToken] = []  # of tokens that were not shown yet
+        self._shown_scores: list[ScoredToken] = []  # of the item that is open
 
     def opening(self) -> Iterator[Event]:
         body = self._about.body("in_progress", [], None)
@@ -77,7 +78,7 @@ class ResponseStream:
         )
         yield self._event("response.content_part.added", **self._place(), part=self._part(""))
 
-    def _item(self, text: str | None, status: str) -> Event:
+    def _item(self, text: str | None, status: Status) -> Event:
         i = len(self._items)
         if self._open == "message":
             return message_item(self._about, i, text, self._shown_scores, status)
@@ -94,7 +95,7 @@ class ResponseStream:
         item = f"{prefix}_{self._about.number}_{i}"
         return {"item_id": item, "output_index": i, "content_index": 0}
 
-    def _close(self, status: str = "completed") -> Iterator[Event]:
+    def _close(self, status: Status = "completed") -> Iterator[Event]:
         if not self._open:
             return
         text = "".join(self._text)

@@ -16,6 +16,7 @@ from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.openai_api.fields import RESPONSES
 from quire.openai_api.outputs import Answer, Call, Output
 from quire.openai_api.params import MOST_LOGPROBS, format_constraint, limited
+from quire.openai_api.shapes import ResponseBody, ResponseUsage, ScoredToken, Status
 from quire.openai_api.tool_choice import no_function
 from quire.params.rules import show
 
@@ -147,7 +148,7 @@ class About:
     model: str
     given: Mapping[str, Any]
 
-    def body(self, status: str, output: list[Event], told: Output | None) -> Event:
+    def body(self, status: Status, output: list[Event], told: Output | None) -> ResponseBody:
         given = self.given
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -176,7 +177,7 @@ class About:
         }
 
 
-def _usage(output: Output) -> Event:
+def _usage(output: Output) -> ResponseUsage:
     return {
         "input_tokens": output.prompt_tokens,
         "input_tokens_details": {"cached_tokens": output.cached_tokens, "cache_write_tokens": 0},
@@ -186,7 +187,7 @@ def _usage(output: Output) -> Event:
     }
 
 
-def response_object(asked: Asked, output: Output, about: About) -> Event:
+def response_object(asked: Asked, output: Output, about: About) -> ResponseBody:
     """The whole answer."""
     [answer] = output.answers
     content, reasoning, calls = parts_of(asked, answer)
@@ -202,16 +203,20 @@ def response_object(asked: Asked, output: Output, about: About) -> Event:
     return about.body(status, items, output)
 
 
-def status_of(answer: Answer) -> str:
+def status_of(answer: Answer) -> Status:
     return "incomplete" if answer.finish_reason == "length" else "completed"
 
 
-def text_part(text: str, scores: list[Event]) -> Event:
+def text_part(text: str, scores: list[ScoredToken]) -> Event:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores}
 
 
 def message_item(
-    about: About, i: int, text: str | None, scores: list[Event], status: str = "completed"
+    about: About,
+    i: int,
+    text: str | None,
+    scores: list[ScoredToken],
+    status: Status = "completed",
 ) -> Event:
     return {
         "id": f"msg_{about.number}_{i}",
@@ -222,7 +227,7 @@ def message_item(
     }
 
 
-def reasoning_item(about: About, i: int, text: str | None, status: str = "completed") -> Event:
+def reasoning_item(about: About, i: int, text: str | None, status: Status = "completed") -> Event:
     content = [] if text is None else [{"type": "reasoning_text", "text": text}]
     return {
         "id": f"rs_{about.number}_{i}",
@@ -233,7 +238,7 @@ def reasoning_item(about: About, i: int, text: str | None, status: str = "comple
     }
 
 
-def call_item(about: About, i: int, call: Call, status: str = "completed") -> Event:
+def call_item(about: About, i: int, call: Call, status: Status = "completed") -> Event:
     return {
         "id": f"fc_{about.number}_{i}",
         "type": "function_call",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +14,29 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from quire.openai_api.errors import ApiError
-from quire.openai_api.fields import SCORE, TABLE
+from quire.openai_api.fields import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    EMBEDDINGS,
+    POOLING,
+    RERANKS,
+    RESPONSES,
+    SCORE,
+    TABLE,
+)
+from quire.openai_api.shapes import (
+    ChatCompletion,
+    Classes,
+    Embedding,
+    LabelScores,
+    PoolBody,
+    Pooling,
+    Ranks,
+    ResponseBody,
+    Score,
+    TextCompletion,
+)
 from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
 from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
@@ -24,6 +47,16 @@ from quire.server.route import EVENTS, ApiRoute
 from quire.server.services import ROW_REFUSALS, Services
 
 _WORDS = {405: "this path does not take that method"}
+_SHAPES: dict[str, Any] = {
+    CHAT: ChatCompletion,
+    COMPLETIONS: TextCompletion,
+    RESPONSES: ResponseBody,
+    EMBEDDINGS: PoolBody[Embedding],
+    CLASSIFY: PoolBody[Classes],
+    POOLING: PoolBody[Pooling],
+    SCORE: (PoolBody[Score], LabelScores),
+    **dict.fromkeys(RERANKS, Ranks),
+}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -51,7 +84,7 @@ def make_app(services: Services) -> ASGIApp:
         names = services.settings.names
         return json_response(description(routes, names, keys=bool(services.keys)))
 
-    routes.append(ApiRoute("GET", PATH, described))
+    routes.append(ApiRoute("GET", PATH, described, shape=dict[str, Any]))
     app = Starlette(
         routes=routes,
         exception_handlers={
@@ -72,6 +105,7 @@ def _asking(path: str, endpoint: Endpoint) -> ApiRoute:
         body=TABLE[path],
         refusals=JSON_REFUSALS | ROW_REFUSALS | {404},  # another model
         answers=(JSON, EVENTS) if "stream" in TABLE[path] else (JSON,),
+        shape=_SHAPES[path],
         needs_model=path != SCORE,  # which some send there without
     )
 

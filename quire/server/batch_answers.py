@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,7 @@ class ServerRowEngine:
         # computed again would differ. The batch's own usage has the sum.
         shown = [replace(output, cached_tokens=0) for output in outputs]
         model = asked.model or names[0]
+        body: Mapping[str, Any]
         if row.endpoint == RESPONSES:
             number = row.response_id.removeprefix("resp_")
             body = response_object(asked, shown[0], About(number, row.created, model, given))
@@ -93,7 +95,7 @@ class ServerRowEngine:
             raise
 
 
-def _answered(body: dict[str, Any], outputs: list[Output]) -> RowAnswered:
+def _answered(body: Mapping[str, Any], outputs: list[Output]) -> RowAnswered:
     """An answer of numbers has no text: to the journal it is an empty one that ended."""
     answers = [answer for output in outputs for answer in output.answers or (Answer(0, ""),)]
     return RowAnswered(

@@ -15,10 +15,11 @@ from quire.server.batch_answers import ServerRowEngine
 from quire.server.batch_bodies import NEW_BATCH, new_batch, read_new_batch
 from quire.server.batch_metrics import BatchMetrics
 from quire.server.batch_service import BatchService
+from quire.server.batches import BatchObject
 from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import FileRoutes
 from quire.server.page_routes import PageRoutes
-from quire.server.paging import PAGE_REFUSALS, list_object, page_asked, page_query
+from quire.server.paging import PAGE_REFUSALS, ListObject, list_object, page_asked, page_query
 from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -66,10 +67,20 @@ class BatchRoutes:
         end = WRITE_REFUSALS | {400, 404}
         query = page_query(**_PAGE)
         return [
-            ApiRoute("POST", "/v1/batches", self.created, body=NEW_BATCH, refusals=make),
-            ApiRoute("GET", "/v1/batches", self.listed, query=query, refusals=PAGE_REFUSALS),
-            ApiRoute("GET", one, self.found, refusals=[404]),
-            ApiRoute("POST", f"{one}/cancel", self.cancelled, refusals=end),
+            ApiRoute(
+                *("POST", "/v1/batches", self.created),
+                body=NEW_BATCH,
+                refusals=make,
+                shape=BatchObject,
+            ),
+            ApiRoute(
+                *("GET", "/v1/batches", self.listed),
+                query=query,
+                refusals=PAGE_REFUSALS,
+                shape=ListObject[BatchObject],
+            ),
+            ApiRoute("GET", one, self.found, refusals=[404], shape=BatchObject),
+            ApiRoute("POST", f"{one}/cancel", self.cancelled, refusals=end, shape=BatchObject),
         ]
 
     async def created(self, request: Request) -> Response:

@@ -27,7 +27,7 @@ from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import RowEngine
 from quire.server.batch_runner import BatchRun, Live, Rooms
 from quire.server.batch_states import ENDS, LIVE
-from quire.server.batches import StoredBatch
+from quire.server.batches import BatchObject, StoredBatch
 from quire.server.database import Database
 from quire.server.files import StoredFile
 from quire.server.links import Links
@@ -132,7 +132,7 @@ class BatchService:
         run = self._runs.get(batch_id)
         return None if run is None else run.live
 
-    def as_object(self, batch: StoredBatch) -> dict[str, object]:
+    def as_object(self, batch: StoredBatch) -> BatchObject:
         """The batch as clients read it, with the counts of this moment."""
         live = self.live(batch.id)
         made = batches.as_object(batch, waiting=live.waiting if live is not None else None)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from sqlite3 import Connection, Row
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, not_found
 from quire.server.batch_states import LIVE, TIMES, Ending, Status
@@ -19,6 +19,43 @@ from quire.server.ids import BATCH, is_id
 from quire.server.paging import Page, select_page
 
 _JSON = ("metadata", "errors", "usage")
+
+
+class Counts(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchErrors(TypedDict):
+    object: Literal["list"]
+    data: list[Mapping[str, Any]]
+
+
+class BatchObject(TypedDict):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    model: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    status_details: str | None
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: Counts
+    usage: Mapping[str, Any] | None
+    metadata: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +224,11 @@ def take_old(connection: Connection, ended_before: int) -> list[StoredBatch]:
     return gone
 
 
-def as_object(batch: StoredBatch, *, waiting: str | None = None) -> dict[str, Any]:
+def as_object(batch: StoredBatch, *, waiting: str | None = None) -> BatchObject:
     """The batch as clients read it. `waiting` says why it does not go on."""
-    errors = None if not batch.errors else {"object": "list", "data": list(batch.errors)}
+    errors: BatchErrors | None = (
+        None if not batch.errors else {"object": "list", "data": list(batch.errors)}
+    )
     return {
         "id": batch.id,
         "object": "batch",

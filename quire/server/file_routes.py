@@ -7,6 +7,7 @@ import os
 import sqlite3
 from functools import partial
 from pathlib import Path
+from typing import Literal, TypedDict
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -17,10 +18,10 @@ from quire.openai_api.errors import not_found
 from quire.server import files
 from quire.server.batch_service import BatchService
 from quire.server.database import WRITE_REFUSALS
-from quire.server.files import StoredFile
+from quire.server.files import FileObject, StoredFile
 from quire.server.limits import SLOW_READER_SECONDS
 from quire.server.multipart import Form, FormReader, form_schema
-from quire.server.paging import PAGE_REFUSALS, list_object, page_asked, page_query
+from quire.server.paging import PAGE_REFUSALS, ListObject, list_object, page_asked, page_query
 from quire.server.receiving import FORM_REFUSALS, Limits, Received, quota_exceeded, receive
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -35,6 +36,12 @@ BYTES = "application/octet-stream"
 _PIECE = 256 << 10
 
 
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
 class FileRoutes:
     def __init__(self, service: BatchService) -> None:
         self._service = service
@@ -45,10 +52,20 @@ class FileRoutes:
         query = {**page_query(**_PAGE), "purpose": {"type": "string"}}
         end = WRITE_REFUSALS | {400, 404}
         return [
-            ApiRoute("POST", "/v1/files", self.upload, form=form, refusals=FORM_REFUSALS),
-            ApiRoute("GET", "/v1/files", self.listed, query=query, refusals=PAGE_REFUSALS),
-            ApiRoute("GET", one, self.found, refusals=[404]),
-            ApiRoute("DELETE", one, self.deleted, refusals=end),
+            ApiRoute(
+                *("POST", "/v1/files", self.upload),
+                form=form,
+                refusals=FORM_REFUSALS,
+                shape=FileObject,
+            ),
+            ApiRoute(
+                *("GET", "/v1/files", self.listed),
+                query=query,
+                refusals=PAGE_REFUSALS,
+                shape=ListObject[FileObject],
+            ),
+            ApiRoute("GET", one, self.found, refusals=[404], shape=FileObject),
+            ApiRoute("DELETE", one, self.deleted, refusals=end, shape=DeletedFile),
             ApiRoute("GET", f"{one}/content", self.content, refusals=[404], answers=(BYTES,)),
         ]
 
@@ -98,7 +115,8 @@ class FileRoutes:
 
     async def deleted(self, request: Request) -> Response:
         file = await self._service.delete_file(key_of(request), request.path_params["file_id"])
-        return json_response({"id": file.id, "object": "file", "deleted": True})
+        told: DeletedFile = {"id": file.id, "object": "file", "deleted": True}
+        return json_response(told)
 
     async def content(self, request: Request) -> Response:
         file = await self._find(request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, bad, not_found
 from quire.params.rules import show
@@ -20,6 +20,18 @@ PURPOSES = ("batch", "user_data")  # that a client may upload for
 BATCH_OUTPUT = "batch_output"
 SHORTEST_LIFE, LONGEST_LIFE = 3600, 30 * 86400  # seconds
 LONGEST_NAME = 255
+
+
+class FileObject(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +48,7 @@ class StoredFile:
     created_at: int
     expires_at: int | None
 
-    def as_object(self) -> dict[str, Any]:
+    def as_object(self) -> FileObject:
         return {
             "id": self.id,
             "object": "file",

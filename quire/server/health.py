@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Literal, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,9 +11,24 @@ from starlette.responses import Response
 from quire import __version__
 from quire.openai_api.errors import not_found
 from quire.params.rules import show
+from quire.server.paging import ListObject, list_object
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import Services
+
+
+class Version(TypedDict):
+    version: str
+
+
+class ModelObject(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None  # not known while it loads
 
 
 def routes(services: Services) -> list[ApiRoute]:
@@ -27,19 +42,12 @@ def routes(services: Services) -> list[ApiRoute]:
         return Response(status_code=200)
 
     async def version(request: Request) -> Response:
-        return json_response({"version": __version__})
+        told: Version = {"version": __version__}
+        return json_response(told)
 
     async def models(request: Request) -> Response:
         listed = [_model(services, name, created) for name in services.settings.names]
-        return json_response(
-            {
-                "object": "list",
-                "data": listed,
-                "has_more": False,
-                "first_id": listed[0]["id"],
-                "last_id": listed[-1]["id"],
-            }
-        )
+        return json_response(list_object(listed, has_more=False))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
@@ -50,13 +58,13 @@ def routes(services: Services) -> list[ApiRoute]:
     return [
         ApiRoute("GET", "/health", health, refusals=[503], answers=()),
         ApiRoute("GET", "/live", live, answers=()),
-        ApiRoute("GET", "/version", version),
-        ApiRoute("GET", "/v1/models", models),
-        ApiRoute("GET", "/v1/models/{name:path}", model, refusals=[404]),
+        ApiRoute("GET", "/version", version, shape=Version),
+        ApiRoute("GET", "/v1/models", models, shape=ListObject[ModelObject]),
+        ApiRoute("GET", "/v1/models/{name:path}", model, refusals=[404], shape=ModelObject),
     ]
 
 
-def _model(services: Services, name: str, created: int) -> dict[str, Any]:
+def _model(services: Services, name: str, created: int) -> ModelObject:
     return {
         "id": name,
         "object": "model",

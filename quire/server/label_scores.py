@@ -12,6 +12,7 @@ from quire.openai_api.fields import SCORE
 from quire.openai_api.outputs import Output
 from quire.openai_api.params import prompt_fields
 from quire.openai_api.pooling import PAIR_FIELDS
+from quire.openai_api.shapes import LabelScores
 from quire.server.tokens import token_ids
 
 MOST_LABELS = 128
@@ -42,7 +43,7 @@ def read_label_scores(given: Mapping[str, Any]) -> Asked:
 
 def label_scores_body(
     given: Mapping[str, Any], outputs: list[Output], *, model: str
-) -> dict[str, Any]:
+) -> LabelScores:
     scores, softmax = [], bool(given.get("apply_softmax"))
     for output in outputs:
         [place] = output.answers[0].logprobs or ()

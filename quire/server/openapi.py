@@ -24,13 +24,17 @@ _REFUSAL = {"$ref": "#/components/responses/Refusal"}
 
 def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool) -> dict[str, Any]:
     """`names` are those that the model is served under; `keys`: whether callers need one."""
+    routes = list(routes)
+    [error, *shapes], schemas = msgspec.json.schema_components(
+        (ErrorBody, *(shape for route in routes for shape in route.shapes)),
+        ref_template="#/components/schemas/{name}",
+    )
+    left = iter(shapes)  # in the order of the routes
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        told = _operation(route, names, needs_key=keys and not is_open(route.path))
+        answer = [next(left) for _ in route.shapes]
+        told = _operation(route, answer, names, needs_key=keys and not is_open(route.path))
         paths.setdefault(route.path_format, {})[route.method.lower()] = told
-    [error], schemas = msgspec.json.schema_components(
-        (ErrorBody,), ref_template="#/components/schemas/{name}"
-    )
     refusal = {"description": "The error says why.", "content": {JSON: {"schema": error}}}
     return {
         "openapi": "3.1.0",
@@ -44,7 +48,9 @@ def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool)
     }
 
 
-def _operation(route: ApiRoute, names: Sequence[str], *, needs_key: bool) -> dict[str, Any]:
+def _operation(
+    route: ApiRoute, shapes: Sequence[Any], names: Sequence[str], *, needs_key: bool
+) -> dict[str, Any]:
     path = [(name, "path", {"type": "string"}) for name in route.param_convertors]
     query = [(name, "query", dict(schema)) for name, schema in route.query.items()]
     told: dict[str, Any] = {
@@ -53,7 +59,7 @@ def _operation(route: ApiRoute, names: Sequence[str], *, needs_key: bool) -> dic
             {"name": name, "in": place, "required": place == "path", "schema": schema}
             for name, place, schema in [*path, *query]
         ],
-        "responses": _responses(route, needs_key=needs_key),
+        "responses": _responses(route, shapes, needs_key=needs_key),
         "security": [{_KEY: []}] if needs_key else [],
     }
     if route.content:
@@ -65,11 +71,10 @@ def _operation(route: ApiRoute, names: Sequence[str], *, needs_key: bool) -> dic
     return told
 
 
-def _responses(route: ApiRoute, *, needs_key: bool) -> dict[str, Any]:
+def _responses(route: ApiRoute, shapes: Sequence[Any], *, needs_key: bool) -> dict[str, Any]:
     refusals = route.refusals | PROTOCOL_REFUSALS | {403} | ({401} if needs_key else set())
-    answers = {
-        kind: {"schema": {"type": "object"}} if kind == JSON else {} for kind in route.answers
-    }
+    shape = shapes[0] if len(shapes) == 1 else {"anyOf": [*shapes]}
+    answers = {kind: {"schema": shape} if kind == JSON else {} for kind in route.answers}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": answers}}
     for status in sorted(refusals):
         # A sign of life that fails is its status alone.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,10 +20,32 @@ from quire.server.links import LIFE, Linked
 from quire.server.page import page
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
-from quire.server.services import Services, key_of
+from quire.server.services import Lane, Services, State, key_of
 
 # What a report holds came from clients and a model: it is shown apart from the page's origin.
 _APART = "sandbox allow-scripts allow-popups allow-downloads"
+
+
+class LaneRows(TypedDict):
+    running: int
+    waiting: int
+
+
+class EngineStatus(TypedDict):
+    version: str
+    model: str
+    state: State
+    lanes: dict[Lane, LaneRows]
+    kv_use: float
+    prompt_tokens: int
+    output_tokens: int
+    first_token_seconds: float | None
+    restarts: int
+
+
+class Link(TypedDict):
+    url: str
+    expires_in: int
 
 
 class PageRoutes:
@@ -35,9 +58,9 @@ class PageRoutes:
         kinds = (BYTES, "text/html")
         return [
             ApiRoute("GET", "/", self.shown, answers=("text/html",)),
-            ApiRoute("GET", "/quire/status", self.status),
-            ApiRoute("POST", "/v1/files/{file_id}/link", self.link, refusals=[404]),
-            ApiRoute("POST", report, self.report, refusals=[400, 404]),
+            ApiRoute("GET", "/quire/status", self.status, shape=EngineStatus),
+            ApiRoute("POST", "/v1/files/{file_id}/link", self.link, refusals=[404], shape=Link),
+            ApiRoute("POST", report, self.report, refusals=[400, 404], shape=Link),
             ApiRoute("GET", "/download/{token}", self.followed, refusals=[404], answers=kinds),
         ]
 
@@ -48,22 +71,21 @@ class PageRoutes:
     async def status(self, request: Request) -> Response:
         """How the engine is doing: nothing that is one key's."""
         stats = self._services.engine.stats()
-        return json_response(
-            {
-                "version": __version__,
-                "model": self._services.settings.names[0],
-                "state": stats.state,
-                "lanes": {
-                    "interactive": {"running": stats.running, "waiting": stats.waiting},
-                    "batch": {"running": stats.running_batch, "waiting": stats.waiting_batch},
-                },
-                "kv_use": stats.kv_use,
-                "prompt_tokens": stats.prompt_tokens + stats.unfinished_prompt_tokens,
-                "output_tokens": stats.output_tokens + stats.unfinished_output_tokens,
-                "first_token_seconds": stats.first_token_seconds,
-                "restarts": stats.restarts,
-            }
-        )
+        told: EngineStatus = {
+            "version": __version__,
+            "model": self._services.settings.names[0],
+            "state": stats.state,
+            "lanes": {
+                "interactive": {"running": stats.running, "waiting": stats.waiting},
+                "batch": {"running": stats.running_batch, "waiting": stats.waiting_batch},
+            },
+            "kv_use": stats.kv_use,
+            "prompt_tokens": stats.prompt_tokens + stats.unfinished_prompt_tokens,
+            "output_tokens": stats.output_tokens + stats.unfinished_output_tokens,
+            "first_token_seconds": stats.first_token_seconds,
+            "restarts": stats.restarts,
+        }
+        return json_response(told)
 
     async def link(self, request: Request) -> Response:
         file = await self._service.database.read(
@@ -90,7 +112,8 @@ class PageRoutes:
 
     def _linked(self, found: Linked) -> Response:
         token = self._service.links.make(found)
-        return json_response({"url": f"/download/{token}", "expires_in": int(LIFE)})
+        told: Link = {"url": f"/download/{token}", "expires_in": int(LIFE)}
+        return json_response(told)
 
     async def followed(self, request: Request) -> Response:
         found = self._service.links.take(request.path_params["token"])

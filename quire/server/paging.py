@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from quire.openai_api.errors import bad, not_found
 from quire.params.rules import show
@@ -78,7 +78,22 @@ def select_page(
     return rows[: page.limit], len(rows) > page.limit
 
 
-def list_object(items: Sequence[dict[str, Any]], has_more: bool) -> dict[str, Any]:
+class Identified(TypedDict):
+    id: str
+
+
+Item = TypeVar("Item", bound=Identified)
+
+
+class ListObject(TypedDict, Generic[Item]):
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def list_object(items: Sequence[Item], has_more: bool) -> ListObject[Item]:
     return {
         "object": "list",
         "data": list(items),

@@ -19,7 +19,8 @@ EVENTS = "text/event-stream"
 
 class ApiRoute(Route):
     """One method of one path. `form` is the schema of a form, where the body is none of JSON;
-    `answers` are the kinds of content that a 200 may have."""
+    `answers` are the kinds of content that a 200 may have, `shape` is the type of one of JSON;
+    several where it may be any of them."""
 
     def __init__(
         self,
@@ -32,11 +33,13 @@ class ApiRoute(Route):
         query: Mapping[str, Mapping[str, Any]] | None = None,
         refusals: Iterable[int] = (),
         answers: tuple[str, ...] = (JSON,),
+        shape: Any = (),
         needs_model: bool = False,
     ) -> None:
         super().__init__(path, endpoint, methods=[method])
         self.method, self.refusals, self.answers = method, frozenset(refusals), answers
         self.query, self.needs_model = query or {}, needs_model
+        self.shapes: tuple[Any, ...] = shape if isinstance(shape, tuple) else (shape,)
         self.content: dict[str, Mapping[str, Any]] = {}
         if body is not None:
             self.content[JSON] = body_schema(body)

@@ -17,6 +17,7 @@ from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import CALL_REFUSALS, Services
+from quire.server.wire import Detokenized, Tokenized, TokenizerInfo
 
 MOST_TOKENS = 1 << 20
 _CHAT_OPTIONS = ("tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
@@ -63,9 +64,16 @@ def routes(services: Services) -> list[ApiRoute]:
         return Response(services.engine.metrics_text(), media_type=CONTENT_TYPE)
 
     return [
-        ApiRoute("POST", "/tokenize", tokenize, body=_TOKENIZE, refusals=_REFUSALS),
-        ApiRoute("POST", "/detokenize", detokenize, body=_DETOKENIZE, refusals=_REFUSALS),
-        ApiRoute("GET", "/tokenizer_info", info, refusals=CALL_REFUSALS),
+        ApiRoute(
+            *("POST", "/tokenize", tokenize), body=_TOKENIZE, refusals=_REFUSALS, shape=Tokenized
+        ),
+        ApiRoute(
+            *("POST", "/detokenize", detokenize),
+            body=_DETOKENIZE,
+            refusals=_REFUSALS,
+            shape=Detokenized,
+        ),
+        ApiRoute("GET", "/tokenizer_info", info, refusals=CALL_REFUSALS, shape=TokenizerInfo),
         ApiRoute("GET", "/metrics", metrics, answers=("text/plain",)),
     ]
 

@@ -26,7 +26,7 @@ from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import key_of
 from quire.server.storage import Storage, write_all
-from quire.server.uploads import Part, Upload
+from quire.server.uploads import Part, PartObject, Upload, UploadObject
 
 _NEW = plain_body(
     [
@@ -53,10 +53,26 @@ class UploadRoutes:
         write = JSON_REFUSALS | WRITE_REFUSALS
         new, end = write | {429}, write | {404}
         return [
-            ApiRoute("POST", "/v1/uploads", self.begun, body=_NEW, refusals=new),
-            ApiRoute("POST", f"{one}/parts", self.added, form=part, refusals=FORM_REFUSALS | {404}),
-            ApiRoute("POST", f"{one}/complete", self.completed, body=_WHOLE, refusals=end),
-            ApiRoute("POST", f"{one}/cancel", self.cancelled, refusals=WRITE_REFUSALS | {400, 404}),
+            ApiRoute(
+                *("POST", "/v1/uploads", self.begun), body=_NEW, refusals=new, shape=UploadObject
+            ),
+            ApiRoute(
+                *("POST", f"{one}/parts", self.added),
+                form=part,
+                refusals=FORM_REFUSALS | {404},
+                shape=PartObject,
+            ),
+            ApiRoute(
+                *("POST", f"{one}/complete", self.completed),
+                body=_WHOLE,
+                refusals=end,
+                shape=UploadObject,
+            ),
+            ApiRoute(
+                *("POST", f"{one}/cancel", self.cancelled),
+                refusals=WRITE_REFUSALS | {400, 404},
+                shape=UploadObject,
+            ),
         ]
 
     async def begun(self, request: Request) -> Response:
@@ -121,7 +137,7 @@ class UploadRoutes:
             await asyncio.to_thread(storage.remove_file, name)
             raise
         await self._remove(gone)
-        done = {**upload.as_object(file.as_object()), "status": "completed"}
+        done: UploadObject = {**upload.as_object(file.as_object()), "status": "completed"}
         return json_response(done)
 
     async def cancelled(self, request: Request) -> Response:
@@ -130,7 +146,8 @@ class UploadRoutes:
             lambda connection: uploads.end(connection, upload, "cancelled")
         )
         await self._remove(gone)
-        return json_response({**upload.as_object(), "status": "cancelled"})
+        ended: UploadObject = {**upload.as_object(), "status": "cancelled"}
+        return json_response(ended)
 
     async def _pending(self, request: Request) -> Upload:
         return await self._service.database.read(

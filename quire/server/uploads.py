@@ -9,14 +9,34 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, bad, not_found
+from quire.server.files import FileObject
 from quire.server.ids import PART, UPLOAD, is_id, new_id
 
 LIFE = 3600  # seconds until an upload that was not completed is given up
 MOST_PARTS, LARGEST_PART = 1000, 64 << 20
 MOST_PENDING = 100  # uploads of one key
+
+
+class UploadObject(TypedDict):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str
+    file: FileObject | None
+
+
+class PartObject(TypedDict):
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    upload_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +55,7 @@ class Upload:
     created_at: int
     expires_at: int
 
-    def as_object(self, file: dict[str, Any] | None = None) -> dict[str, Any]:
+    def as_object(self, file: FileObject | None = None) -> UploadObject:
         return {
             "id": self.id,
             "object": "upload",
@@ -116,7 +136,7 @@ def find_pending(connection: sqlite3.Connection, key_id: str, upload_id: object)
 
 def add_part(
     connection: sqlite3.Connection, key_id: str, upload_id: str, storage: str, size: int
-) -> dict[str, Any]:
+) -> PartObject:
     upload = find_pending(connection, key_id, upload_id)
     [num, total] = connection.execute(
         "SELECT count(*), coalesce(sum(bytes), 0) FROM upload_parts WHERE upload_id = ?",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -22,6 +22,27 @@ class Message:
     param: str | None = None
     value: Any = None
     facts: dict[str, Any] = field(default_factory=dict)  # of ready and metrics
+
+
+class Tokenized(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(TypedDict):
+    prompt: str
+
+
+class TokenizerInfo(TypedDict):
+    """Each special token is there under its own name, too."""
+
+    vocab_size: int
+    max_model_len: int
+    special_tokens: dict[str, Any]
+    eos_token_ids: list[int]
+    chat_template: str | None
 
 
 decode = msgspec.json.Decoder(Message).decode

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 import quire
 from docs.render_server import PAGE
-from quire.openai_api.fields import CHAT, SCORE, TABLE
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, SCORE, TABLE
 from quire.server.serve import Serving
-from tests.server.serving import client, serving
+from tests.server.serving import chat, client, serving
 
 SOURCES = [
     path
@@ -89,6 +90,35 @@ def test_refusals_have_the_shape_that_is_described(
     error = told["components"]["schemas"]["Refusal"]
     assert http.get("/v1/files/x").json()["error"].keys() == error["properties"].keys()
     assert set(error["required"]) == error["properties"].keys()
+
+
+def test_answers_have_the_shapes_that_are_described(
+    http: httpx.Client, told: dict[str, Any]
+) -> None:
+    prompt = {"model": "fake", "prompt": "hello", "max_tokens": 3}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    asks: list[tuple[str, str, Any]] = [
+        *(("get", path, None) for path in told["paths"] if "{" not in path),
+        ("post", CHAT, chat(return_token_ids=True, n=2, max_tokens=3)),
+        ("post", CHAT, chat(tools=[tool], tool_choice="auto")),
+        ("post", COMPLETIONS, {**prompt, "echo": True, "return_token_ids": True}),
+        ("post", RESPONSES, {"model": "fake", "input": "hello"}),
+        ("post", "/tokenize", {"prompt": "hello", "return_token_strs": True}),
+        ("post", "/detokenize", {"tokens": [5]}),
+    ]
+    shown = set()
+    for method, path, asked in asks:
+        described = told["paths"][path].get(method)
+        if described is None or "application/json" not in described["responses"]["200"]["content"]:
+            continue
+        answer = http.request(method, path, json=asked)
+        assert answer.status_code == 200, (path, answer.text)
+        schema = described["responses"]["200"]["content"]["application/json"]["schema"]
+        rules = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
+        rules.validate(answer.json())
+        assert path == "/openapi.json" or not rules.is_valid({}), f"{path}: no key is required"
+        shown.add(path)
+    assert {CHAT, COMPLETIONS, RESPONSES, "/tokenize", "/v1/files", "/v1/models"} <= shown
 
 
 def test_every_status_that_is_raised_is_described(told: dict[str, Any]) -> None:

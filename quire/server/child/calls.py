@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported
 from quire.replicas.wire import Message
 from quire.server.child.preparing import Preparing
+from quire.server.wire import Detokenized, Tokenized, TokenizerInfo
 
 if TYPE_CHECKING:
     from quire.session.session import Session
@@ -18,22 +20,23 @@ class Calls:
     def __init__(self, session: Session, preparing: Preparing) -> None:
         self._session, self._preparing = session, preparing
 
-    def answer(self, message: Message) -> dict[str, Any]:
+    def answer(self, message: Message) -> Mapping[str, Any]:
         if message["what"] == "tokenize":
             return self._tokenize(message["row"], strings=message["strings"])
         if message["what"] == "detokenize":
             return self._detokenize(message["tokens"])
         tokenizer = self._preparing.tokenizer
-        return {
+        told: TokenizerInfo = {
             "vocab_size": self._session.model.spec.vocab_size,
             "max_model_len": self._session.model.config.max_model_len,
             "special_tokens": tokenizer.special_tokens,
-            **tokenizer.special_tokens,  # as in tokenizer_config.json; lm-eval looks for eos_token
             "eos_token_ids": list(tokenizer.eos_ids),
             "chat_template": tokenizer.chat_template,
         }
+        # As in tokenizer_config.json; lm-eval looks for eos_token.
+        return {**tokenizer.special_tokens, **told}
 
-    def _tokenize(self, row: Message, *, strings: bool) -> dict[str, Any]:
+    def _tokenize(self, row: Message, *, strings: bool) -> Tokenized:
         prompt = self._preparing.prompt_of(row)
         if "multi_modal_data" in prompt:
             raise NotSupported(
@@ -48,7 +51,7 @@ class Calls:
             "token_strs": [tokenizer.token_text(token) for token in ids] if strings else None,
         }
 
-    def _detokenize(self, tokens: list[int]) -> dict[str, Any]:
+    def _detokenize(self, tokens: list[int]) -> Detokenized:
         vocabulary = self._session.model.spec.vocab_size
         for token in tokens:
             if not 0 <= token < vocabulary:
