@@ -15,6 +15,7 @@ from quire.openai_api.bodies import (
     call_id,
     chat_score,
     finish_reason,
+    first_text,
     text_scores,
     usage,
 )
@@ -34,6 +35,7 @@ class Stream:
         self._head: Chunk = {"id": id, "object": kind, "created": created, "model": model}
         self._last: dict[int, Output] = {}  # what came last for each row
         self._choices: dict[int, _Choice] = {}
+        self._told_prompt = False
         self._over: set[int] = set()  # choices that were shown to their end
 
     def opening(self) -> Iterator[Chunk]:
@@ -56,7 +58,14 @@ class Stream:
                 kind = _ChatChoice if self._asked.is_chat else _TextChoice
                 choice = self._choices[index] = kind(self._asked, index, output, self._head["id"])
             for made in choice.feed(answer):
-                yield self._chunk(made)
+                yield {**self._chunk(made), **self._prompt_ids(output)}
+
+    def _prompt_ids(self, output: Output) -> Chunk:
+        """Of a chat, once: they come with the first chunk that is not an opening."""
+        if not (self._asked.token_ids and self._asked.is_chat) or self._told_prompt:
+            return {}
+        self._told_prompt = True
+        return {"prompt_token_ids": list(output.prompt_token_ids or ())}
 
     def closing(self) -> Iterator[Chunk]:
         """After the last output: what was read and written, where that was asked for."""
@@ -90,27 +99,32 @@ class _TextChoice(_Choice):
         super().__init__(asked, index, first, body_id)
         self._offset = 0
         self._echo = first if asked.echo else None
+        self._prompt_ids = first.prompt_token_ids
 
     def feed(self, answer: Answer) -> Iterator[Chunk]:
-        asked, text = self._asked, "" if self._asked.only_echo else answer.text
+        asked, text, first = self._asked, "" if self._asked.only_echo else answer.text, ""
         scores: list[TokenScore | None] = [] if asked.only_echo else list(answer.logprobs or ())
         if self._echo is not None:
-            text = (self._echo.prompt or "") + text
+            text, first = (self._echo.prompt or "") + text, first_text(self._echo)
             scores = [*(self._echo.prompt_logprobs or ()), *scores]
         is_over = answer.finish_reason is not None
         if not (text or scores or is_over):
             return
         self._echo = None
+        told = text_scores(scores, offset=self._offset, first_text=first)
         choice: Chunk = {
             "index": self._index,
             "text": text,
-            "logprobs": text_scores(scores, offset=self._offset) if asked.logprobs else None,
+            "logprobs": told if asked.logprobs else None,
             "finish_reason": finish_reason(answer, ()) if is_over else None,
         }
         if is_over:
             choice["stop_reason"] = answer.stop_reason
         if asked.token_ids:
             choice["token_ids"] = list(answer.token_ids)
+            if self._prompt_ids is not None:
+                choice["prompt_token_ids"] = list(self._prompt_ids)
+                self._prompt_ids = None
         self._offset += len(text)
         yield choice
 

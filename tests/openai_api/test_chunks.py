@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from quire.openai_api.asks import read_body
+from quire.openai_api.bodies import response_body
 from quire.openai_api.chunks import Stream
 from quire.openai_api.fields import CHAT, COMPLETIONS
-from quire.openai_api.outputs import Answer, Output
+from quire.openai_api.outputs import Answer, Output, TokenScore
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '[{"name": "f", "arguments": {}}]'
@@ -44,3 +45,34 @@ def test_an_answer_that_ended_before_the_others_is_shown_once(
         assert len(ends) == 1 and own[-1]["finish_reason"]
         calls = [call for c in own for call in c.get("delta", {}).get("tool_calls", ())]
         assert len(calls) == (1 if more else 0)
+
+
+def test_the_scores_of_an_echo_are_those_of_the_whole_answer() -> None:
+    """The prompt's first token has a text and a place, though nothing predicts it."""
+    body = {"prompt": "Hi you", "echo": True, "logprobs": 1}
+    told = (None, TokenScore(8, " you", -1.0))
+    scores = (TokenScore(9, "!", -2.0),)
+    answer = Answer(0, "!", (9,), "stop", logprobs=scores)
+    output = Output((answer,), True, prompt="Hi you", prompt_logprobs=told)
+    about: Any = {"id": "x", "created": 0, "model": "m"}
+    whole: Any = response_body(read_body(COMPLETIONS, body), [output], **about)
+    stream = Stream(read_body(COMPLETIONS, {**body, "stream": True}), **about)
+    [chunk] = stream.feed(0, output)
+    assert chunk["choices"][0]["logprobs"] == whole["choices"][0]["logprobs"]
+    assert chunk["choices"][0]["logprobs"]["tokens"] == ["Hi", " you", "!"]
+    assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 2, 6]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_the_ids_of_the_prompt_come_once_for_each_that_has_one(path: str) -> None:
+    asked = read_body(path, {**BODIES[path], "return_token_ids": True, "n": 2, "stream": True})
+    stream = Stream(asked, id="x", created=0, model="m")
+    both = tuple(Answer(i, "a", (7,)) for i in range(2))
+    last = tuple(Answer(i, "b", (8,), "stop") for i in range(2))
+    outputs = [
+        Output(answers, answers is last, prompt_token_ids=(5, 6)) for answers in (both, last)
+    ]
+    chunks = [chunk for output in outputs for chunk in stream.feed(0, output)]
+    holders = chunks if path == CHAT else [chunk["choices"][0] for chunk in chunks]
+    told = [one["prompt_token_ids"] for one in holders if "prompt_token_ids" in one]
+    assert told == [[5, 6]] * (1 if path == CHAT else 2)
