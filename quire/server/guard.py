@@ -63,9 +63,10 @@ class Guard:
         """The id of the caller's key; raises ApiError for whoever may not enter."""
         path = scope["path"]
         if scope["type"] != "http" or not _is_plain(path):
-            raise not_found("there is nothing at this path")
+            hint = ": none here ends with a slash" if path.endswith("/") else ""
+            raise not_found(f"there is nothing at this path{hint}")
         headers = _first_of_each(scope["headers"])
-        self._check_names(headers)
+        self._check_names(headers, scope["http_version"])
         if not self._keys or is_open(path):
             return LOCAL
         found = self._keys.id_of(_shown_key(headers))
@@ -79,10 +80,12 @@ class Guard:
             )
         return found
 
-    def _check_names(self, headers: dict[str, str]) -> None:
+    def _check_names(self, headers: dict[str, str], version: str) -> None:
         host = headers.get("host", "")
         name = _host_name(host)
-        if name not in self._hosts and not _is_address(name):
+        # HTTP/1.0 may do without, as checks of proxies do; no browser does.
+        is_without = "host" not in headers and version == "1.0"
+        if not is_without and name not in self._hosts and not _is_address(name):
             raise _foreign("Host", "--allowed-host")
         origin = headers.get("origin")
         own = {f"http://{host}".lower(), f"https://{host}".lower()}

@@ -119,6 +119,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = _AnswerTransport(self, cycle)
+        if self.parser.get_http_version() == "1.0":
+            _without_chunks(cycle)
         # An answer that begins before the whole request is there is the connection's last.
         self._stays_open, cycle.keep_alive = cycle.keep_alive, False
 
@@ -198,6 +200,22 @@ def _not_ours(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str:
     ):
         return "the request line names another host than the header Host; a path is enough"
     return ""
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> None:
+    """Have it answer HTTP/1.0, which knows no chunks: a body of unknown length ends with the
+    connection, and uvicorn is told the length of each piece in place of the whole."""
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+                cycle.chunked_encoding = cycle.keep_alive = False
+        elif cycle.response_started and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 class _AnswerTransport(asyncio.Transport):

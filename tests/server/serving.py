@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from quire.server.serve import Serving
 from quire.server.services import Settings
 
 KEY, OTHER_KEY = "sk-test-0123456789abcdef", "sk-other-0123456789abcdef"
+HEAD = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\n"
 
 
 @contextmanager
@@ -75,3 +77,17 @@ def until(done: Any, seconds: float = 20.0) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"still not so after {seconds} s")
         time.sleep(0.04)  # mostly a request is made each time, of server and client alike
+
+
+def raw(
+    server: Serving, data: bytes, seconds: float = 10.0, *, until_closed: bool = False
+) -> bytes:
+    """What comes back for these bytes: the headers of an answer, or all until the end."""
+    with socket.create_connection(server.socket.getsockname(), timeout=seconds) as made:
+        made.sendall(data)
+        came = b""
+        while part := made.recv(1 << 16):
+            came += part
+            if b"\r\n\r\n" in came and not until_closed:
+                break
+        return came

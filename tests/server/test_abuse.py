@@ -16,11 +16,10 @@ from quire.openai_api.errors import ApiError
 from quire.server import limits
 from quire.server.reading import parse_json
 from quire.server.serve import Serving
-from tests.server.serving import KEY, chat, client, serving, until
+from tests.server.serving import HEAD, KEY, chat, client, raw, serving, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
-HEAD = f"Host: localhost\r\nAuthorization: Bearer {KEY}\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +40,6 @@ def still_answers(server: Serving) -> Iterator[None]:
     yield
     with client(server) as made:
         assert made.post(CHAT, json=chat(max_tokens=1)).status_code == 200
-
-
-def raw(
-    server: Serving, data: bytes, seconds: float = 10.0, *, until_closed: bool = False
-) -> bytes:
-    """What comes back for these bytes: the headers of an answer, or all until the end."""
-    with socket.create_connection(server.socket.getsockname(), timeout=seconds) as made:
-        made.sendall(data)
-        came = b""
-        while part := made.recv(1 << 16):
-            came += part
-            if b"\r\n\r\n" in came and not until_closed:
-                break
-        return came
 
 
 def refused(response: httpx.Response, status: int, code: str | None = None) -> dict[str, Any]:
@@ -110,6 +95,8 @@ def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -
     [
         ("/api/chat", "not Ollama"),
         ("/v1/responses/resp_1", "not stored"),
+        ("/v1/responses/input_tokens", "POST /tokenize"),
+        ("/v1/chat/completions/", "none here ends with a slash"),
         ("/v1/messages", "POST /v1/chat/completions"),
         ("/chat/completions", "it is /v1/chat/completions"),
         ("/v1/v1/models", "twice"),

@@ -17,7 +17,7 @@ from quire.openai_api.outputs import TokenScore
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.server.child.outputs import Place
 from quire.server.serve import Serving
-from tests.server.serving import KEY, chat, client, serving
+from tests.server.serving import HEAD, KEY, chat, client, raw, serving
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 
@@ -215,3 +215,21 @@ def test_a_prompt_given_up_half_read_has_the_scores_that_are_there() -> None:
     told = RequestOutput("1", "a b c", [4, 5, 6], scores, [answer], True)
     made = Place(1, num_prompt_top=1).output(told)
     assert made.prompt_logprobs == (None, TokenScore(5, "b", -1.0, ((5, "b", -1.0),)))
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD.partition("\r\n")[2]], ids=["host", "no host"])
+def test_http_of_old_is_answered_without_chunks(server: Serving, head: str) -> None:
+    """Checks of proxies come so, and without a Host, which no browser leaves out."""
+    asked = f"POST {TEXT} HTTP/1.0\r\n{head}Content-Type: application/json\r\n"
+    for more in (b"", b', "stream": true'):
+        body = b'{"model": "fake", "prompt": "x", "max_tokens": 1%s}' % more
+        came = raw(
+            server,
+            asked.encode() + b"Content-Length: %d\r\n\r\n%s" % (len(body), body),
+            until_closed=True,
+        )
+        told, _, answer = came.partition(b"\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200 ") and b"chunked" not in told
+        assert answer.endswith(b"data: [DONE]\n\n" if more else b"}")
+        assert answer.startswith(b"data: {" if more else b"{")
+    assert raw(server, b"GET /health HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 403 ")
