@@ -381,6 +381,15 @@ def test_engine_args_read_a_command_line() -> None:
     line = ["--model", "m", "--max-model-len", "64", "--enforce-eager", "--dtype", "half"]
     args = EngineArgs.from_cli_args(parser.parse_args(line))
     assert args.parsed() == Options(max_model_len=64, dtype="float16", enforce_eager=True)
+    for words, meant in [
+        (["--enable-prefix-caching"], True),
+        (["--no-enable-prefix-caching"], False),
+        (["--enable-prefix-caching", "false"], False),
+        (["--enable-prefix-caching", "--seed", "1"], True),
+        ([], None),
+    ]:
+        read = parser.parse_args(["--model", "m", "--no-enable-chunked-prefill", *words])
+        assert read.enable_prefix_caching is meant and read.enable_chunked_prefill is False
     with pytest.raises(InvalidOption, match="--model"):
         EngineArgs.from_cli_args(argparse.Namespace(seed=1))
     with pytest.raises(InvalidOption, match="--model"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from argparse import ArgumentParser, BooleanOptionalAction
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import InvalidOption
@@ -53,12 +53,18 @@ class _EngineArgs:
 
     @staticmethod
     def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
-        """Adds --model and a flag for every option: --max-model-len 4096, --no-enforce-eager."""
+        """Adds --model and a flag for every option: --max-model-len 4096, --no-enforce-eager,
+        --enable-prefix-caching (or with true or false behind it)."""
         parser.add_argument("--model", default=None)
         for name, option in OPTIONS.items():
             flag = "--" + name.replace("_", "-")
             if isinstance(option.default, bool):
                 parser.add_argument(flag, action=BooleanOptionalAction, default=option.default)
+            elif option.is_flag:  # of three: unset is what quire chooses
+                parser.add_argument(flag, nargs="?", const=True, type=_value, default=None)
+                parser.add_argument(
+                    f"--no-{flag[2:]}", dest=name, action="store_false", default=SUPPRESS
+                )
             else:
                 parser.add_argument(flag, type=_value, default=option.default)
         return parser

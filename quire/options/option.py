@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quire.options.checks import Check
+from quire.options.checks import Check, flag
 
 Kind = Literal["honoured", "moot", "refused"]
 
@@ -21,6 +21,12 @@ class Option:
     why: str
     check: Check | None = None
     harmless: tuple[Any, ...] = ()
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true, false or unset; one that nothing checks is known by its name."""
+        named = self.default is None and self.name.startswith(("enable_", "disable_"))
+        return isinstance(self.default, bool) or self.check is flag or (not self.check and named)
 
     def is_default(self, value: Any) -> bool:
         """Whether `value` asks for nothing: the default, None, or an empty container."""

@@ -58,7 +58,8 @@ class ScoreMethod:
                 raise NotSupported("lora_request for scores is not built: embed the texts with it.")
             if not pooling.spec.is_cross_encoder:
                 _refuse_template(chat_template)
-                task: Task = "embed" if "embed" in pooling.tasks else "token_embed"
+                by_token = "token_embed" in pooling.tasks and "embed" not in pooling.tasks
+                task: Task = "token_embed" if by_token else "embed"
                 return self._score_apart(
                     pooling.check(task), pairs, pooling_params, options, strict
                 )
