@@ -127,6 +127,15 @@ def native_kernels() -> None:
     library()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> Iterator[None]:
+    """Engines without a model, and commands over them, begin with their imports done."""
+    from tests.warm import warm_starts
+
+    with warm_starts():
+        yield
+
+
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """The random model of tests/tiny_llm.py; modules with another one name theirs the same."""

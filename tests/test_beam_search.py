@@ -134,7 +134,7 @@ def test_depth_chunks_and_cache_change_nothing(llm: LLM, tmp_path: Path) -> None
             assert tokens(other.beam_search([*PROMPTS, long_prompt], params)) == expected
 
 
-@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_rows", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_fewer_rows_than_beams_find_the_same(llm: LLM, tmp_path: Path, num_rows: int) -> None:
     searches = [
         BeamSearchParams(2, 5),

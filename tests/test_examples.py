@@ -30,10 +30,10 @@ EXPECTED = {
     "plan.py": ["1 group of 26 prompts", "KV blocks", "time"],
 }
 # Each loads the default model again. In the gate their calls are type-checked, and what they call
-# has tests of its own.
+# has tests of its own; what offline.py does the README does, too.
 WITH_LONG = {
     *("per_prompt_params.py", "streaming_results.py", "logits_processors.py", "beam_search.py"),
-    *("score_continuations.py", "scored_job.py", "plan.py"),
+    *("score_continuations.py", "scored_job.py", "plan.py", "offline.py", "tool_calls.py"),
 }
 HAVE_THEIR_OWN_TEST = {
     *("shared_prefix.py", "demo.py", "images.py", "charts.py"),

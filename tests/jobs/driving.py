@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.jobs.store.segments import lines, segments
+from tests.warm import is_warm_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -80,7 +81,8 @@ def children_of(pid: int) -> list[int]:
     """The engines of a supervisor."""
     found = Path(f"/proc/{pid}/task/{pid}/children")
     try:
-        return [int(word) for word in found.read_text().split()]
+        children = map(int, found.read_text().split())
+        return [child for child in children if not is_warm_parent(child)]
     except (FileNotFoundError, ProcessLookupError):
         return []
 
@@ -93,7 +95,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 180.0, step: float = 0.002) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 180.0, step: float = 0.01) -> bool:
     """Whether it came true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -46,7 +46,7 @@ def num_done(job_dir: Path) -> int:
 
 def test_four_workers_one_killed_and_one_asleep(tmp_path: Path, long_mode: bool) -> None:
     """The output is that of one job, and of each row there is one line."""
-    source = write_rows(tmp_path / "in.jsonl", 600)
+    source = write_rows(tmp_path / "in.jsonl", 600 if long_mode else 350)
     calm, rng = undisturbed(tmp_path, source), random.Random(2)
     for round in range(20 if long_mode else 1):
         output = tmp_path / f"out-{round}.jsonl"

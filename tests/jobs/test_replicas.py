@@ -31,12 +31,12 @@ from tests.jobs.test_supervisor import make_job
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("count", [*(pytest.param(n, marks=LONG) for n in (0, 1, 2)), 300])
+@pytest.mark.parametrize("count", [*(pytest.param(n, marks=LONG) for n in (0, 1, 2, 300)), 60])
 def test_three_replicas_write_the_bytes_of_one(tmp_path: Path, count: int) -> None:
     source = write_rows(tmp_path / "in.jsonl", count)
     calm = undisturbed(tmp_path, source)
     output = tmp_path / "out.jsonl"
-    done = run(run_command(source, output, *SAMPLED, "--replicas", 3))
+    done = run(run_command(source, output, *SAMPLED, "--replicas", 3, model="fake:rows=8"))
     assert done.returncode == 0, done.stderr
     assert output.read_bytes() == calm
 
@@ -44,12 +44,11 @@ def test_three_replicas_write_the_bytes_of_one(tmp_path: Path, count: int) -> No
 def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
     """One of them at a time, sometimes while it loads, and now and then all of them."""
     wanted, rng = 50 if long_mode else 6, random.Random(11)
-    source = write_rows(tmp_path / "in.jsonl", 12_000 if long_mode else 1800)
+    source = write_rows(tmp_path / "in.jsonl", 12_000 if long_mode else 450)
     calm = undisturbed(tmp_path, source)
     output, job_dir = tmp_path / "out.jsonl", tmp_path / "out.jsonl.quire"
-    arguments = run_command(
-        source, output, *SAMPLED, "--replicas", 3, model="fake:delay=0.008:rows=32"
-    )
+    model = f"fake:delay=0.008:rows={32 if long_mode else 8}"
+    arguments = run_command(source, output, *SAMPLED, "--replicas", 3, model=model)
     num_kills, rounds, seen = 0, 0, set[int]()
     with started(arguments) as process:
         while num_kills < wanted and process.poll() is None:
@@ -75,9 +74,10 @@ def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mod
 
 
 def test_killing_the_supervisor_of_replicas_leaves_no_engine(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "in.jsonl", 600)
+    source = write_rows(tmp_path / "in.jsonl", 150)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
-    arguments = run_command(source, output, *SAMPLED, "--replicas", 2, model="fake:delay=0.01")
+    model = "fake:delay=0.01:rows=16"
+    arguments = run_command(source, output, *SAMPLED, "--replicas", 2, model=model)
     with started(arguments) as process:
         assert wait_until(lambda: journal_bytes(tmp_path / "out.jsonl.quire") > 0)
         engines = children_of(process.pid)

@@ -52,11 +52,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
 
 def test_killing_the_engine_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
     wanted, rng = 100 if long_mode else 3, random.Random(3)
-    source = write_rows(tmp_path / "in.jsonl", 9000 if long_mode else 500)
+    source = write_rows(tmp_path / "in.jsonl", 9000 if long_mode else 200)
     calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
     assert run(run_command(source, calm)).returncode == 0
     job_dir, num_kills = tmp_path / "out.jsonl.quire", 0
-    arguments = run_command(source, output, model="fake:delay=0.004")
+    model = "fake:delay=0.004" if long_mode else "fake:delay=0.01:rows=16"
+    arguments = run_command(source, output, model=model)
     with started(arguments) as process:
         while num_kills < wanted and process.poll() is None:
             before = journal_bytes(job_dir)
@@ -150,10 +151,10 @@ def test_a_model_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "in.jsonl", 600)
+    source = write_rows(tmp_path / "in.jsonl", 160)
     calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
     assert run(run_command(source, calm)).returncode == 0
-    arguments = run_command(source, output, model="fake:delay=0.02")
+    arguments = run_command(source, output, model="fake:delay=0.02:rows=16")
     job_dir, codes = tmp_path / "out.jsonl.quire", []
     for number in (signal.SIGINT, signal.SIGTERM):
         before = journal_bytes(job_dir)
