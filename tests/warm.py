@@ -84,18 +84,21 @@ def _environment(asked: dict[str, Any]) -> dict[str, str]:
     return dict(os.environ if asked["env"] is None else asked["env"])
 
 
-def _words(asked: dict[str, Any]) -> list[str]:
+def _words(given: Any) -> list[str]:
     """Those behind `python -m`, or `python -P -m`; none for any other command."""
-    given = asked["args"]
     python, *words = map(str, given) if isinstance(given, (list, tuple)) and given else [""]
     if words[:1] == ["-P"]:
         words = words[1:]
     return words[1:] if python == sys.executable and words[:1] == ["-m"] else []
 
 
+def is_engine(command: Any) -> bool:
+    return _words(command)[:1] in [[module] for module in _ENGINE_OF]
+
+
 def _imports_of(asked: dict[str, Any]) -> _Imports | None:
     """What it would import, if it may begin warm."""
-    module, *words = _words(asked) or [""]
+    module, *words = _words(asked["args"]) or [""]
     if any(asked[name] is not None for name in ("preexec_fn", "gid", "gids", "uid")):
         return None
     if any(map(os.isatty, _files(asked))):
@@ -156,7 +159,7 @@ class _WarmParent:
 
     def fork(self, asked: dict[str, Any]) -> int:
         about = {
-            "words": _words(asked),
+            "words": _words(asked["args"]),
             "safe_path": "-P" in asked["args"],
             "environment": _environment(asked),
             "cwd": os.fspath(asked["cwd"] or os.getcwd()),
