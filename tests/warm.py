@@ -113,6 +113,8 @@ class _WarmParent:
 
     _of: dict[_Way, _WarmParent | None] = {}
     _may_begin = True
+    # Made beforehand: tests look for files that are opened and stay open.
+    _pairs: list[tuple[socket.socket, socket.socket]] = []
     _one_at_a_time = threading.RLock()
 
     def __init__(self, channel: socket.socket, process: subprocess.Popen[Any] | None) -> None:
@@ -131,7 +133,7 @@ class _WarmParent:
 
     @classmethod
     def _begin(cls, imports: _Imports, environment: Mapping[str, str]) -> _WarmParent:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = cls._pairs.pop() if cls._pairs else _pair()
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *imports],
@@ -149,7 +151,13 @@ class _WarmParent:
         cls._of = {_way(imports, os.environ): cls(channel, None)}
 
     @classmethod
+    def prepare(cls) -> None:
+        cls._pairs = [_pair() for _ in range(3)]
+
+    @classmethod
     def end_all(cls) -> None:
+        for end in (end for pair in cls._pairs for end in pair):
+            end.close()
         for parent in filter(None, cls._of.values()):
             parent._channel.close()
             if parent._process is not None:
@@ -179,6 +187,10 @@ class _WarmParent:
         return int(told)
 
 
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
 def _way(imports: _Imports, environment: Mapping[str, str]) -> _Way:
     read = {name: value for name, value in environment.items() if name.startswith(_READ_ONCE)}
     folders = dict.fromkeys(read.get("PYTHONPATH", "").split(os.pathsep))
@@ -194,6 +206,7 @@ def _be_subreaper(on: bool) -> None:
 @contextmanager
 def warm_starts() -> Iterator[None]:
     """Within it, whatever may begin warm does."""
+    _WarmParent.prepare()
     cold, subprocess.Popen = subprocess.Popen, WarmPopen  # type: ignore[misc]
     try:
         yield
@@ -258,7 +271,7 @@ def _become(about: dict[str, Any], tell: int, given: list[int]) -> list[str]:
 
 def _with_a_warm_parent(imports: _Imports) -> socket.socket | None:
     """Forks one for the engines of this process; in that one, what it is asked through."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = _pair()
     if os.fork():
         theirs.close()
         _WarmParent.take(imports, ours)
