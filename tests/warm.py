@@ -9,7 +9,9 @@ its engines. The first Python of each kind is started as ever, and so is one on 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import gc
 import inspect
 import json
 import os
@@ -289,12 +291,31 @@ def main() -> None:
     imports = tuple(sys.argv[2:])
     for module in imports:
         import_module(module)
+    gc.freeze()  # what looks for garbage would copy every page of it
     channel: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
     while channel is not None:
         module, *words = _become(*_wait_for_work(channel))
         channel = _with_a_warm_parent(imports) if module in _COMMANDS else None
     sys.argv = [module, *words]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    code: object = None
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ending:
+        code = ending.code
+    if not isinstance(code, int | None):
+        sys.exit(str(code))
+    _leave(code or 0)
+
+
+def _leave(code: int) -> None:
+    """As Python ends, but for taking all apart that was imported: half a second, with torch."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
