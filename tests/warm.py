@@ -46,7 +46,7 @@ _COMMANDS = {
     "tests.jobs.join_drive": _ENGINES,
     "quire": _MODELS,
 }
-_RANK = "quire.session.rank"
+_WITH_A_MODEL = ("quire.session.rank", "quire.replicas.child")
 # Python, or a library while it is imported, reads these once.
 _READ_ONCE = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "TRITON_", "CUDA_", "HF_", "LC_", "LANG")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def _imports_of(asked: dict[str, Any]) -> _Imports | None:
         return None
     if module in _ENGINE_OF:
         return _ENGINES if _ENGINE_OF[module] in words else _MODELS
-    return _MODELS if module == _RANK else _COMMANDS.get(module)
+    return _MODELS if module in _WITH_A_MODEL else _COMMANDS.get(module)
 
 
 class _WarmParent:
@@ -217,6 +217,11 @@ def warm_starts() -> Iterator[None]:
         _WarmParent.end_all()
 
 
+def name_of(module: str) -> str:
+    """What /proc/PID/comm says of a module that began warm: its last fifteen letters."""
+    return module[-15:]
+
+
 def is_warm_parent(pid: int) -> bool:
     """Whether this process is there to fork others."""
     return Path(f"/proc/{pid}/comm").read_text().strip() == _NAME
@@ -266,7 +271,7 @@ def _become(about: dict[str, Any], tell: int, given: list[int]) -> list[str]:
     os.environ.update(about["environment"])
     os.chdir(about["cwd"])
     sys.path[:1] = [] if about["safe_path"] else [about["cwd"]]
-    Path("/proc/self/comm").write_text("python")
+    Path("/proc/self/comm").write_text(name_of(about["words"][0]))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     return list(about["words"])
 

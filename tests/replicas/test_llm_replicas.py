@@ -17,16 +17,18 @@ from quire.errors import BatchError, InvalidOption, NotSupported
 from quire.sampling_params import BeamSearchParams, StructuredOutputsParams
 from tests.jobs.driving import children_of, is_alive, wait_until
 from tests.tiny_llm import tiny_llm
+from tests.warm import name_of
 
 PROMPTS = [f"Tell me about number {i} of the list, please" for i in range(24)]
 
 
 def replicas() -> set[int]:
     """Processes of replicas among our children; grammars have some, too."""
-    found = set[int]()
+    found, module = set[int](), "quire.replicas.child"
     for pid in children_of(os.getpid()):
         with suppress(OSError):
-            if b"quire.replicas.child" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if module in words or Path(f"/proc/{pid}/comm").read_text().strip() == name_of(module):
                 found.add(pid)
     return found
 
