@@ -277,7 +277,8 @@ def run_job(folder: Path, output: str, kill: bool) -> bytes:
     given = {"tensor_parallel_size": 2, "load_format": "dummy", "tokenizer": "smollm2"}
     given |= {"dtype": "float32", "max_num_seqs": 4, "kv_cache_memory_bytes": 8 << 20}
     options = [word for name, value in given.items() for word in ("--option", f"{name}={value}")]
-    command = [sys.executable, "-m", "quire", "run", str(rows), "-m", str(folder)]
+    # With a flag of Python's own it is not forked, and a rank is known by its command line.
+    command = [sys.executable, "-u", "-m", "quire", "run", str(rows), "-m", str(folder)]
     command += ["-p", "{{ text }}", "-o", str(folder / output), "--max-tokens", "40", *options]
     job = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert job.stderr is not None
