@@ -129,7 +129,7 @@ def native_kernels() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm() -> Iterator[None]:
-    """Engines without a model, and commands over them, begin with their imports done."""
+    """Engines that are started, and commands over them, begin with their imports done."""
     from tests.warm import warm_starts
 
     with warm_starts():

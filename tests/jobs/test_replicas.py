@@ -44,10 +44,10 @@ def test_three_replicas_write_the_bytes_of_one(tmp_path: Path, count: int) -> No
 def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mode: bool) -> None:
     """One of them at a time, sometimes while it loads, and now and then all of them."""
     wanted, rng = 50 if long_mode else 6, random.Random(11)
-    source = write_rows(tmp_path / "in.jsonl", 12_000 if long_mode else 450)
+    source = write_rows(tmp_path / "in.jsonl", 12_000 if long_mode else 900)
     calm = undisturbed(tmp_path, source)
     output, job_dir = tmp_path / "out.jsonl", tmp_path / "out.jsonl.quire"
-    model = f"fake:delay=0.008:rows={32 if long_mode else 8}"
+    model = "fake:delay=0.008:rows=32" if long_mode else "fake:delay=0.03:rows=8"
     arguments = run_command(source, output, *SAMPLED, "--replicas", 3, model=model)
     num_kills, rounds, seen = 0, 0, set[int]()
     with started(arguments) as process:
