@@ -177,6 +177,28 @@ def test_one_worker_has_a_chunk_and_a_silent_one_loses_it(
     assert json.loads((tmp_path / "claims/000000/002.1").read_text().strip('"w \n')) == 2
 
 
+def test_a_claim_has_its_name_when_its_content_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would else leave an empty file that names no worker, for good."""
+    synced, fsync, link = set[int](), os.fsync, os.link
+
+    def noted(number: int) -> None:
+        synced.add(os.fstat(number).st_ino)
+        fsync(number)
+
+    def linked(aside: Path, path: Path) -> None:
+        assert os.stat(aside).st_ino in synced and os.stat(aside).st_size
+        link(aside, path)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "link", linked)
+    claims = Claims(tmp_path, "a", 1, Workers(tmp_path))
+    assert claims.take() == 0
+    claims.finish(0, 7)
+    assert claims.counts() == {0: 7}
+
+
 def test_a_disk_without_exclusive_create_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,23 @@ def test_nothing_is_acknowledged_before_it_is_synced(tmp_path: Path) -> None:
         assert 1 not in journal.index
         journal.append(record(GROUP))
         assert all(row in journal.index for row in range(GROUP + 1))
+        journal.append(record(GROUP + 1))
+        now[0] += GROUP_SECONDS / 2
+        journal.append(record(GROUP + 2))
+        assert journal.seconds_left == GROUP_SECONDS / 2  # as long as the oldest has
+
+
+def test_every_replica_has_a_group_of_its_own(tmp_path: Path) -> None:
+    with opened(tmp_path, num_replicas=2) as journal:
+        for row in range(2 * GROUP - 1):
+            journal.append(record(row, failed=row == 3))
+        assert journal.index.counts() == (0, 0)
+        journal.append(record(2 * GROUP - 1))
+        assert journal.index.counts() == (2 * GROUP - 1, 1)
+    with opened(tmp_path) as journal:  # failures are there still, and stay
+        assert journal.index.failed(3)
+        journal.append(record(5, failed=True))
+    assert scan(tmp_path, first_epoch=1).index.failed(3)
 
 
 def test_a_success_wins_over_a_failure_and_the_later_one_over_the_earlier(tmp_path: Path) -> None:
@@ -292,7 +309,10 @@ def test_a_full_disk_still_takes_the_last_group(
 def test_an_error_says_from_which_row_on_results_are_uncertain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[int] = []
+
     def broken(file: int) -> None:
+        asked.append(file)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with pytest.raises(OSError, match="2 rows from 7 on"), opened(tmp_path) as journal:
@@ -300,6 +320,7 @@ def test_an_error_says_from_which_row_on_results_are_uncertain(
         journal.append(record(7))
         journal.append(record(8))
         journal.commit()
+    assert len(asked) == 1  # nothing more is written behind what may or may not be there
 
 
 def test_a_writer_whose_lock_was_taken_away_writes_nothing_more(tmp_path: Path) -> None:
@@ -353,3 +374,10 @@ def test_whatever_happens_the_acknowledged_rows_are_there(
             journal = Journal.open(job_dir, lock, first_epoch=1)
             assert {row for row in range(31) if row in journal.index} >= acknowledged
     lock.release()
+
+
+def test_a_lock_that_was_lost_begins_in_an_epoch_that_is_read(tmp_path: Path) -> None:
+    """A job that changed is of a later epoch than records that are not there any more."""
+    with opened(tmp_path, first_epoch=3) as journal:
+        journal.append(record(0, epoch=journal._lock.epoch))
+    assert scan(tmp_path, first_epoch=3).index.counts() == (1, 0)

@@ -188,7 +188,10 @@ class Claims:
         never seen without its owner."""
         make_directory(path.parent)
         aside = path.with_name(f".{path.name}.{self._worker}")
-        aside.write_bytes(data)
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut leaves the name of an empty file
         try:
             os.link(aside, path)
         except FileExistsError:

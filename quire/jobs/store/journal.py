@@ -87,6 +87,7 @@ class Journal:
     ) -> Journal:
         """Read what is there, cut what a kill left half written, and go on behind it."""
         found = scan(job_dir, first_epoch=first_epoch, older_from=reuse_from, retry=retry)
+        lock.raise_to(first_epoch)  # what is written in an earlier one would not be read again
         return cls(job_dir, lock, found, clock=clock, group=GROUP * num_replicas)
 
     def _opened(self, number: int, end: int) -> _Segment:
