@@ -105,6 +105,7 @@ def test_a_byte_at_a_time_ends_with_the_seconds(
     ("answer", "why"),
     [
         (HEAD + b"ima", "ended 2 bytes early"),
+        (HEAD.replace(b"5", b"101"), "more than 100 bytes"),  # refused before any of them
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\n\r\n", "redirects are not"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 101, "more than 100 bytes"),
         (b"garbage\r\n\r\n", "BadStatusLine"),

@@ -70,3 +70,16 @@ def test_windows_hold_few_large_media() -> None:
     assert held_bytes({"encoder_prompt": sound, "decoder_prompt": "x"}) == 80
     assert held_bytes({"multi_modal_data": {"image": picture(10, 20)}}) == 800
     assert held_bytes({"prompt_token_ids": [1, 2]}) == held_bytes([1, 2]) == 0
+
+
+def test_what_stands_in_chats_counts_as_what_stands_beside_prompts() -> None:
+    def held(*parts: Any) -> int:
+        return held_bytes([{"role": "system", "content": "x" * 999}, {"content": list(parts)}])
+
+    url = "data:image/png;base64," + "A" * 1000
+    assert 1000 < held({"type": "image_url", "image_url": {"url": url}}) < 1100
+    assert 1000 < held({"input_audio": {"data": "A" * 1000, "format": "wav"}}) < 1100
+    assert held({"type": "text", "text": "x" * 1000}) == 0
+    # Nobody knows yet how large it is: a window has some tens of them, not hundreds.
+    fetched = held({"type": "image_url", "image_url": "https://a.example/x.png"})
+    assert 16 <= MOST_HELD // fetched <= 64

@@ -88,11 +88,14 @@ def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> byte
         response = connection.getresponse()
         if response.status != 200:
             raise ValueError(f"the answer is {response.status}; redirects are not followed")
+        too_many = f"more than {most:,} bytes, all that its prompt has left"
+        if (response.length or 0) > most:  # by what it announces
+            raise ValueError(too_many)
         data = bytearray()
         while piece := response.read1(_PIECE):
             data += piece
             if len(data) > most:
-                raise ValueError(f"more than {most:,} bytes, all that its prompt has left")
+                raise ValueError(too_many)
         if response.length:  # of a length that was announced, what did not come
             raise ValueError(f"it ended {response.length:,} bytes early")
         return bytes(data)

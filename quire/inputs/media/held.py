@@ -9,6 +9,7 @@ from typing import Any
 
 MOST_HELD = 128 << 20  # bytes of media in a window
 _PIXEL = 4  # bytes that Pillow has for one
+_FETCHED = 4 << 20  # bytes of what is fetched, about: a large photograph
 
 
 def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
@@ -25,15 +26,27 @@ def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def held_bytes(prompt: Any) -> int:
-    """Of the media of a prompt, about; nothing of it is judged yet."""
+    """Of the media of a prompt or a conversation, about; nothing of it is judged yet."""
+    if isinstance(prompt, list | tuple):
+        is_tokens = bool(prompt) and isinstance(prompt[0], Number)
+        return 0 if is_tokens else sum(map(_of_message, prompt))
     if not isinstance(prompt, Mapping):
         return 0
     return _bytes_of(prompt.get("multi_modal_data")) + held_bytes(prompt.get("encoder_prompt"))
 
 
+def _of_message(message: Any) -> int:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = content if isinstance(content, list | tuple) else ()
+    media = [part for part in parts if isinstance(part, Mapping) and part.get("type") != "text"]
+    return sum(_bytes_of(value) for part in media for value in part.values())
+
+
 def _bytes_of(given: Any) -> int:
     if isinstance(given, bytes | bytearray | memoryview):
         return len(given)
+    if isinstance(given, str):  # a URL, or base64
+        return _FETCHED if given.lstrip()[:4].lower() == "http" else len(given)
     if isinstance(given, Mapping):
         return sum(map(_bytes_of, given.values()))
     if isinstance(given, list | tuple):
