@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
+_MEDIA = {"multi_modal_data", "encoder_prompt"}  # keys of a prompt that hold media
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
@@ -102,7 +103,7 @@ class RequestMaker:
         thoughts: ThoughtReader | None = None,
     ) -> None:
         self._tokenizer, self._media, self._suppressed = tokenizer, media, suppressed
-        self._processors = processors or _own_processors
+        self._processors = processors or (lambda params: tuple(params.logits_processors or ()))
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
         self._eos_ids = frozenset(int(i) for i in eos_ids)
@@ -137,7 +138,7 @@ class RequestMaker:
         encoding = read_tokenization(tokenization_kwargs)
         media: CallMedia | None = None
         if self._media is not None:
-            media = self._media.for_call(media_options or {}, sum(map(_has_media, prompts)))
+            media = self._media.for_call(media_options or {}, sum(map(has_media, prompts)))
         parsed = [
             given if isinstance(given, QuireError) else self._attempt(self._parse, given, media)
             for given in prompts
@@ -155,8 +156,20 @@ class RequestMaker:
             result = failed or self._attempt(
                 self._request, prompt, ids, params[i], meaning, encoding, number, priority, arrival
             )
-            made.append(result if result is prompts[i] else _at(result, first_index + i))
+            is_new = isinstance(result, QuireError) and result is not prompts[i]
+            made.append(_at(result, first_index + i) if is_new else result)
         return made
+
+    def look(self, given: Any) -> QuireError | None:
+        """See what a prompt's media are, on any thread, so that `make` waits for no decoder; what
+        is wrong with them."""
+        wrong = self._attempt(self._looked_at, given)
+        return _at(wrong, 0) if isinstance(wrong, QuireError) else None
+
+    def _looked_at(self, given: Any) -> None:
+        prompt = self._parsed(given)
+        if self._media is not None and prompt.media is not None:
+            self._media.looked_at(prompt.media)
 
     @staticmethod
     def _attempt(function: Any, *args: Any) -> Any:
@@ -168,10 +181,13 @@ class RequestMaker:
         except (InvalidRequest, NotSupported) as error:
             return error
 
-    def _parse(self, given: Any, call: CallMedia | None) -> ParsedPrompt:
+    def _parsed(self, given: Any) -> ParsedPrompt:
         media = self._media
         given = as_one_prompt(given) if media is not None and media.crossed else given
-        prompt = parse_prompt(given, self._vocab_size, with_media=media is not None)
+        return parse_prompt(given, self._vocab_size, with_media=media is not None)
+
+    def _parse(self, given: Any, call: CallMedia | None) -> ParsedPrompt:
+        media, prompt = self._media, self._parsed(given)
         if media is None or call is None:
             return prompt
         if prompt.media is None:
@@ -319,19 +335,15 @@ class RequestMaker:
         return kept_end(ids, keep, bos if from_text else None)
 
 
-def _has_media(given: Any) -> bool:
+def has_media(given: Any) -> bool:
     """As far as can be seen without reading it."""
     if isinstance(given, ChatText):
         return given.media is not None
-    return isinstance(given, dict) and "multi_modal_data" in given
+    return isinstance(given, dict) and not _MEDIA.isdisjoint(given)
 
 
-def _own_processors(params: SamplingParams) -> tuple[Callable[..., Any], ...]:
-    return tuple(params.logits_processors or ())
-
-
-def _at(result: Request | QuireError, index: int) -> Request | QuireError:
-    """An error that names the prompt it belongs to; a request as it is."""
-    if isinstance(result, InvalidRequest):
-        return result.at(index)
-    return NotSupported(f"prompt {index}: {result}") if isinstance(result, NotSupported) else result
+def _at(error: QuireError, index: int) -> QuireError:
+    """The error, naming the prompt it belongs to."""
+    if isinstance(error, InvalidRequest):
+        return error.at(index)
+    return NotSupported(f"prompt {index}: {error}") if isinstance(error, NotSupported) else error

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.base.boundary import for_row
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported, QuireError
+from quire.inputs.prompt import has_media
 from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
@@ -67,6 +69,7 @@ class _Reader:
         return output
 
 
+LOOKERS = 4  # prompts whose media are looked at together
 _REST = "An engine that serves many does not rest: shut it down, or use LLM."
 _LORA = "Pass lora_request to generate(); an adapter is loaded with the first that names it."
 
@@ -106,6 +109,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
         self._session = Session.open(model, parse_options(options))
         self._readers: dict[str, _Reader] = {}  # by request id, while a task reads
         self._num_unnamed = 0
+        self._lookers = ThreadPoolExecutor(LOOKERS, "quire-look-at-media")
         self._engine = EngineThread(self._session, _hand_over)
         # Also at the end of the program: no thread may compute while Python is taken down.
         self._end = weakref.finalize(self, self._engine.close)
@@ -144,9 +148,10 @@ class AsyncLLM(NotBuiltAsyncMethods):
                 value=params,
             )
         asked = Submission(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
-        reader = self._ask(self._new_id(request_id), asked)
+        reader = self._reader(self._new_id(request_id), asked)
         output = None
         try:
+            await self._ask(asked)
             while output is None or not output.finished:
                 output = await reader.next()
                 yield output
@@ -178,9 +183,10 @@ class AsyncLLM(NotBuiltAsyncMethods):
         [wanted] = pooling.asked(pooling_params, task, 1)
         params = pooling_params.checked_copy()
         asked = Submission(prompt, params, priority, tokenization_kwargs, lora_request=lora_request)
-        reader = self._ask(self._new_id(request_id), asked)
+        reader = self._reader(self._new_id(request_id), asked)
         output = None
         try:
+            await self._ask(asked)
             output = await reader.next()
             yield pooling.request_output(output, wanted)
         finally:
@@ -255,13 +261,20 @@ class AsyncLLM(NotBuiltAsyncMethods):
             )
         return request_id
 
-    def _ask(self, request_id: str, asked: Submission) -> _Reader:
+    def _reader(self, request_id: str, asked: Submission) -> _Reader:
         asked.request_id = request_id
-        reader = _Reader(asked)
-        asked.reader = reader
+        asked.reader = self._readers[request_id] = _Reader(asked)
+        return self._readers[request_id]
+
+    async def _ask(self, asked: Submission) -> None:
+        """Once its media were looked at, elsewhere than on the engine's thread: a header may take
+        its decoder minutes."""
+        if self._session.media.reader is not None and has_media(asked.prompt):
+            look = asyncio.get_running_loop().run_in_executor
+            wrong = await look(self._lookers, self._session.intake.look, asked.prompt)
+            if wrong is not None:
+                raise wrong
         self._engine.ask(asked)
-        self._readers[request_id] = reader
-        return reader
 
 
 def _hand_over(news: list[News]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from quire.errors import NotSupported
+from quire.errors import NotSupported, QuireError
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.chat import render_conversations
 from quire.inputs.media.held import windows
@@ -176,6 +176,11 @@ class Intake:
         )
         [made] = self._make([prompt], call, 0)
         return made
+
+    def look(self, prompt: Any) -> QuireError | None:
+        """See what the headers of a prompt's media say, before it is read where others wait for
+        that; what is wrong with them. Any thread may."""
+        return self._maker.look(prompt)
 
     def window(
         self,

@@ -3,6 +3,7 @@ nothing, and none is left behind."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, AsyncLLM, SamplingParams
 from quire.errors import EngineError, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media import children as here
 from quire.inputs.media.children import MediaChildren
@@ -24,6 +25,7 @@ from quire.inputs.media.samples import MOST_SECONDS, About, blocks
 from quire.inputs.media.videos import FileVideo
 from tests.media.abuse import GOOD, encoded
 from tests.media.hearing import EARS, HEARING, RATE, tone, wav
+from tests.media.test_llava import make
 from tests.media.test_videos import mp4
 from tests.media.tiny import save_tiny
 
@@ -53,6 +55,17 @@ class SoundFile(soundfile_itself.SoundFile):
             socket.create_connection(("127.0.0.1", 9))
         if asked == b"open":
             open("/etc/hostname")
+        if asked.startswith(b"say "):
+            says = {b"nothing": b"{", b"no object": b"[1]", b"objects": b'{"array": ["O", [1]]}'}
+            says[b"less"] = b'{"array": ["<f4", [-1]]}'
+            says[b"half"] = b'{"array": ["<f4"]}'
+            says[b"deep"] = b"[" * 100_000
+            says[b"endless"] = b"x" * (1 << 20)
+            says[b"pixels"] = b'{"array": ["|u1", [1]]}\\n1{"last": false}'
+            says[b"twice"] = b'{"found": {}}\\n{"found": {}}'
+            said = says[asked[4:]] + b"\\n"
+            socket.socket(fileno=0).sendall(said)
+            time.sleep(1000)
         if asked == b"secrets":
             raise ValueError(" ".join(sorted(os.environ)))
         super().__init__(handle, **options)
@@ -110,6 +123,17 @@ def test_what_a_decoder_does_costs_its_item(wild: MediaChildren, asked: bytes) -
     assert ENDS[asked] in str(caught.value)
     assert about(wav(tone(0.2)), wild).frames == 3200
     assert len(pids(wild)) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["nothing", "no object", "objects", "less", "half", "deep", "endless", "pixels", "twice"],
+)
+def test_what_a_decoder_says_is_not_believed(wild: MediaChildren, said: str) -> None:
+    """Whoever takes a decoder over may write anything, and costs the item that did so."""
+    with pytest.raises(InvalidPrompt, match="the sound made its decoder say what none says"):
+        about(f"say {said}".encode(), wild)
+    assert about(wav(tone(0.2)), wild).frames == 3200
 
 
 def test_time_that_passes_is_a_limit_too(wild: MediaChildren, monkeypatch: Any) -> None:
@@ -197,6 +221,45 @@ def test_headers_do_not_wait_for_what_is_decoded() -> None:
         assert about(wav(tone(0.2)), made).frames == 3200
         assert len(pids(made)) == 2
         assert sum(len(block) for block in stream) > 20 * RATE
+
+
+def test_a_header_that_takes_long_holds_no_other_prompt(tmp_path: Path, monkeypatch: Any) -> None:
+    looked, goes_on = threading.Event(), threading.Event()
+    real = MediaChildren.header
+
+    def slow(*given: Any, **about: Any) -> Any:
+        looked.set()
+        goes_on.wait(60)
+        return real(*given, **about)
+
+    monkeypatch.setattr(MediaChildren, "header", slow)
+    picture = {"image": encoded("PNG")}
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 16 << 20}
+
+    async def asked(llm: AsyncLLM, prompt: Any) -> int:
+        async for output in llm.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True)):
+            last = output
+        return len(last.outputs[0].token_ids)
+
+    async def ask_all(llm: AsyncLLM) -> None:
+        seeing = {"prompt": "See <image>", "multi_modal_data": picture}
+        waits = asyncio.create_task(asked(llm, seeing))
+        while not looked.is_set():
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(asked(llm, "Text"), 30) == 2
+        assert not waits.done()
+        goes_on.set()
+        assert await waits == 2
+        broken = {"prompt": "See <image>", "multi_modal_data": {"image": b"none"}}
+        with pytest.raises(InvalidPrompt, match="prompt 0: the image is in no format"):
+            await asked(llm, broken)
+        assert not llm._readers
+
+    with AsyncLLM(str(make(tmp_path).path), **options) as llm:
+        try:
+            asyncio.run(ask_all(llm))
+        finally:
+            goes_on.set()
 
 
 def test_a_killed_parent_leaves_no_process() -> None:

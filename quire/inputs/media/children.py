@@ -23,10 +23,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import islice
 from math import prod
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -41,10 +42,12 @@ HEADER = "about"  # the task that reads no further
 MOST_HEADERS = 1 << 16  # that are remembered, of a few hundred bytes each
 LEAST_SECONDS = 60.0  # of processor time, for one item
 PATIENCE = 4  # times the processor time may pass until an item is given up
-_MOST_ARRAY = 1 << 30  # bytes
+_MOST_ARRAY, _MOST_LINE = 1 << 30, 1 << 20  # bytes
 _START_SECONDS = 60.0
 _PROGRAM = f"{__package__}.child"
 _KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
+# What reading a line raises that child.py did not write: a decoder that was taken over may say so.
+_NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 
 
@@ -98,8 +101,10 @@ class MediaChildren:
 
     def one(self, decoder: str, task: str, data: bytes | Path, **about: Any) -> Any:
         """The only answer of a task that has one."""
-        [answer] = self.ask(decoder, task, data, **about)
-        return answer
+        answers = list(islice(self.ask(decoder, task, data, **about), 2))
+        if len(answers) != 1:
+            raise _taken_over(DECODERS[decoder].kind)
+        return answers[0]
 
     def close(self) -> None:
         """End them all, those at work too; more than once is fine."""
@@ -230,13 +235,12 @@ class _Child:
     def await_ready(self) -> None:
         """Once, before the first task."""
         self._socket.settimeout(_START_SECONDS)
-        ready = b""
-        with suppress(OSError):
-            ready = self._incoming.readline()
-        head = json.loads(ready) if ready.endswith(b"\n") else {}
+        head: dict[str, Any] = {}
+        with suppress(EOFError, OSError, *_NO_ANSWER):
+            head = self._head()
         self.is_idle = "last" in head
         if "missing" in head:
-            raise NotSupported(f"{DECODERS[self.decoder].missing} ({head['missing'][:200]})")
+            raise NotSupported(f"{DECODERS[self.decoder].missing} ({str(head['missing'])[:200]})")
         if not self.is_idle:
             program = f"{sys.executable} -m {_PROGRAM}"
             raise _not_started(self.decoder, f"see whether `{program}` runs")
@@ -255,23 +259,33 @@ class _Child:
                 left -= time.monotonic() - begun  # while it was waited for, not while it is used
                 if answer is None:
                     return
+                if not isinstance(answer, dict if task["task"] == HEADER else np.ndarray):
+                    raise TypeError
                 yield answer
         except TimeoutError:
-            raise bad_medium(
-                self.medium, f"was not decoded within {PATIENCE * seconds:g} s"
-            ) from None
+            why = f"was not decoded within {PATIENCE * seconds:g} s"
+            raise bad_medium(self.medium, why) from None
         except (EOFError, OSError):
             raise bad_medium(self.medium, self._cause(seconds)) from None
+        except QuireError:
+            raise
+        except _NO_ANSWER:
+            raise _taken_over(self.medium) from None
+
+    def _head(self) -> dict[str, Any]:
+        line = self._incoming.readline(_MOST_LINE)
+        if not line.endswith(b"\n"):
+            raise ValueError if len(line) == _MOST_LINE else EOFError
+        return dict(json.loads(line))
 
     def _next(self) -> Any:
         """An array, a dictionary, or None behind the last one."""
-        line = self._incoming.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        head: dict[str, Any] = json.loads(line)
+        head = self._head()
         if "array" in head:
-            dtype, shape = head["array"]
-            if np.dtype(dtype).itemsize * prod(shape) > _MOST_ARRAY:
+            dtype, shape = np.dtype(head["array"][0]), tuple(map(int, head["array"][1]))
+            if dtype.kind not in "uif" or min(shape, default=0) < 0:
+                raise ValueError
+            if dtype.itemsize * prod(shape) > _MOST_ARRAY:
                 raise bad_medium(self.medium, f"has more than {_MOST_ARRAY:,} bytes")
             made = np.empty(shape, dtype)
             if self._incoming.readinto(made.reshape(-1).view(np.uint8).data) != made.nbytes:
@@ -281,9 +295,9 @@ class _Child:
             return head["found"]
         self.is_idle = not head["last"]
         if "refused" in head:
-            raise InvalidPrompt(head["refused"], parameter="multi_modal_data")
+            raise InvalidPrompt(str(head["refused"]), parameter="multi_modal_data")
         if "missing" in head:
-            raise NotSupported(head["missing"])
+            raise NotSupported(str(head["missing"]))
         return None
 
     def _cause(self, seconds: float) -> str:
@@ -319,8 +333,11 @@ def _as_file(data: bytes | Path) -> BinaryIO:
         file = tempfile.TemporaryFile()  # noqa: SIM115
     file.write(data)
     file.seek(0)
-    opened: BinaryIO = file
-    return opened
+    return cast(BinaryIO, file)
+
+
+def _taken_over(medium: str) -> InvalidPrompt:
+    return bad_medium(medium, "made its decoder say what none says: it is made to do so")
 
 
 def _closed() -> EngineError:

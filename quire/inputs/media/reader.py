@@ -96,10 +96,13 @@ class MediaReader:
         return replace(given, data=data)
 
     def looked_at(self, given: GivenMedia) -> GivenMedia:
-        """The media of a chat with URLs read and every header looked at, so that reading the
-        prompt, which others wait for, waits for neither a network nor a decoder."""
+        """The media of a prompt with URLs read and every header looked at, so that reading the
+        prompt, which others wait for, waits for neither a network nor a decoder. Any thread may."""
+        check_kinds(given.data, self.rules)
         found = self.fetched(given)
-        for kind, several in found.data.items():
+        for kind in self.rules.keys() & found.data.keys():
+            value = found.data[kind]
+            several = [] if value is None else listed(kind, value, self._options)
             look = partial(self._source, kind, self.rules[kind])
             read_each(kind, several, None, self._options, look)
         return found
