@@ -27,7 +27,8 @@ from quire.weights.source import ModelFiles
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire.executor.shelf import Tower
+    from quire.models.towers.hearing import HearingTower
+    from quire.models.towers.tower import ModuleTower
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class ModelMedia:
         deeper = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
         return (1 + len(deeper or ())) * hidden_size if self.family.embedded else None
 
-    def tower(self, config: EngineConfig, share: RankShare = ALONE) -> Tower:
+    def tower(self, config: EngineConfig, share: RankShare = ALONE) -> ModuleTower | HearingTower:
         """Loads it, which takes seconds: Transformers is imported for it. On every rank whole, but
         for the keys and values of sounds, which are made of the heads of its share."""
         import torch

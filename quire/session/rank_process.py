@@ -52,7 +52,7 @@ class RankProcess:
 
     def __init__(self, job: RankJob, board: Board) -> None:
         self.job, self._board, self._rank = job, board, job.share.rank
-        self._drawn = self._num_sums = 0
+        self._drawn = self._num_sums = self._num_encoded = 0
         self.samplers: list[RankSampler] = []
         self._notes: tuple[str, ...] = ()
         self._media = ModelMedia.from_text(job.files, job.media) if job.media else None
@@ -92,9 +92,19 @@ class RankProcess:
 
     @property
     def _tower(self) -> Callable[[], Tower] | None:
-        """Every rank encodes all media."""
-        job = self.job
-        return None if self._media is None else partial(self._media.tower, job.config, job.share)
+        return None if self._media is None else partial(self._load_tower, self._media)
+
+    def _load_tower(self, media: ModelMedia) -> Tower:
+        """Every rank encodes all media, which may take minutes and needs no other rank: each part
+        of the tower that begins is a move."""
+        tower = media.tower(self.job.config, self.job.share)
+        for part in tower.module.modules():
+            part.register_forward_pre_hook(self._encodes)
+        return tower
+
+    def _encodes(self, *_: object) -> None:
+        self._num_encoded += 1
+        self._board.write(self._rank, Column.ENCODED, self._num_encoded)
 
     def _make_executor(self) -> ModelExecutor:
         import torch

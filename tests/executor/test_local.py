@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from quire.errors import CorruptModel, EngineClosed, NotEnoughMemory, NotSupported, UnsupportedModel
 from quire.executor import memory
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.executor import Executor
+from quire.executor.shelf import Tower
+from quire.layers.tp import TensorParallel
 from quire.params.row_sampling import RowSampling
+from quire.ranks.shares import of_rank
 from quire.sampling_params import SamplingParams
 from quire.step import Assigned, Slice, StepPlan
 from quire.weights.load import dummy_weights
 from tests.executor.harness import ints, row_start
 from tests.executor.test_invariance import spec_of
+from tests.ranks.threads import on_ranks
 from tests.specs import small_config
 
 SPEC = spec_of()
@@ -36,6 +42,32 @@ def plan_of(prompt: list[int]) -> StepPlan:
         assigned=Assigned(ints(0, 0), ints(0, 1), ints(3, 1)),
         prefill=(Slice(0, 0, ints(*prompt), (0,)),),
     )
+
+
+def test_ranks_have_their_tower_before_the_first_plan() -> None:
+    """A plan that takes as long as reading a tower does is taken for stuck."""
+    made: list[int] = []
+
+    def work(tp: TensorParallel) -> None:
+        spec, tower = of_rank(SPEC, tp.share), cast(Tower, object())
+
+        def read() -> dict[str, Tensor]:
+            return dummy_weights(SPEC, dtype=torch.float32, device="cpu", share=tp.share)
+
+        def load() -> Tower:
+            made.append(tp.share.rank)
+            return tower
+
+        config = small_config()
+        executor = LocalExecutor(config, spec, read(), read_again=read, tower=load, tp=tp)
+        executor.start()
+        executor.sleep(keep_weights=False)
+        executor.wake_up("weights")
+
+    on_ranks(2, work)
+    assert sorted(made) == [0, 0, 1, 1]
+    on_ranks(1, work)
+    assert len(made) == 4  # alone, it is made for the first that needs it
 
 
 def test_a_plan_is_computed_with_the_real_sampler() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported
+from quire.executor.ranks.board import Column
+from quire.executor.ranks.executor import RanksExecutor
 from quire.families.registry import BY_ARCHITECTURE
 from quire.weights.hf_config import WITHOUT_EFFECT
 from tests.media.sounds import tone
@@ -90,7 +92,12 @@ def test_heads_of_several_ranks_hear_what_one_hears(
     model: TinyModel, expected: list[Written]
 ) -> None:
     with model.llm(tensor_parallel_size=2) as llm:
+        executor = llm._session.model.executor
+        assert isinstance(executor, RanksExecutor)
         check(llm.generate([prompt(n) for n in LENGTHS], GREEDY, use_tqdm=False), expected)
+        # However long a sound takes, ranks are seen to move.
+        first, second = executor._alive.board.lines[:, Column.ENCODED].tolist()
+        assert first == second > 2 * len(LENGTHS)
 
 
 def test_rows_come_back_to_their_sounds(model: TinyModel) -> None:

@@ -102,6 +102,7 @@ class LocalExecutor:
         weights, self._weights = self._weights, None
         limit_threads()
         self._model = model = self._build(weights)
+        self._load_tower()
         cache_dtype = self._cache_dtype(model)
         free = available_memory() // self._tp.size  # which ranks divide
         count = self._tp.least(num_blocks(config, spec, cache_dtype, free))
@@ -142,6 +143,12 @@ class LocalExecutor:
             self.spec, weights, kernels, shape, max_len=0, tp=self._tp, adapters=self._sites
         )
 
+    def _load_tower(self) -> None:
+        """Now, where this is one of several ranks: plans are short, and one that takes as long as
+        reading does is taken for stuck. Alone, a text does not wait for what it does not need."""
+        if self._tp.size > 1:
+            self.shelf.load()
+
     def _cache_dtype(self, model: Model) -> torch.dtype:
         auto = self.config.kv_cache_dtype == "auto"
         return model.kv_dtype if auto else DTYPES[self.config.dtype]
@@ -179,6 +186,7 @@ class LocalExecutor:
             if self._read_again is None:
                 raise EngineClosed("the weights were dropped, and there is no way to read them.")
             self._model = self._build(self._read_again())
+            self._load_tower()
         if part == "kv_cache" and self._runner is None:
             self._runner = self._make_runner(self._model)
 

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 
 class Column(IntEnum):
-    """Plans that a rank began and finished, and sums it began. Of a plan its number and a checksum
-    are one value, so that nobody sees the one without the other: begun, of what it was given;
-    finished, of all that it drew so far and of the number of its sums."""
+    """Plans that a rank began and finished, sums it began, and parts of its tower. Of a plan its
+    number and a checksum are one value, so that nobody sees the one without the other: begun, of
+    what it was given; finished, of all that it drew so far and of the number of its sums."""
 
-    BEGUN, FINISHED, SUMS = range(3)
+    BEGUN, FINISHED, SUMS, ENCODED = range(4)
 
 
 _CHECKSUM_BITS = 32
@@ -67,9 +67,10 @@ class Board:
     def describe(self) -> str:
         """One clause for each rank."""
         clauses = []
-        for rank, (begun, finished, sums) in enumerate(self.lines.tolist()):
+        for rank, (begun, finished, sums, encoded) in enumerate(self.lines.tolist()):
             plans = f"plan {begun >> _CHECKSUM_BITS} begun, {finished >> _CHECKSUM_BITS} finished"
-            clauses.append(f"rank {rank}: {plans}, {sums} sums")
+            tower = f", {encoded} parts of its tower" if encoded else ""
+            clauses.append(f"rank {rank}: {plans}, {sums} sums{tower}")
         return "; ".join(clauses)
 
     def close(self) -> None:

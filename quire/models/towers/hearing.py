@@ -37,7 +37,7 @@ class HearingTower:
         """`weight` [layers * 2 * heads * D, H] makes keys and values of all layers, with `bias`;
         `alone`: each sound is encoded by itself, so that its rows have the same bits in any
         plan."""
-        self._encoder, self._weight, self._bias = encoder, weight, bias
+        self.module, self._weight, self._bias = encoder, weight, bias
         self._layers, self._heads, self._alone = layers, heads, alone
         self.hidden_size, self.row_width = weight.shape[1], weight.shape[0]
 
@@ -49,7 +49,7 @@ class HearingTower:
         for first in range(0, len(items), step):
             mel = np.stack([item.arrays["mel"] for item in items[first : first + step]])
             heard = on_device(mel, self._weight.device).to(self._weight.dtype)
-            for rows in self._encoder(heard).last_hidden_state:
+            for rows in self.module(heard).last_hidden_state:
                 pairs = F.linear(rows, self._weight, self._bias)
                 heads = pairs.view(len(rows), self._layers, 2, self._heads, -1)
                 by_head = heads.permute(1, 2, 3, 0, 4).contiguous()
