@@ -28,6 +28,7 @@ from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import claim
 from quire.jobs.store.record import ResultRecord
+from quire.jobs.store.segments import ResultIndex
 from quire.jobs.store.stamps import FileStamp, Hashing
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
@@ -114,6 +115,7 @@ class JobRun:
         self._hashing: dict[str, Hashing] = {}
         self._counting: Counting | None = None
         self._work: Work | None = None
+        self._index = ResultIndex()  # of what is on disk
 
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
         opening = opening_message(self._manifest, self._options)
@@ -192,6 +194,7 @@ class JobRun:
         )
         for damage in journal.damages:
             self.note(f"quire: {damage} is damaged; its row is computed again")
+        self._index = journal.index
         self._progress.before = sum(journal.index.counts())
         self._hash("inputs", manifest.inputs)
         return journal
@@ -227,7 +230,7 @@ class JobRun:
         self._take_hashes()
         with suppress(OSError):  # of a full disk: the manifest stays as it is
             self._change(status="stopped")
-        done = self._progress.before + self._progress.num_ok + self._progress.num_failed
+        done = sum(self._index.counts())
         token = " with HF_TOKEN set to the token" if secrets.of(self._options.options) else ""
         described = (
             f"{stopped}: {done:,} rows are on disk. To continue{token}:\n  "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from quire.errors import InvalidOption, JobChanged, JobLocked, QuireError
 from quire.jobs.job import Job, JobReport
 from quire.jobs.store import store
+from quire.jobs.store.journal import GROUP
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.stamps import FileStamp
@@ -420,6 +422,8 @@ def test_a_disk_that_is_full_stops_the_job_and_room_lets_it_go_on(tmp_path: Path
     assert "quire run" in done.stderr and "Traceback" not in done.stderr
     kept = len(records(job_dir(output)))
     assert 100 < kept < 900 and not output.exists()
+    said = re.search(r"(\d+) rows are on disk", done.stderr)
+    assert said and kept - GROUP < int(said[1]) <= kept  # what was not synced is not counted
     assert run(run_command(source, output)).returncode == 0
     assert len(read_lines(output)) == 900 and len(records(job_dir(output))) == 900
 
