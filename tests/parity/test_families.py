@@ -13,7 +13,6 @@ from quire import LLM, SamplingParams
 from tests.parity.families import FAMILIES, make_pair
 
 NEAR_TIE = 1e-3
-NUM_TOKENS = 24
 
 
 @torch.no_grad()
@@ -58,4 +57,4 @@ def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
     # Small shards, so that the index is read too.
     pair.oracle.save_pretrained(tmp_path, max_shard_size="40KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
-    check_directory(tmp_path, pair.oracle, name, count=12, most=NUM_TOKENS)
+    check_directory(tmp_path, pair.oracle, name, count=8, most=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,25 @@ from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
 ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS}
+RUNS = ((7, 33), (0, 0))
 KINDS = sorted({type(config) for config in ALL.values()}, key=str)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_greedy_equals_transformers(name: str, tmp_path: Path) -> None:
+def test_greedy_equals_transformers(name: str, tmp_path: Path, long_mode: bool) -> None:
     oracle = random_model(ALL[name])
     oracle.save_pretrained(tmp_path)
-    check_logits(tmp_path, oracle)
+    check_logits(tmp_path, oracle, RUNS if long_mode else RUNS[:1])
     check_directory(tmp_path, oracle, name, count=8, most=16)
 
 
-def check_logits(path: Path, oracle: Any) -> None:
-    """In chunks, behind a shared beginning, among rows that come and go."""
+def check_logits(path: Path, oracle: Any, runs: Iterable[tuple[int, int]] = RUNS) -> None:
+    """In chunks, among rows that come and go; of each run its seed, and how long a beginning its
+    rows share."""
     files = locate(path)
     spec = spec_from_hf(read_config(path))
     weights = load_weights(files, spec, dtype=torch.float32, device="cpu")
-    for seed, shared in ((0, 0), (7, 33)):
+    for seed, shared in runs:
         texts, num_prompts = texts_of(seed, 4, shared)
         runner, sampler = make_runner(spec, weights, max_len=128)
         made = Drive(runner, sampler, seed, NUM_BLOCKS).run(
