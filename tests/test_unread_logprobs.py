@@ -113,6 +113,22 @@ def test_a_stream_has_the_logprobs_of_the_whole(llm: LLM, kind: RequestOutputKin
     assert [found[index] for index in sorted(found)] == [logprobs for logprobs, _ in whole]
 
 
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_the_scores_of_a_prompt_come_with_the_first_token(
+    llm: LLM, kind: RequestOutputKind
+) -> None:
+    params = SamplingParams(n=2, max_tokens=4, ignore_eos=True, prompt_logprobs=1, output_kind=kind)
+    whole = [one.prompt_logprobs for one in llm.generate(PROMPTS, params, use_tqdm=False)]
+    told: dict[int, list[bool]] = {}
+    for index, output in llm.stream(PROMPTS, params, tokens=True):
+        told.setdefault(index, []).append(output.prompt_logprobs is not None)
+        if output.prompt_logprobs is not None:
+            assert list(output.prompt_logprobs) == whole[index]
+    for each in told.values():
+        assert each[0] and each[-1] and len(each) > 2
+        assert any(each[1:-1]) == (kind is RequestOutputKind.CUMULATIVE)
+
+
 def test_parts_join_and_begin_later_unread_or_read() -> None:
     both = unread(scores(3, 2), scores(4, 2, 3))
     expected = both.read()

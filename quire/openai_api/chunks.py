@@ -33,7 +33,8 @@ class Stream:
         self._asked = asked
         kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         self._head: Chunk = {"id": id, "object": kind, "created": created, "model": model}
-        self._last: dict[int, Output] = {}  # what came last for each row
+        self._first: dict[int, Output] = {}  # what came first for each row: it tells of the prompt
+        self._last: dict[int, Output] = {}  # what came last
         self._choices: dict[int, _Choice] = {}
         self._told_prompt = False
         self._over: set[int] = set()  # choices that were shown to their end
@@ -46,7 +47,7 @@ class Stream:
             yield self._chunk(_chat_choice(index, {"role": "assistant", "content": ""}))
 
     def feed(self, row: int, output: Output) -> Iterator[Chunk]:
-        self._last[row] = output
+        first, self._last[row] = self._first.setdefault(row, output), output
         for answer in output.answers:
             index = row * self._asked.n + answer.index
             if index in self._over:  # a row's last output has all of its answers
@@ -56,7 +57,7 @@ class Stream:
             choice = self._choices.get(index)
             if choice is None:
                 kind = _ChatChoice if self._asked.is_chat else _TextChoice
-                choice = self._choices[index] = kind(self._asked, index, output, self._head["id"])
+                choice = self._choices[index] = kind(self._asked, index, first, self._head["id"])
             for made in choice.feed(answer):
                 yield {**self._chunk(made), **self._prompt_ids(output)}
 
@@ -125,7 +126,8 @@ class _TextChoice(_Choice):
             if self._prompt_ids is not None:
                 choice["prompt_token_ids"] = list(self._prompt_ids)
                 self._prompt_ids = None
-        self._offset += len(text)
+        # By tokens, as whole answers count: the text of a letter in pieces comes with its last.
+        self._offset += sum(map(len, told["tokens"]))
         yield choice
 
 

@@ -111,19 +111,21 @@ class Results:
 
     def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
         """What samples of a watched request have written so far."""
+        samples = [one.sequence for one in grown]
+        # Sample 0 has the prompt's scores; who is sent what is new gets them once.
+        was_told = shown.only_new and shown.num_tokens(0)
+        tells = [] if was_told else [one for one in samples if one.sample == 0]
         answers = []
         for one in grown:
-            sequence = one.sequence
-            first = shown.num_tokens(sequence.sample) if shown.only_new else 0
+            first = shown.num_tokens(one.sequence.sample) if shown.only_new else 0
             answers.append(shown.show(self._so_far(one, first, shown), first))
-        samples = [one.sequence for one in grown]
         metrics = _metrics(request, samples)
         metrics.num_generation_tokens = sum(map(shown.num_tokens, range(request.params.n)))
         return RequestOutput(
             str(request.number),
             request.prompt,
             request.plain_ids,
-            None,
+            self._prompt_logprobs(tells[0]) if tells else None,
             answers,
             False,
             metrics,

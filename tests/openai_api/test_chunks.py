@@ -76,3 +76,19 @@ def test_the_ids_of_the_prompt_come_once_for_each_that_has_one(path: str) -> Non
     holders = chunks if path == CHAT else [chunk["choices"][0] for chunk in chunks]
     told = [one["prompt_token_ids"] for one in holders if "prompt_token_ids" in one]
     assert told == [[5, 6]] * (1 if path == CHAT else 2)
+
+
+def test_places_of_tokens_are_counted_by_their_texts() -> None:
+    """A letter in two tokens: its blank may be shown with the first, its text is the second's."""
+    body = {"prompt": "x", "logprobs": 0, "max_tokens": 3}
+    tokens = (TokenScore(1, "", -1.0), TokenScore(2, " \u5b66", -1.0), TokenScore(3, "!", -1.0))
+    about: Any = {"id": "x", "created": 0, "model": "m"}
+    stream = Stream(read_body(COMPLETIONS, {**body, "stream": True}), **about)
+    offsets = []
+    for i, text in enumerate([" ", "\u5b66", "!"]):
+        answer = Answer(0, text, (i,), "length" if i == 2 else None, logprobs=tokens[i : i + 1])
+        [chunk] = stream.feed(0, Output((answer,), i == 2))
+        offsets += chunk["choices"][0]["logprobs"]["text_offset"]
+    whole = Output((Answer(0, " \u5b66!", (0, 1, 2), "length", logprobs=tokens),), True)
+    told: Any = response_body(read_body(COMPLETIONS, body), [whole], **about)
+    assert offsets == told["choices"][0]["logprobs"]["text_offset"] == [0, 0, 2]
