@@ -310,9 +310,7 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """As Python ends, but for taking all apart that was imported: half a second, with torch."""
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    threading._shutdown()  # pools of threads are told to end, and waited for
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
