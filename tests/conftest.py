@@ -131,8 +131,9 @@ def native_kernels() -> None:
 def warm() -> Iterator[None]:
     """Engines that are started, and commands over them, begin with their imports done."""
     from tests.warm import warm_starts
+    from tests.warm_asyncio import warm_servers
 
-    with warm_starts():
+    with warm_starts(), warm_servers():
         yield
 
 

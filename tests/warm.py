@@ -94,6 +94,10 @@ def _words(given: Any) -> list[str]:
     return words[1:] if python == sys.executable and words[:1] == ["-m"] else []
 
 
+def is_engine(command: Any) -> bool:
+    return _words(command)[:1] in [[module] for module in _ENGINE_OF]
+
+
 def _imports_of(asked: dict[str, Any]) -> _Imports | None:
     """What it would import, if it may begin warm."""
     module, *words = _words(asked["args"]) or [""]
