@@ -20,6 +20,7 @@ def test_equal_work_has_equal_lengths() -> None:
     assert len({tuple(item.prompt) for item in items}) == 16
 
 
+@pytest.mark.long
 def test_an_engine_runs_in_a_process_of_its_own() -> None:
     arguments = cpu_compare.parse(
         ["--workload", "small_equal", "--scale", "0.02", "--threads", "1"]

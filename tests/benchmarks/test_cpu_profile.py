@@ -74,6 +74,7 @@ def test_the_table_has_shares_of_the_right_peaks() -> None:
     assert lines[4] == "| all | 4.000 | 100% | | 80 | | | |"
 
 
+@pytest.mark.long
 def test_every_second_of_a_run_is_somewhere(capsys: pytest.CaptureFixture[str]) -> None:
     cpu_profile.main(["--workload", "small_fewshot", "--share", "0.02", "--runs", "1"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

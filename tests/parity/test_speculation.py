@@ -77,7 +77,7 @@ def free_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("8 bits", {}),
+        pytest.param("8 bits", {}, marks=pytest.mark.long),
         ("8 bits", {"async_scheduling": True, "max_num_seqs": 4}),
         ("8 bits", {"num_gpu_blocks_override": 40, "max_num_batched_tokens": 64}),
         ("float32", {}),

@@ -63,7 +63,7 @@ def generated(llm: LLM, prompts: list[str], **params: Any) -> list[Any]:
 
 def by_chance(llm: LLM) -> list[Any]:
     """Every feature of sampling, mixed."""
-    return facts_of(llm.generate(*requests(3, 24), use_tqdm=False))
+    return facts_of(llm.generate(*requests(3, 16), use_tqdm=False))
 
 
 def beams(llm: LLM) -> list[Any]:

@@ -47,7 +47,7 @@ def check_equal(recorded: StepResult, now: StepResult) -> None:
 
 def test_rows_of_every_kind_replay_to_the_same_tokens(tmp_path: Path, long_mode: bool) -> None:
     rng, file = random.Random(4), tmp_path / "run.steps"
-    count = 2000 if long_mode else 80
+    count = 2000 if long_mode else 50
     prompts = [f"{rng.choice(['A', 'One', 'The'])} row {i}" for i in range(count)]
     with tiny_llm(tmp_path, **OPTIONS) as llm, file.open("wb") as out:
         engine = llm._session.engine
