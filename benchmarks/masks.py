@@ -2,12 +2,12 @@
 
     python benchmarks/masks.py --rows 256 --steps 60
 
-Scheduler, grammars and matchers are real; the executor draws by chance from the masks, and the time
-that takes is not counted. A draw depends on its row and its place alone, so two versions that are
-right print the same digest of all tokens. `schedule` and `commit` are of the processor, in the
-engine's thread; what llguidance's matchers take beside is in `all threads`. `masks` is how long the
-executor waits for them, having nothing else to do: with one core for the matchers nearly all of
-their work, with many of them a fraction of it.
+Scheduler, grammars and matchers are real and go as on a GPU; the executor draws by chance from the
+masks, and the time that takes is not counted. A draw depends on its row and its place alone, so two
+versions that are right print the same digest of all tokens. `schedule` and `commit` are of the
+processor, in the engine's thread; what llguidance's matchers take beside is in `all threads`.
+`masks` is how long the executor waits for them, having nothing else to do: with one core for the
+matchers nearly all of their work, with many of them a fraction of it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from quire.params.structured import StructuredOutputsConfig, StructuredOutputsPa
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
+from quire.scheduler.pacing import Pacing
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence as Answer
 from quire.session.guides import Guides
@@ -163,7 +164,7 @@ class Bench:
 
     def scheduler(self, rows: int, length: int) -> Scheduler:
         pool = BlockPool(rows * (length // BLOCK_SIZE + 2), block_size=BLOCK_SIZE)
-        limits = Limits(rows, max(rows, 8192) + PROMPT)
+        limits = Limits(rows, max(rows, 8192) + PROMPT, pacing=Pacing(apart=True))
         guides = self.guides
         scheduler = Scheduler(
             pool, limits, make_masks=guides.make_masks, accept_all=guides.accept_all

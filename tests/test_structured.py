@@ -15,7 +15,7 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import InvalidGrammar, InvalidParams
 from quire.grammar.matcher import GrammarMatcher
 from quire.sampling_params import GuidedDecodingParams
-from quire.scheduler.commit import Committer
+from quire.scheduler.jumps import Jumps
 from tests.tiny_llm import tiny_llm
 
 PERSON = {
@@ -210,7 +210,7 @@ def test_forced_tokens_cost_no_step_and_change_nothing(
     before = engine.num_steps
     jumped = texts(llm, params)
     num_steps = engine.num_steps - before
-    monkeypatch.setattr(Committer, "_jump_ahead", lambda self, row: False)
+    monkeypatch.setattr(Jumps, "take", lambda self, drawn: None)
     before = engine.num_steps
     assert texts(llm, params)[0] == jumped[0]
     assert num_steps < 0.6 * (engine.num_steps - before)

@@ -20,12 +20,13 @@ from quire.scheduler.guesses import Guesses
 from quire.scheduler.held import HeldRows
 from quire.scheduler.hidden import not_finite
 from quire.scheduler.judging import Drawn, judged
+from quire.scheduler.jumps import Jumps
 from quire.scheduler.placements import Placements
 from quire.scheduler.reports import Reports
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, invalid
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.stopping import FOLLOWED, AcceptAll, fail, is_stop, judge, stop_by_last
+from quire.scheduler.stopping import AcceptAll, fail, is_stop, judge, stop_by_last
 from quire.scheduler.trials import Trials
 from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
@@ -72,6 +73,7 @@ class Committer:
         self._guesses, self._trials = guesses, trials
         self._held, self._reports = held, reports
         self._clock, self._accept_all = clock, accept_all
+        self._jumps = Jumps(placements)
 
     def commit(self, sent: SentPlan, result: StepResult) -> None:
         """Give each row what it drew; a row that ends there is free after this."""
@@ -92,9 +94,7 @@ class Committer:
         rows.append_outputs(at, drawn.tokens, drawn.kept)
         self._guesses.settle(sent.plan, result)
         self._trials.settle(sent.plan, at, drawn.kept, sent.rows[list(result.held)])
-        for row in drawn.going_on(rows.jumps):
-            if self._jump_ahead(row):
-                drawn.ended[at == row] = True
+        self._jumps.take(drawn)
         self._look_at_full(drawn)
         for row in drawn.going_on(rows.watched):
             self._reports.grew(rows.sequence(row), rows.output_ids(row))
@@ -200,22 +200,6 @@ class Committer:
         kept = judge(sequence, tokens, len(written), written)
         self._placements.force(row, tokens[:kept])
         self._rows.set_limit(row)
-        return sequence.finish_reason is not None
-
-    def _jump_ahead(self, row: int) -> bool:
-        """Append what the grammar forces next, without drawing it; True if that ends the row."""
-        rows, sequence = self._rows, self._rows.sequence(row)
-        forced = [] if sequence.guide is None else for_row(FOLLOWED, sequence.guide.forced)
-        if not forced:
-            return False
-        if isinstance(forced, QuireError):
-            fail(sequence, forced)
-            return True
-        room = int(rows.limit[row] - rows.known[row])
-        if not room:
-            return False
-        kept = judge(sequence, forced[:room], int(rows.known[row] - rows.num_prompt[row]))
-        self._placements.force(row, forced[:kept])
         return sequence.finish_reason is not None
 
     def _finish(self, some: list[int], now: float) -> None:

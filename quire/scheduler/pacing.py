@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from quire.config import EngineConfig
 from quire.params.row_sampling import can_spell, lists_few
+from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
 from quire.steps.automata import NO_TOKEN, WalkableGrammar
@@ -14,15 +16,25 @@ from quire.steps.row_schema import STOP_COLUMNS
 MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home at a time
 
 
+class Jump(IntEnum):
+    """Whether a row is given what its grammar forces, instead of drawing it."""
+
+    NEVER = 0
+    ALWAYS = 1
+    IF_WORTH = 2  # drawn, it would be the same tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Pacing:
     """What the host draws for in this engine, whatever a request asks for: rows that want logprobs,
     if these are of processed logits, or all rows, if logits processors see all of them. Where
-    `goes_back`, a row's last tokens can be taken back, so that it may try ahead."""
+    `goes_back`, a row's last tokens can be taken back, so that it may try ahead. Where slices are
+    `apart`, a pass of their own, tokens that are given to rows without drawing must be worth it."""
 
     logprobs: bool = False
     every_row: bool = False
     goes_back: bool = True
+    apart: bool = False
 
     @staticmethod
     def in_engine(config: EngineConfig) -> Pacing:
@@ -30,6 +42,8 @@ class Pacing:
             logprobs=not config.logprobs_mode.startswith("raw_"),
             every_row=bool(config.batch_processors),
             goes_back=not config.keeps_states,
+            # The same tokens in any batch: a text forced in two goes may be spelled otherwise.
+            apart=config.device == "cuda" and not config.batch_invariant,
         )
 
     def of(self, sequence: Sequence) -> bool:
@@ -42,6 +56,13 @@ class Pacing:
         the device can try without."""
         chosen = self.every_row or sequence.group is not None or sequence.guide is not None
         return self.goes_back and not chosen and self._edits(sequence)
+
+    def jump(self, sequence: Sequence) -> Jump:
+        """Whether a row with a grammar that masks follow is given the tokens that it forces. These
+        come whatever else the row asks for, so one that might forbid them does not draw them."""
+        if sequence.guide is None or not sequence.guide.may_force:
+            return Jump.NEVER
+        return Jump.IF_WORTH if self.apart and not _may_forbid(sequence.request) else Jump.ALWAYS
 
     def _edits(self, sequence: Sequence) -> bool:
         """Whether the sampler draws for a row, by what the request asks for."""
@@ -66,6 +87,17 @@ def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
         return None
     forbids = params._bad_words_token_ids or (params.min_tokens and request.stop_ids)
     return None if forbids and (grammar.forced != NO_TOKEN).any() else grammar
+
+
+def _may_forbid(request: Request) -> bool:
+    params = request.params
+    return bool(
+        request.processors
+        or params._bad_words_token_ids
+        or params.allowed_token_ids is not None
+        or any(params._suppressed_token_ids)
+        or (params.min_tokens and (request.stop_ids or request.eos_ids))
+    )
 
 
 def brings_much(params: SamplingParams) -> bool:

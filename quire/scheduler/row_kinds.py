@@ -8,7 +8,7 @@ from operator import is_not
 import numpy as np
 
 from quire.request import Ints
-from quire.scheduler.pacing import Pacing, brings_much
+from quire.scheduler.pacing import Jump, Pacing, brings_much
 from quire.scheduler.sequence import Sequence
 from quire.steps.row_schema import STOP_COLUMNS
 
@@ -20,7 +20,7 @@ class RowKind:
     stop_ids: Ints  # all columns, -1 behind the last
     guided: bool
     follows: bool
-    jumps: bool
+    jumps: Jump
     paced: bool
     stepwise: bool
     pauses: bool
@@ -49,7 +49,7 @@ class RowKind:
             stop_ids=stop_ids,
             guided=guided,
             follows=guided and watch is None and not (detects or many_stops),
-            jumps=guided and not scored and guide is not None and guide.may_force,
+            jumps=pacing.jump(sequence) if guided and not scored else Jump.NEVER,
             paced=paced,
             stepwise=paced or must_step,
             pauses=paced and not (must_step or tries),

@@ -86,7 +86,7 @@ class Rows:
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
         self.may_stop = flags()  # something may end it before it is full
         self.guided = flags()  # masks say what it may draw
-        self.jumps = flags()  # its grammar may force tokens, which it need not draw
+        self.jumps = np.zeros(capacity, np.int8)  # a Jump: its grammar may force tokens
         self.visited = flags()  # Python looks at each of its tokens
         self.follows = flags()  # ids and length aside, only its grammar is for Python to judge
         self.paced = flags()  # planned again when its last token is known

@@ -15,6 +15,7 @@ from quire.engine import Engine
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.limits import Limits
+from quire.scheduler.pacing import Pacing
 from quire.scheduler.pass_times import PassTimes
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
@@ -45,7 +46,7 @@ class Setting:
     optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
     windows: Windows = ONE_GROUP
 
-    def engine(self) -> Engine:
+    def engine(self, pacing: Pacing | None = None) -> Engine:
         pool = BlockPool(
             self.num_blocks,
             block_size=self.block_size,
@@ -58,6 +59,7 @@ class Setting:
             max_repeat=self.max_repeat,
             prefix_groups=self.prefix_groups,
             speculation=self.speculation,
+            pacing=pacing or Pacing(),
         )
         scheduler = Scheduler(
             pool,
