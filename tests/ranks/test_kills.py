@@ -21,7 +21,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
+from quire.adapters.read import AdapterWeights
 from quire.base.line_child import import_paths
+from quire.config import AdapterOptions
 from quire.errors import CorruptModel, EngineError, RankDied
 from quire.executor.ranks.executor import RanksExecutor
 from quire.executor.ranks.plain_data import from_json
@@ -31,8 +33,10 @@ from quire.session.ranks import MODULE
 from quire.step import StepPlan
 from quire.steps.codec import encode
 from quire.steps.ranked import RankPlan
+from tests.executor.harness import row_start
 from tests.jobs.driving import children_of, wait_until
 from tests.ranks.echo import SLOW
+from tests.specs import small_config
 from tests.tiny_llm import CONFIG, tiny_llm
 from tests.weights.tiny import tiny_model
 
@@ -252,12 +256,20 @@ def test_every_rank_is_given_its_own_job_however_large(size: int) -> None:
 
 
 def test_ranks_that_read_weights_are_given_time() -> None:
-    ranks = RankProcesses("tests.ranks.echo", [{}, {}], silence=0.3)
+    """Those of adapters too, but not plans that were sent before them."""
+    config = small_config(adapters=AdapterOptions(max_loras=1, max_lora_rank=8, max_cpu_loras=1))
+    executor = RanksExecutor(config, "tests.ranks.echo", [{}, {}], silence=0.3)
+    executor.handles.adapter = lambda number: AdapterWeights({})
+    ranks = executor._alive
     ranks.wait_started()
     ranks.answers(ranks.tell(Kind.WAKE, SLOW), reading=True)
+    answered = ranks.tell(Kind.PLAN)
+    step = executor.submit(StepPlan(starts=(row_start(0, [1], adapter=1),)))
+    assert len(ranks.answers(answered)) == len(ranks.answers(step.number)) == 2
+    ranks.tell(Kind.PLAN, SLOW)
     with pytest.raises(RankDied, match="no rank moved for 0 s"):
-        ranks.answers(ranks.tell(Kind.PLAN, SLOW))
-    ranks.close()
+        ranks.answers(ranks.tell(Kind.WAKE), reading=True)
+    executor.close()
 
 
 def test_what_ranks_find_while_they_load_is_raised_as_it_is(tmp_path: Path) -> None:

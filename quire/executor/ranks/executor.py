@@ -99,8 +99,8 @@ class RanksExecutor:
         weights = None if number in self._sent else self.handles.adapter(number)
         forgotten = self._sent.use(number)
         if weights is not None:
-            made = for_ranks(number, forgotten, weights)
-            self._alive.answers(self._alive.tell(Kind.ADAPTER, encode(made)))
+            data = encode(for_ranks(number, forgotten, weights))
+            self._alive.answers(self._alive.tell(Kind.ADAPTER, data), reading=True)
 
     def land(self, step: RankStep) -> StepResult:
         """Wait for a plan's result, once, in the order of plans."""

@@ -113,8 +113,10 @@ class RankProcesses:
         return self._number
 
     def answers(self, number: int, *, reading: bool = False) -> dict[int, Message]:
-        """What every rank said to a message, once all have; `reading` where they read weights."""
+        """What every rank said to a message, once all have; `reading` where they take weights in.
+        Plans before it have no more time than others."""
         begun = time.monotonic()
+        self._wait_for(number - 1)
         self._wait_for(number, reading=reading)
         if not reading:
             took = time.monotonic() - begun
@@ -174,6 +176,7 @@ class RankProcesses:
                 self._complaints.append(_Complaint(key.data, **from_json(message.data)))
             else:
                 self._open[message.number][key.data] = message
+                self._moved = time.monotonic()  # not all that is answered moves the board
         if (is_over or self._complaints) and seconds > 0:
             self._fail("")
 
