@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,9 +16,10 @@ import numpy as np
 
 from quire.adapters.config import CONFIG
 from quire.adapters.files import TENSORS, adapter_directory
-from quire.base.notes import note
+from quire.base.notes import warn
 from quire.base.version import __version__
 from quire.errors import InvalidOption, QuireError
+from quire.ray.answers import NOTHING
 from quire.ray.config import Row, vLLMEngineProcessorConfig
 from quire.session.fingerprint import file_hash
 from quire.weights.made_of import made_of
@@ -37,6 +39,11 @@ class AnswerFiles:
     def __init__(self, config: vLLMEngineProcessorConfig, rendering: Row) -> None:
         self._folder, self._id = Path(str(config.journal)), str(config.id_column)
         self._config = config
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"journal={config.journal!r} is no folder and cannot be made: {error.strerror}"
+            raise InvalidOption(why, parameter="journal") from None
         options = {name: value for name, value in config.options.items() if name != "hf_token"}
         files = made_of(config.model_source, config.options)
         held = [[file_hash(path) for path in each] for each in (files.model, files.tokenizer)]
@@ -56,10 +63,8 @@ class AnswerFiles:
 
     def _key(self, row: Row) -> str:
         if self._id not in row:
-            raise InvalidOption(
-                f"id_column={self._id!r} is no column of a row that has {', '.join(row)}",
-                parameter="id_column",
-            )
+            why = f"id_column={self._id!r} is no column of a row that has {', '.join(row)}"
+            raise InvalidOption(why, parameter="id_column")
         return str(row[self._id])
 
     def _adapter(self, path: str) -> list[str]:
@@ -109,34 +114,53 @@ def _named(value: Any) -> Any:
 
 
 def write_answers(path: Path, answers: list[Row]) -> None:
-    """Whole or not at all: another actor may write the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """Whole or not at all: another actor may write the same. Where there is no room the answers
+    are given all the same: Ray would else compute the batch again, and find no more room."""
+    data, aside = (
+        json.dumps(answers, default=np.ndarray.tolist),
+        path.with_suffix(f".{uuid.uuid4().hex}"),
+    )
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(aside, "w", encoding="utf-8") as file:
-            json.dump(answers, file, default=np.ndarray.tolist)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)  # of a full disk
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink()
+        warn(
+            f"the answers of {len(answers)} rows are given but not kept: {path.parent}: "
+            f"{error.strerror}. Should Ray run their batch again, it is computed again; free some "
+            "room, or see who may write there."
+        )
 
 
-def read_answers(path: Path) -> list[Row] | None:
-    """The same values: JSON has no arrays of float32, and its keys are all text. None where there
-    is no such file, or where a disk lost what was in it."""
+def read_answers(path: Path, count: int) -> list[Row] | None:
+    """The answers of so many rows, with the same values: JSON has no arrays of float32, and its
+    keys are all text. None where there is no such file, or where a disk lost what was in it."""
     try:
-        found: list[Row] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, list) or len(found) != count:
+            raise ValueError(f"it has no answers of {count} rows")
+        return [_restored(answer) for answer in found]
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        note(f"{path} is damaged ({error}); its rows are computed again")
-        return None
-    for answer in found:
-        if answer["embeddings"] is not None:
-            answer["embeddings"] = np.asarray(answer["embeddings"], np.float32)
-        for name in ("logprobs", "prompt_logprobs"):
-            answer[name] = answer[name] and [
-                each and {int(token): one for token, one in each.items()} for each in answer[name]
-            ]
-    return found
+    except OSError as error:
+        why = error.strerror
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        why = f"damaged, {type(error).__name__}: {error}"
+    warn(f"{path} cannot be read ({why}); its rows are computed again")
+    return None
+
+
+def _restored(answer: Row) -> Row:
+    made = {**answer, **{name: answer[name] for name in NOTHING}}
+    if answer["embeddings"] is not None:
+        made["embeddings"] = np.asarray(answer["embeddings"], np.float32)
+    for name in ("logprobs", "prompt_logprobs"):
+        made[name] = answer[name] and [
+            each and {int(token): one for token, one in each.items()} for each in answer[name]
+        ]
+    return made

@@ -13,7 +13,7 @@ from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.ray.config import ERROR, Row
 
 _SHOWN = 500  # characters of the prompt of a row that failed
-_NOTHING: Row = {
+NOTHING: Row = {
     "prompt": "",
     "prompt_token_ids": None,
     "num_input_tokens": 0,
@@ -41,7 +41,7 @@ def plain(value: Any) -> Any:
 def answer_of(output: RequestOutput) -> Row:
     answer, ids = output.outputs[0], list(output.prompt_token_ids or ())
     return {
-        **_NOTHING,
+        **NOTHING,
         "prompt": output.prompt or "",
         "prompt_token_ids": ids,
         "num_input_tokens": len(ids),
@@ -60,7 +60,7 @@ def pooled_answer(output: PoolingRequestOutput[Any], prompt: Any) -> Row:
     text = prompt.get("prompt", "") if isinstance(prompt, dict) else str(prompt)
     ids = list(output.prompt_token_ids)
     return {
-        **_NOTHING,
+        **NOTHING,
         "prompt": text,
         "prompt_token_ids": ids,
         "num_input_tokens": len(ids),
@@ -71,7 +71,7 @@ def pooled_answer(output: PoolingRequestOutput[Any], prompt: Any) -> Row:
 
 def failed_answer(row: Row, error: QuireError) -> Row:
     return {
-        **_NOTHING,
+        **NOTHING,
         "prompt": str(row.get("prompt") or "")[:_SHOWN],
         "finish_reason": "error",
         "request_id": "-1",

@@ -84,11 +84,8 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
         low, high = self.pool
         _at_least_one("concurrency", low)
         if high < low:
-            raise InvalidOption(
-                f"concurrency is n, or (m, n) with m <= n; here: {self.concurrency!r}",
-                parameter="concurrency",
-                value=self.concurrency,
-            )
+            why = f"concurrency is n, or (m, n) with m <= n; here: {self.concurrency!r}"
+            raise InvalidOption(why, parameter="concurrency", value=self.concurrency)
         parse_options(self.options)
 
     @property

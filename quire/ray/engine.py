@@ -16,12 +16,7 @@ from quire.params.lora import LoRARequest
 from quire.params.pooling import PoolingParams
 from quire.params.structured import StructuredOutputsParams
 from quire.ray.answer_files import AnswerFiles, read_answers, write_answers
-from quire.ray.answers import (
-    answer_of,
-    failed_answer,
-    plain,
-    pooled_answer,
-)
+from quire.ray.answers import answer_of, failed_answer, plain, pooled_answer
 from quire.ray.config import DATA, ERROR, TASKS, Packed, Row, vLLMEngineProcessorConfig
 from quire.ray.stages import ChatTemplateStageConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
@@ -33,8 +28,6 @@ _MEDIA_COLUMNS = {
     "mm_processor_kwargs": "mm_processor_kwargs",
     "multimodal_uuids": "multi_modal_uuids",
 }
-
-
 Output = TypeVar("Output")
 
 
@@ -45,7 +38,6 @@ class EngineUDF:
         self, config: vLLMEngineProcessorConfig, chat_template_kwargs: Mapping[str, Any] | None
     ) -> None:
         self._config = config
-        self._llm = AsyncLLM(config.model_source, **config.options)
         self._adapters: dict[str, LoRARequest] = {}
         chat = config.chat or ChatTemplateStageConfig()
         template = chat.chat_template or config.chat_template
@@ -56,11 +48,12 @@ class EngineUDF:
             "chat_template_kwargs": dict(more) if more else None,
         }
         self._files = None if config.journal is None else AnswerFiles(config, self._rendering)
+        self._llm = AsyncLLM(config.model_source, **config.options)
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         rows: list[Row] = [packed.row for packed in batch[DATA]]
         kept = None if self._files is None else self._files.file(rows)
-        answers = None if kept is None else read_answers(kept)
+        answers = None if kept is None else read_answers(kept, len(rows))
         if answers is None:
             number = uuid.uuid4().hex
             answers = await asyncio.gather(*(self._answer(row, number) for row in rows))
@@ -100,10 +93,8 @@ class EngineUDF:
         """What is asked, and how its text becomes tokens."""
         more = plain(row.get("tokenization_kwargs"))
         if self._config.chat is not None and row.get("messages") is not None:
-            return self._rendered(plain(row["messages"])), {
-                **(more or {}),
-                "add_special_tokens": False,
-            }
+            special = {**(more or {}), "add_special_tokens": False}
+            return self._rendered(plain(row["messages"])), special
         prompt: dict[str, Any] = {}
         ids = row.get("prompt_token_ids")
         ids = row.get("tokenized_prompt") if ids is None else ids
@@ -165,11 +156,8 @@ def _sampling_params(row: Row, *, detokenizes: bool) -> SamplingParams:
 
 
 def _pooling_params(row: Row, task: str) -> PoolingParams:
-    return _made(
-        PoolingParams,
-        "pooling_params",
-        {**(plain(row.get("pooling_params")) or {}), "task": task},
-    )
+    given = plain(row.get("pooling_params")) or {}
+    return _made(PoolingParams, "pooling_params", {**given, "task": task})
 
 
 def _made(kind: Callable[..., Output], column: str, given: Row) -> Output:

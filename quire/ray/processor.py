@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quire.base.notes import note
@@ -12,27 +13,22 @@ from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
 RowMap = Callable[[Row], Row]
 
 
+@dataclass(frozen=True)
 class Processor:
     """Call it with a data set; what comes back is lazy, as Ray's data sets are."""
 
-    def __init__(
-        self,
-        config: vLLMEngineProcessorConfig,
-        preprocess: RowMap | None,
-        postprocess: RowMap | None,
-        preprocess_map_kwargs: Mapping[str, Any],
-        postprocess_map_kwargs: Mapping[str, Any],
-        chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> None:
-        self.config, self._preprocess, self._postprocess = config, preprocess, postprocess
-        self._before, self._after = dict(preprocess_map_kwargs), dict(postprocess_map_kwargs)
-        self._chat_template_kwargs = chat_template_kwargs
+    config: vLLMEngineProcessorConfig
+    preprocess: RowMap | None
+    postprocess: RowMap | None
+    preprocess_map_kwargs: Mapping[str, Any]
+    postprocess_map_kwargs: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any] | None
 
     def __call__(self, dataset: Any) -> Any:
         ray = _ray()
         from quire.ray.engine import EngineUDF
 
-        config, preprocess = self.config, self._preprocess
+        config = self.config
         low, high = config.pool
         pool = {"min_size": low, "max_size": high}
         if config.max_tasks_in_flight_per_actor is not None:
@@ -42,18 +38,18 @@ class Processor:
             more["runtime_env"] = dict(config.runtime_env)
         if config.accelerator_type is not None:
             more["accelerator_type"] = config.accelerator_type
-        packed = dataset.map(_packed(preprocess), **self._before)
+        packed = dataset.map(_packed(self.preprocess), **self.preprocess_map_kwargs)
         answered = packed.map_batches(
             EngineUDF,
-            fn_constructor_args=(config, self._chat_template_kwargs),
+            fn_constructor_args=(config, self.chat_template_kwargs),
             batch_size=config.batch_size,
             compute=ray.data.ActorPoolStrategy(**pool),
             max_concurrency=config.max_concurrent_batches,
             num_gpus=_num_gpus(ray, config),
             **more,
         )
-        unpacked = _unpacked(self._postprocess, config.should_continue_on_error)
-        return answered.map(unpacked, **self._after)
+        unpacked = _unpacked(self.postprocess, config.should_continue_on_error)
+        return answered.map(unpacked, **self.postprocess_map_kwargs)
 
     def log_input_column_names(self) -> None:
         """Say which columns rows are read from, beside their own."""
@@ -87,8 +83,8 @@ def build_processor(
         config,
         preprocess,
         postprocess,
-        preprocess_map_kwargs or {},
-        postprocess_map_kwargs or {},
+        dict(preprocess_map_kwargs or {}),
+        dict(postprocess_map_kwargs or {}),
         chat_template_kwargs,
     )
 

@@ -60,17 +60,11 @@ def stage_of(kind: type[Stage], name: str, given: object) -> Stage:
         known = {field.name for field in fields(kind)}
         unknown = sorted(set(given) - known)
         if unknown:
-            raise InvalidOption(
-                f"{name} has no {unknown[0]!r}; it has {', '.join(sorted(known))}",
-                parameter=name,
-                value=unknown[0],
-            )
+            why = f"{name} has no {unknown[0]!r}; it has {', '.join(sorted(known))}"
+            raise InvalidOption(why, parameter=name, value=unknown[0])
         return kind(**given)
-    raise InvalidOption(
-        f"{name} is True, False, a dict or a {kind.__name__}; here: {given!r}",
-        parameter=name,
-        value=given,
-    )
+    why = f"{name} is True, False, a dict or a {kind.__name__}; here: {given!r}"
+    raise InvalidOption(why, parameter=name, value=given)
 
 
 def warn_of_moot(name: str, stage: StageConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quire.errors import InvalidOption
-from quire.ray.answer_files import AnswerFiles
+from quire.errors import InvalidOption, QuireWarning
+from quire.ray.answer_files import AnswerFiles, read_answers, write_answers
+from quire.ray.answers import NOTHING
 from quire.ray.config import DATA, ERROR, Packed, Row, vLLMEngineProcessorConfig
 from quire.ray.engine import EngineUDF
 from quire.ray.processor import _packed, _unpacked
@@ -73,10 +75,59 @@ def test_rows_as_pipelines_write_them(options: dict[str, Any], tmp_path: Path) -
     assert str(again) == str(found)  # with the same times: read, not computed
     [kept_file] = (tmp_path / "journal").iterdir()
     kept_file.write_bytes(kept_file.read_bytes()[:1000])
-    assert answers(engine, rows)[0]["generated_tokens"] == found[0]["generated_tokens"]
+    with pytest.warns(QuireWarning, match="computed again"):
+        assert answers(engine, rows)[0]["generated_tokens"] == found[0]["generated_tokens"]
     assert str(answers(engine, rows)) != str(found)  # computed, and kept again
     asked_otherwise = [{**rows[0], "sampling_params": {**GREEDY, "max_tokens": 2}}, *rows[1:]]
     assert answers(engine, asked_otherwise)[0]["num_generated_tokens"] == 2
+
+
+def test_a_journal_without_room_costs_no_answer(tmp_path: Path) -> None:
+    """The disk is full from the first byte, or a folder is in the file's place."""
+    kept, made = tmp_path / "kept.json", [{**NOTHING, "embeddings": np.ones(2, np.float32)}]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.warns(QuireWarning, match="of 1 rows are given but not kept.*too large"):
+            write_answers(kept, made)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == [] and read_answers(kept, 1) is None
+    write_answers(kept, made)
+    assert str(read_answers(kept, 1)) == str(made)
+    kept.unlink()
+    kept.mkdir()
+    with pytest.warns(QuireWarning, match="Is a directory"):
+        assert read_answers(kept, 1) is None
+    with pytest.warns(QuireWarning, match="given but not kept"):
+        write_answers(kept, made)
+
+
+WHOLE = json.dumps([NOTHING])
+ODD: list[Any] = [5, [5], {"a": 1}, [{"x": 1}], "x", [[1], [1, 2]]]
+DAMAGED: list[str | bytes] = [
+    *("", "[", "null", "{}", "[]", "[5]", "[[]]", '["a"]', "[{}]", "[" * 100_000, WHOLE + "]"),
+    *(WHOLE * 2, f"[{WHOLE}]", WHOLE.replace("{", '{"a": NaN, ', 1)[:-1], "\0" * 50),
+    *(json.dumps([{**NOTHING, "logprobs": bad}]) for bad in ODD),
+    *(json.dumps([{**NOTHING, "embeddings": bad}]) for bad in ODD[2:]),
+]
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, WHOLE.encode("utf-16"), b"\xff"])
+def test_answers_that_a_disk_spoiled_are_computed_again(text: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.warns(QuireWarning, match="its rows are computed again"):
+        assert read_answers(path, 1) is None
+
+
+def test_a_journal_that_is_no_folder_is_refused_before_a_model_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    config = vLLMEngineProcessorConfig(
+        model_source="/nowhere", journal=str(tmp_path / "file"), id_column="id"
+    )
+    with pytest.raises(InvalidOption, match="file' is no folder and cannot be made"):
+        EngineUDF(config, None)
 
 
 def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
@@ -84,7 +135,11 @@ def test_a_journal_keeps_apart_what_was_asked_otherwise(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
 
     def file(rows: list[Row], **changed: Any) -> Path:
-        usual: Row = {"model_source": str(tmp_path), "journal": "kept", "id_column": "id"}
+        usual: Row = {
+            "model_source": str(tmp_path),
+            "journal": str(tmp_path / "kept"),
+            "id_column": "id",
+        }
         return AnswerFiles(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file(rows)
 
     def seen(picture: Any) -> list[Row]:
@@ -131,7 +186,11 @@ def test_a_journal_knows_files_by_what_they_hold(tmp_path: Path) -> None:
     row: Row = {"id": 1, "model": "nice", "messages": [{"role": "user", "content": [part]}]}
 
     def file(row: Row = row, **changed: Any) -> Path:
-        usual: Row = {"model_source": str(config.parent), "journal": "kept", "id_column": "id"}
+        usual: Row = {
+            "model_source": str(config.parent),
+            "journal": str(tmp_path / "kept"),
+            "id_column": "id",
+        }
         usual |= {"engine_kwargs": kwargs, "dynamic_lora_loading_path": str(tmp_path)}
         return AnswerFiles(vLLMEngineProcessorConfig(**{**usual, **changed}), RENDERING).file([row])
 

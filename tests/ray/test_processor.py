@@ -53,7 +53,7 @@ def test_a_pipeline_runs_after_its_import_line_is_changed(tmp_path: Path) -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(script), str(model), str(out), str(journal)],
-        env=environment, capture_output=True, text=True, timeout=200, check=False,
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {row["id"]: row for row in json.loads(out.read_text())}

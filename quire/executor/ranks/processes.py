@@ -113,14 +113,12 @@ class RankProcesses:
         return self._number
 
     def answers(self, number: int, *, reading: bool = False) -> dict[int, Message]:
-        """What every rank said to a message, once all have; `reading` where they take weights in.
-        Plans before it have no more time than others."""
+        """What every rank said to a message, once all have; `reading` where they take weights."""
         begun = time.monotonic()
-        self._wait_for(number - 1)
+        self._wait_for(number - 1)  # plans before it have no more time than others
         self._wait_for(number, reading=reading)
         if not reading:
-            took = time.monotonic() - begun
-            self._mean_step += (took - self._mean_step) / 8
+            self._mean_step += (time.monotonic() - begun - self._mean_step) / 8
         return self._open.pop(number)
 
     def settle(self) -> None:
