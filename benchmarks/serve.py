@@ -1,8 +1,10 @@
 """What `quire serve` costs, and what waiting costs beside a batch.
 
     python benchmarks/serve.py [--only batch first streams queue]
+    python benchmarks/serve.py --model qwen3-0.6b --rows 4000 --option gpu_memory_utilization=0.4
 
-One server of the default model in a process of its own, without keys, and a client here:
+One server in a process of its own, without keys, and a client here. Its model is the default one,
+or a shape (benchmarks/models) with random weights; on a GPU two engines must have room at once:
 
   batch    the same lines by `quire batch`, less what it takes for the first of them, and as a
            batch over HTTP, from the file's upload to "completed"; in turn, twice, the best of each:
@@ -10,7 +12,8 @@ One server of the default model in a process of its own, without keys, and a cli
   first    to the first token of a stream, and from each token to the next, one request after the
            other: on an idle server, and beside a batch that would take all of it; p50, p99 and the
            ratio of the p99s
-  streams  512 streams at once: those that failed, tokens per second, processor seconds of HTTP
+  streams  512 streams at once: those that failed, tokens per second, processor seconds of HTTP,
+           and the same chats by `quire batch`
   queue    10,000 requests that wait, and again: memory of the HTTP process before, with them, and
            with the second 10,000; how long a refused one takes
 
@@ -40,8 +43,11 @@ from typing import Any
 if not __package__:  # run as a file: the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.shapes import Model
+from benchmarks.shapes import opened as opened_model
+
 PARTS = ("batch", "first", "streams", "queue")
-CHAT, MODEL = "/v1/chat/completions", "smollm2"
+CHAT, NAME = "/v1/chat/completions", "served"
 STREAMED = 12  # tokens of a stream that is timed
 PAGE = resource.getpagesize()
 
@@ -62,11 +68,12 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[Server]:
+def serving(model: Model, *options: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "quire", "serve", MODEL, "--port", "0", "--no-key"]
+        command = [sys.executable, "-m", "quire", "serve", model.path, "--port", "0", "--no-key"]
+        command += [f"--option={name}={value}" for name, value in model.options.items()]
         process = subprocess.Popen(
-            [*command, "--data", folder, "--grace", "0", *options],
+            [*command, "--name", NAME, "--data", folder, "--grace", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -114,11 +121,12 @@ async def told(server: Server, path: str, body: Any, *, method: str = "POST") ->
 
 
 def chat(number: int, tokens: int, **more: Any) -> dict[str, Any]:
-    """A chat that no other has, of about a hundred tokens."""
+    """A chat that no other has, of about a hundred tokens. It is drawn by chance: the likeliest
+    token of random weights may be half a character for ever, of which no stream tells."""
     words = " ".join(f"{(number * 7919 + i * 104729) % 9973}" for i in range(20))
     messages = [{"role": "user", "content": f"Add these numbers: {words}."}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": tokens, "temperature": 0}
-    return {**body, "ignore_eos": True, **more}
+    body = {"model": NAME, "messages": messages, "max_tokens": tokens, "seed": number}
+    return {**body, "temperature": 1, "ignore_eos": True, **more}
 
 
 def batch_lines(first: int, rows: int, tokens: int) -> bytes:
@@ -157,27 +165,33 @@ async def batch_seconds(server: Server, first: int, rows: int, tokens: int) -> f
     return time.monotonic() - began
 
 
-def offline(first: int, rows: int, tokens: int) -> float:
+def offline(model: Model, first: int, rows: int, tokens: int) -> float:
     """Seconds of `quire batch` over these lines, its start among them."""
     with tempfile.TemporaryDirectory() as folder:
         given, written = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         given.write_bytes(batch_lines(first, rows, tokens))
         command = [sys.executable, "-m", "quire", "batch", str(given), "-o", str(written)]
-        command += ["--model", MODEL, "--json", "--quiet"]
+        command += ["--model", model.path, "--json", "--quiet"]
+        command += [f"--option={name}={value}" for name, value in model.options.items()]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return float(json.loads(told)["seconds"])
 
 
+async def without_start(model: Model, first: int, rows: int, tokens: int) -> float:
+    """Seconds of `quire batch` over these lines, less what it takes for the first of them."""
+    whole = await asyncio.to_thread(offline, model, first, rows, tokens)
+    return whole - await asyncio.to_thread(offline, model, first, 1, tokens)
+
+
 async def batch(server: Server, arguments: argparse.Namespace) -> None:
-    rows, tokens = arguments.rows, arguments.tokens
+    rows, tokens, model = arguments.rows, arguments.tokens, arguments.opened
     await batch_seconds(server, 900_000, rows // 4, tokens)  # warm
     found: list[tuple[float, float, float]] = []
     for first in (0, 100_000):
         spent = server.cpu_seconds()
         seconds = await batch_seconds(server, first, rows, tokens)
         spent = server.cpu_seconds() - spent
-        alone = await asyncio.to_thread(offline, first, rows, tokens)
-        found.append((seconds, alone - await asyncio.to_thread(offline, first, 1, tokens), spent))
+        found.append((seconds, await without_start(model, first, rows, tokens), spent))
     over_http, alone = min(one[0] for one in found), min(one[1] for one in found)
     print(
         f"batch    {over_http:.2f} s over HTTP, with {min(one[2] for one in found):.2f} s of a "
@@ -233,15 +247,19 @@ async def first(server: Server, arguments: argparse.Namespace) -> None:
 
 
 async def streams(server: Server, arguments: argparse.Namespace) -> None:
+    count, tokens, first = arguments.streams, 32, 5_000_000
     began, spent = time.monotonic(), server.cpu_seconds()
-    bodies = [chat(5_000_000 + i, 32, stream=True) for i in range(512)]
+    bodies = [chat(first + i, tokens, stream=True) for i in range(count)]
     came = await asyncio.gather(*(asked(server, CHAT, body) for body in bodies))
     seconds = time.monotonic() - began
     failed = sum(status != 200 or b"data: [DONE]" not in text for status, text in came)
     chunks = sum(text.count(b"data: ") for _, text in came)
+    spent = (server.cpu_seconds() - spent) / chunks * 1e6
+    alone = await without_start(arguments.opened, first, count, tokens)
     print(
-        f"streams  512, {failed} failed, {512 * 32 / seconds:.0f} tokens/s; HTTP took "
-        f"{(server.cpu_seconds() - spent) / chunks * 1e6:.0f} us of a processor for each event"
+        f"streams  {count}, {failed} failed, {count * tokens / seconds:.0f} tokens/s; HTTP took "
+        f"{spent:.0f} us of a processor for each event; {count * tokens / alone:.0f} tokens/s "
+        f"offline: {alone / seconds:.2f}"
     )
 
 
@@ -282,7 +300,7 @@ async def queue(server: Server, arguments: argparse.Namespace) -> None:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    with serving("--max-queue", str(arguments.queued)) as server:
+    with serving(arguments.opened, "--max-queue", str(arguments.queued)) as server:
         for part in arguments.only:
             await {"batch": batch, "first": first, "streams": streams, "queue": queue}[part](
                 server, arguments
@@ -294,6 +312,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--model", default="smollm2", help="a name, a path or a shape")
+    parser.add_argument("--option", nargs="+", default=[], help="of both engines: NAME=VALUE")
+    parser.add_argument("--streams", type=int, default=512)
     parser.add_argument("--rows", type=int, default=320, help="of a batch")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer of a batch")
     parser.add_argument("--requests", type=int, default=100, help="whose first token is timed")
@@ -301,7 +322,9 @@ def main() -> None:
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * arguments.queued), hard))
-    asyncio.run(run(arguments))
+    options = dict(one.split("=", 1) for one in arguments.option)
+    with opened_model(arguments.model, speaks=True, **options) as arguments.opened:
+        asyncio.run(run(arguments))
 
 
 if __name__ == "__main__":

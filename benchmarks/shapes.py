@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 MODELS = Path(__file__).parent / "models"
+_TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}"
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,9 @@ class Model:
 
 
 @contextmanager
-def opened(name: str, **options: Any) -> Iterator[Model]:
-    """The model of this name; that of a shape lives in a directory that is removed again."""
+def opened(name: str, *, speaks: bool = False, **options: Any) -> Iterator[Model]:
+    """The model of this name; that of a shape lives in a directory that is removed again, with a
+    tokenizer and a template for chats where it `speaks`."""
     shape = MODELS / f"{name}.json"
     if not shape.exists():
         yield Model(name, name, dict(options))
@@ -39,12 +41,17 @@ def opened(name: str, **options: Any) -> Iterator[Model]:
         config = json.loads(shape.read_text())
         (Path(directory) / "config.json").write_text(json.dumps(config))
         # A shape has neither weights nor a tokenizer.
-        needed = {"load_format": "dummy", "skip_tokenizer_init": True}
+        needed: dict[str, Any] = {"load_format": "dummy"}
+        if speaks:
+            save_tokenizer(Path(directory), config["vocab_size"], chat_template=_TEMPLATE)
+        else:
+            needed["skip_tokenizer_init"] = True
         yield Model(name, directory, {**needed, **options})
 
 
-def save_tokenizer(home: Path, size: int) -> None:
-    """Byte pairs: the bytes, then letters and spaces in twos, threes and so on up to `size`."""
+def save_tokenizer(home: Path, size: int, **more: str) -> None:
+    """Byte pairs: the bytes, then letters and spaces in twos, threes and so on up to `size`; its
+    config says `more`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -65,5 +72,5 @@ def save_tokenizer(home: Path, size: int) -> None:
     made_of.decoder = decoders.ByteLevel()
     made_of.add_special_tokens(["<|end|>"])
     made_of.save(str(home / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", **more}
     (home / "tokenizer_config.json").write_text(json.dumps(config))
