@@ -173,8 +173,10 @@ def offline(model: Model, first: int, rows: int, tokens: int) -> float:
         command = [sys.executable, "-m", "quire", "batch", str(given), "-o", str(written)]
         command += ["--model", model.path, "--json", "--quiet"]
         command += [f"--option={name}={value}" for name, value in model.options.items()]
-        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return float(json.loads(told)["seconds"])
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"quire batch: {done.stderr[-2000:]}{done.stdout[-2000:]}")
+        return float(json.loads(done.stdout)["seconds"])
 
 
 async def without_start(model: Model, first: int, rows: int, tokens: int) -> float:
