@@ -71,6 +71,7 @@ class EngineConfig:
     skip_tokenizer_init: bool
     trust_remote_code: bool
     max_wait: float  # seconds after which a waiting request goes first
+    memory_taken: int = 0  # bytes of the device that others had before this engine began
     tensor_parallel_size: int = 1  # ranks that each compute a share of every layer
     keeps_states: bool = False  # layers do, and a state cannot go back to before a token
     prefix_groups: bool = True  # read shared prefixes once in decode

@@ -73,6 +73,7 @@ def resolve(
         batch_invariant=batch_invariant,
         seed=options.seed,
         gpu_memory_utilization=options.gpu_memory_utilization,
+        memory_taken=facts.memory_total - facts.memory_free,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         num_blocks=options.num_gpu_blocks_override,
         kv_cache_dtype=_kv_cache_dtype(options, spec, facts),

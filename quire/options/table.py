@@ -99,7 +99,8 @@ HONOURED: tuple[Option, ...] = (
         "gpu_memory_utilization",
         0.92,
         checks.share,
-        "Share of GPU memory for weights and KV, above 0 and at most 1.",
+        "Share of GPU memory that this engine may have, above 0 and at most 1; what others have on "
+        "the same GPU does not count, so two engines may have 0.45 each.",
     ),
     honoured(
         "kv_cache_memory_bytes",

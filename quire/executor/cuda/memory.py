@@ -40,6 +40,8 @@ STATE_BYTES, TEXT_BYTES = 4 * 259, 16
 # Lists of blocks: every row's, and those that captured passes over prompts have.
 TABLE_COPIES = 2
 SOUNDS_PER_ROW = 2
+# Left free at least, unless more than the rest is asked for: what others have may grow.
+SPARED = 0.08
 
 
 def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
@@ -84,7 +86,7 @@ def num_cuda_blocks(
 ) -> int:
     """How many KV blocks to make with `free` of `total` bytes left after the weights.
 
-    gpu_memory_utilization is the share of the whole GPU that may be in use in the end.
+    gpu_memory_utilization is the share of the whole GPU that this engine may have in the end.
     """
     kept_as, groups = FP8 if config.kv_cache_dtype == "fp8" else dtype, groups_of(config, spec)
     size = block_bytes(spec, config.block_size, kept_as, groups)
@@ -129,7 +131,9 @@ def _budget(
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     needed = step_bytes(config, spec, dtype)
-    kept = int(total * (1 - config.gpu_memory_utilization))
+    spared = total * (1 - config.gpu_memory_utilization)
+    # What others have is part of what is spared.
+    kept = int(max(spared - config.memory_taken, min(spared, total * SPARED)))
     why = (
         f"{_gib(free)} free of {_gib(total)} after the weights, less {_gib(kept)} left alone "
         f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "

@@ -10,6 +10,7 @@ import torch
 
 from quire.backends.fp8 import MOST_WIDENED
 from quire.backends.pieces import most_pieces
+from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
 from quire.executor.cuda.device_rows import needs_sampler
 from quire.executor.cuda.graphs import buckets
@@ -95,6 +96,22 @@ def test_the_pool_leaves_room_for_steps_positions_and_others(max_model_len: int)
     entry = config.block_size * SPEC.head_dim * 4 + 2 * 4 * (config.max_num_seqs + 1)
     tables = -(-longest // config.block_size) * entry
     assert 0 <= 60 * GIB - 20 * GIB - needed - count * size - tables < size + entry
+
+
+def test_what_others_have_is_not_taken_off_an_engines_share() -> None:
+    """The second of two engines that may have 0.4 each gets as much as the first."""
+    config = small_config(device="cuda", num_blocks=None, gpu_memory_utilization=0.4)
+
+    def blocks(config: EngineConfig, free: int) -> int:
+        return num_cuda_blocks(config, SPEC, torch.bfloat16, free=free * GIB, total=100 * GIB)
+
+    alone = blocks(config, 98)
+    assert blocks(replace(config, memory_taken=40 * GIB), 58) == alone
+    # Less is left of a GPU that is nearly full, and all of it to an engine that asks for it.
+    full = replace(config, memory_taken=80 * GIB)
+    assert 0 < blocks(full, 18) < alone // 2
+    wanted, asked = (replace(full, gpu_memory_utilization=share) for share in (0.92, 1.0))
+    assert blocks(full, 18) == blocks(wanted, 18) < blocks(asked, 18)
 
 
 def test_rows_that_draw_by_masks_are_counted() -> None:
