@@ -1,9 +1,9 @@
 """Encoder: texts to hidden states, every token seeing its whole text. No KV cache, no padding.
 
 The tokens of all texts of a pass lie behind each other in one tensor, so that a product has one row
-per token and none for padding. Texts of one length lie together: attention then takes them as one
-batch, by a view. What runs from layer to layer, and its norms, are float32 whatever type products
-have: rounding it too would double the error of an embedding.
+per token and none for padding. Texts of one length lie together, the shortest first: attention may
+take them as one batch, by a view. What runs from layer to layer, and its norms, are float32
+whatever type products have: rounding it too would double the error of an embedding.
 """
 
 from __future__ import annotations
@@ -16,14 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.linear import LinearOp
+from quire.backends.texts import AttendTexts, Groups, Sight, attend_texts
 from quire.layer_plan import Rope
 from quire.layers.rotary import Angles
 from quire.spec import EncoderSpec
 
 Op = Callable[[Tensor], Tensor]
-MakeLinear = Callable[[Tensor, Tensor | None], LinearOp]
-Padded = Callable[[int], int]  # how many rows products want for so many tokens
 Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOps:
+    """What a device computes for an encoder; `padded` says how many rows its products want for so
+    many tokens."""
+
+    make_linear: Callable[[Tensor, Tensor | None], LinearOp]
+    padded: Callable[[int], int] = lambda count: count
+    attend: AttendTexts = attend_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +42,7 @@ class Texts:
 
     token_ids: Tensor
     positions: Tensor
-    groups: tuple[tuple[int, int], ...]
+    groups: Groups
 
 
 def _same(x: Tensor) -> Tensor:
@@ -50,6 +59,7 @@ def activation(name: str) -> Op:
         "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
         "silu": F.silu,
         "sigmoid": torch.sigmoid,
+        "softmax": lambda x: x.softmax(-1),
     }
     return named[name]
 
@@ -106,8 +116,8 @@ class _Layer:
     mlp_norm: Op
     activation: Op
     theta: float | None
-    window: int | None
-    slopes: Tensor | None  # by head: what a score loses for each token between two
+    attend: AttendTexts
+    sight: Sight
     head_norms: tuple[Op, Op] | None
     post_norms: tuple[Op, Op]
 
@@ -129,28 +139,7 @@ class _Layer:
         if self.theta is not None:
             turn = turned[self.theta]
             q, k = turn(q), turn(k)
-        made, at = torch.zeros(q.shape, dtype=v.dtype, device=v.device), 0
-        for count, length in texts.groups:
-            here = slice(at, at + count * length)
-            mine = [a[here].view(count, length, *a.shape[1:]).transpose(1, 2) for a in (q, k, v)]
-            attended = F.scaled_dot_product_attention(
-                *(mine[0], mine[1], mine[2], self._seen(length, x.device)),
-                scale=spec.scale,
-                enable_gqa=spec.num_kv_heads < spec.num_heads,
-            )
-            made[here].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
-            at += count * length
-        return self.out(made.view(len(x), -1))
-
-    def _seen(self, length: int, device: torch.device) -> Tensor | None:
-        """Which tokens see which [length, length], or what their scores lose [heads, length,
-        length]; None where all see all alike."""
-        at = torch.arange(length, device=device)
-        if self.slopes is not None:
-            return (-self.slopes[:, None, None] * (at[:, None] - at).abs()).to(self.dtype)
-        if self.window is None or length <= self.window + 1:
-            return None
-        return (at[:, None] - at).abs() <= self.window
+        return self.out(self.attend(q, k, v, texts.groups, self.sight))
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         made = self.up(x.to(self.dtype))
@@ -167,12 +156,11 @@ class Encoder:
         self,
         spec: EncoderSpec,
         weights: Weights,
-        make_linear: MakeLinear,
-        padded: Padded,
+        ops: EncoderOps,
         max_len: int,
     ) -> None:
         """Takes the weights out of the dict, so that a packed one never lies beside its source."""
-        self.spec, self.padded = spec, padded
+        self.spec, self.padded = spec, ops.padded
         self._words = weights.pop("embed.weight")
         self._types = weights.pop("types.weight", None)
         self._positions = weights.pop("positions.weight", None)
@@ -181,7 +169,7 @@ class Encoder:
             theta: Angles(Rope(theta, spec.head_dim), spec.head_dim, max_len, device)
             for theta in set(spec.thetas)
         }
-        parts = _Parts(spec, weights, make_linear)
+        parts = _Parts(spec, weights, ops)
         self._embed_norm = parts.norm("embed_norm")
         self._layers = [parts.layer(i) for i in range(spec.num_layers)]
         self._norm = parts.norm("norm")
@@ -217,8 +205,8 @@ class Encoder:
 class _Parts:
     """Makes layers out of named weights."""
 
-    def __init__(self, spec: EncoderSpec, weights: Weights, make_linear: MakeLinear) -> None:
-        self.spec, self.weights, self.make_linear = spec, weights, make_linear
+    def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps) -> None:
+        self.spec, self.weights, self.ops = spec, weights, ops
         up = weights["layers.0.mlp.up.weight"]
         self.dtype = up.dtype
         self.slopes = alibi_slopes(spec.num_heads).to(up.device) if spec.alibi else None
@@ -234,11 +222,14 @@ class _Parts:
 
     def linear(self, name: str) -> LinearOp:
         weights = self.weights
-        return self.make_linear(weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None))
+        return self.ops.make_linear(
+            weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None)
+        )
 
     def layer(self, index: int) -> _Layer:
         spec, name = self.spec, f"layers.{index}"
         q_norm, k_norm = (self.norm(f"{name}.attn.{one}_norm") for one in "qk")
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         return _Layer(
             spec=spec,
             dtype=self.dtype,
@@ -250,8 +241,8 @@ class _Parts:
             mlp_norm=self.norm(f"{name}.mlp_norm"),
             activation=activation(spec.activation),
             theta=spec.thetas[index] if spec.thetas else None,
-            window=spec.windows[index] if spec.windows else None,
-            slopes=self.slopes,
+            attend=self.ops.attend,
+            sight=Sight(scale, spec.windows[index] if spec.windows else None, self.slopes),
             head_norms=(q_norm, k_norm) if spec.qk_norm else None,
             post_norms=(self.norm(f"{name}.attn_post_norm"), self.norm(f"{name}.mlp_post_norm")),
         )
@@ -266,7 +257,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor(first + between)
 
 
-def order_texts(lengths: Sequence[int]) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+def order_texts(lengths: Sequence[int]) -> tuple[list[int], Groups]:
     """Texts in an order in which those of one length lie together, and the groups they make:
     3 5 3 -> [0 2 1], ((2, 3), (1, 5))."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])

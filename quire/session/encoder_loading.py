@@ -22,7 +22,7 @@ from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
     from quire.executor.executor import ModelExecutor
-    from quire.models.encoder import Encoder, MakeLinear, Padded
+    from quire.models.encoder import Encoder, EncoderOps
 
 NO_TEXT = "an encoder writes no text: use embed(), classify() or score(), as its head allows."
 # Tokens of one pass, where the caller says nothing: enough for every product to be at its best.
@@ -86,27 +86,29 @@ def _build(
         )
     else:
         weights = load_encoder_weights(files, spec, family, dtype=dtype, device=config.device)
-    return Encoder(spec, weights, *_linears(spec, config), config.max_model_len)
+    return Encoder(spec, weights, _ops(spec, config), config.max_model_len)
 
 
-def _linears(spec: EncoderSpec, config: EngineConfig) -> tuple[MakeLinear, Padded]:
-    """What multiplies, and how many rows it wants for so many tokens."""
+def _ops(spec: EncoderSpec, config: EngineConfig) -> EncoderOps:
+    """What computes."""
     import torch
 
+    from quire.backends.choose import kernels_for, text_attention
     from quire.backends.plain import PlainLinear
+    from quire.models.encoder import EncoderOps
 
     if config.device != "cpu":
-        return PlainLinear, lambda count: count
+        return EncoderOps(PlainLinear)
+    attend = text_attention()
     if config.quantization == "int8":
         from quire.backends.cpu.int8 import Int8Matrix
         from quire.executor.cpu.int8_probe import int8_arithmetic
 
         arithmetic = int8_arithmetic()
-        return lambda w, bias: Int8Matrix.of(w, arithmetic).linear(bias), lambda count: count
-    from quire.backends.choose import kernels_for
+        return EncoderOps(lambda w, bias: Int8Matrix.of(w, arithmetic).linear(bias), attend=attend)
     from quire.backends.ops import HeadShape
 
     dtype: torch.dtype = getattr(torch, config.dtype)
     shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size, dtype)
     kernels = kernels_for("cpu", shape, batch_invariant=config.batch_invariant)
-    return kernels.make_linear, kernels.padded
+    return EncoderOps(kernels.make_linear, kernels.padded, attend)

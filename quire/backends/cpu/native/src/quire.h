@@ -134,6 +134,26 @@ QUIRE_EXPORT void quire_plan_attention(struct quire_attention *attention);
 /* softmax(q k / sqrt(head_dim)) v for every token: once per layer. */
 QUIRE_EXPORT void quire_attend(const struct quire_attention *attention);
 
+/* --- texts.c -------------------------------------------------------------------------------- */
+
+/* Attention of whole texts, float32: tokens starts[i] .. starts[i + 1] are text i. Strides are from
+ * token to token, in numbers; the heads of a token lie one after the other. */
+struct quire_texts {
+    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t q_stride, k_stride, v_stride;
+    int64_t window; /* tokens seen to either side, or -1 for all */
+    double scale;
+    int64_t num_texts;
+    const int64_t *starts;
+    const float *q, *k, *v;
+    const float *slopes; /* by head: what a score loses for each token between two; or NULL */
+    float *out;          /* [tokens, num_heads, head_dim] */
+    float *scratch;      /* quire_texts_room() numbers for each thread */
+    int64_t room;        /* that number */
+};
+QUIRE_EXPORT int64_t quire_texts_room(const struct quire_texts *texts);
+QUIRE_EXPORT void quire_attend_texts(const struct quire_texts *texts);
+
 /* --- int8.c -------------------------------------------------------------------------------- */
 
 /* Ways to compute the same sums. */

@@ -1,0 +1,56 @@
+"""Attention of encoders: whole texts that lie behind each other, each seeing itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Groups = tuple[tuple[int, int], ...]  # (number of texts, tokens of each), one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the tokens of a text see of it."""
+
+    scale: float
+    window: int | None = None  # tokens to either side; None for all
+    slopes: Tensor | None = None  # by head: what a score loses for each token between two
+
+
+class AttendTexts(Protocol):
+    """Attention within each text."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight, /) -> Tensor:
+        """q [T, heads, D], k and v [T, kv heads, D] -> [T, heads * D]; zeros for tokens behind
+        the last text."""
+
+
+def attend_texts(q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight) -> Tensor:
+    """In torch: texts of one length are one batch, by a view."""
+    made, at = torch.zeros(q.shape, dtype=v.dtype, device=v.device), 0
+    for count, length in groups:
+        here = slice(at, at + count * length)
+        mine = [a[here].view(count, length, *a.shape[1:]).transpose(1, 2) for a in (q, k, v)]
+        attended = F.scaled_dot_product_attention(
+            *(mine[0], mine[1], mine[2], _seen(sight, length, v.dtype, v.device)),
+            scale=sight.scale,
+            enable_gqa=k.shape[1] < q.shape[1],
+        )
+        made[here].view(count, length, *q.shape[1:]).copy_(attended.transpose(1, 2))
+        at += count * length
+    return made.flatten(1)
+
+
+def _seen(sight: Sight, length: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Which tokens see which [length, length], or what their scores lose [heads, length, length];
+    None where all see all alike."""
+    at = torch.arange(length, device=device)
+    if sight.slopes is not None:
+        return (-sight.slopes[:, None, None] * (at[:, None] - at).abs()).to(dtype)
+    if sight.window is None or length <= sight.window + 1:
+        return None
+    return (at[:, None] - at).abs() <= sight.window
