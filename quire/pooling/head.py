@@ -2,13 +2,13 @@
 
 A few products for a text whose layers took millions: where they are computed does not matter, and
 here they are the same for every device. Each text is computed by itself, so that its bits do not
-depend on the others.
+depend on the others; what needs no weights is numpy's, whose calls on small arrays cost less.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,6 @@ class Head:
         self.size = _width(spec, hidden_size)
         self._projections, self._labels = projections, labels
 
-    @torch.inference_mode()
     def apply(
         self,
         task: Task,
@@ -63,36 +62,42 @@ class Head:
         use_activation: bool | None = None,
     ) -> Floats:
         """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
-        x = torch.from_numpy(np.array(states))
-        if not task.startswith("token_"):
+        by_token = task.startswith("token_")
+        x = np.array(states)  # of its own: those of a whole pass lie in one array
+        if not by_token:
             parts = [_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)]
-            x = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+            x = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
         else:
             x = self._classified(x, use_activation)
-        found: Floats = (x if task.startswith("token_") else x[0]).numpy()
-        return found
+        return x if by_token else x[0]
 
-    def _embedded(self, x: Tensor, dimensions: int | None, use_activation: bool | None) -> Tensor:
-        for op in self._projections:
-            x = op(x)
+    def _embedded(self, x: Floats, dimensions: int | None, use_activation: bool | None) -> Floats:
+        if self._projections:
+            x = _computed(self._projections, x)
         x = x[:, : dimensions or self.size]
         wanted = self.spec.normalise if use_activation is None else use_activation
         if not wanted:
             return x
-        norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        return x / norms.clamp_min(_LEAST_NORM)
+        norms = np.sqrt(np.square(x).sum(1, keepdims=True))
+        unit: Floats = x / np.maximum(norms, np.float32(_LEAST_NORM))
+        return unit
 
-    def _classified(self, x: Tensor, use_activation: bool | None) -> Tensor:
-        for op in self._labels:
-            x = op(x)
+    def _classified(self, x: Floats, use_activation: bool | None) -> Floats:
         classifier = self.spec.classifier
         if use_activation is False or classifier is None:
-            return x
-        if classifier.activation == "softmax":
-            return x.softmax(-1)
-        return activation(classifier.activation)(x)
+            return _computed(self._labels, x)
+        return _computed([*self._labels, activation(classifier.activation)], x)
+
+
+@torch.inference_mode()
+def _computed(ops: Sequence[Op], x: Floats) -> Floats:
+    made = torch.from_numpy(x)
+    for op in ops:
+        made = op(made)
+    found: Floats = made.numpy()
+    return found
 
 
 def _width(spec: PoolerSpec, hidden_size: int) -> int:
@@ -102,22 +107,24 @@ def _width(spec: PoolerSpec, hidden_size: int) -> int:
     return min(made, spec.cut_to or made)
 
 
-def _pooled(x: Tensor, pooling: PoolingType, num_tokens: int) -> Tensor:
+def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
     """[1, H] of the states that a kind of pooling is made of, or of all."""
+    made: Floats
     match pooling:
         case "mean":
-            return x.sum(0, keepdim=True) / num_tokens
+            made = x.sum(0, keepdims=True) / num_tokens
         case "mean_sqrt_len":
-            return x.sum(0, keepdim=True) / math.sqrt(num_tokens)
+            made = x.sum(0, keepdims=True) / math.sqrt(num_tokens)
         case "max":
-            return x.amax(0, keepdim=True)
+            made = x.max(0, keepdims=True)
         case "weightedmean":  # by the places of tokens, which count from 1
-            weights = torch.arange(1, num_tokens + 1, dtype=x.dtype)
-            return (weights @ x / weights.sum())[None]
+            weights = np.arange(1, num_tokens + 1, dtype=np.float32)[:, None]
+            made = (weights * x).sum(0, keepdims=True) / weights.sum()
         case "cls":
-            return x[:1]
+            made = x[:1]
         case "last":
-            return x[-1:]
+            made = x[-1:]
+    return made
 
 
 def load_head(
