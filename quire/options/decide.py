@@ -47,7 +47,6 @@ def resolve(
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
-    block_size = _block_size(options, spec, quantization or dtype, notes)
     batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
     batch_processors, request_processors = _processors(options)
     speculation = speculation_for(
@@ -63,7 +62,7 @@ def resolve(
         dtype=dtype,
         quantization=quantization,
         max_model_len=_max_model_len(options, spec),
-        block_size=block_size,
+        block_size=_block_size(options, spec, quantization or dtype, notes),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=options.enable_prefix_caching is not False,
