@@ -23,6 +23,7 @@ from quire.plan.planner import Planner
 from quire.request import Request
 from quire.results.finished import Results
 from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
+from quire.results.telling import Telling
 from quire.results.text_watch import Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
@@ -59,12 +60,14 @@ class Run:
         prepare_media: Callable[[Request], Preparing | None] = lambda request: None,
         between_steps: Callable[[], None] = lambda: None,
         on_finished: Callable[[RequestOutput], None] = lambda output: None,
+        paced: bool = False,
     ) -> None:
-        """`on_finished` gets every output that is the last of its request, as a whole."""
+        """`on_finished` gets every output that is the last of its request, as a whole. `paced`:
+        where telling of those that grow takes long, it is not done after each step."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
-        self._on_finished = on_finished
+        self._on_finished, self._telling = on_finished, Telling(paced=paced)
         self._not_ready: deque[Pending] = deque()
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
         self._cancelled, self._num_seen = list[Result](), 0
@@ -114,7 +117,8 @@ class Run:
         yield from self._made_ready(wait=self._engine.idle)
         if not self._engine.idle:
             report = self._step()
-            yield from self._grown(report.grown)
+            if due := self._telling.due(report):
+                yield from self._telling.timed(self._grown(due))
             for sequence in report.ended:
                 yield from self._ended(sequence)
         self._between_steps()

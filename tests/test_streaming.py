@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire import LLM, RequestOutput, RequestOutputKind, SamplingParams
+from quire.results import telling
+from quire.results.telling import Telling
 from tests.inputs.makers import save, train_sentencepiece
 from tests.parity.prompts import OPENINGS
 from tests.tiny_llm import CONFIG, tiny_llm
@@ -113,6 +117,22 @@ def test_the_new_parts_of_a_stream_join_to_the_final_text(
     prompts = [rng.choice(OPENINGS)[: rng.randint(2, 30)] for _ in range(count)]
     params = [random_params(rng, RequestOutputKind.DELTA) for _ in prompts]
     check_deltas(llms[kind], prompts, params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_several_steps_join_to_the_final_text(
+    llms: dict[str, LLM], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where telling takes as long as many steps."""
+    rng, ticks = random.Random(kind), itertools.count()
+    prompts = [rng.choice(OPENINGS)[: rng.randint(2, 30)] for _ in range(20)]
+    params = [random_params(rng, RequestOutputKind.DELTA) for _ in prompts]
+    often = len(list(llms[kind].stream(prompts, params, tokens=True)))
+    monkeypatch.setattr(telling, "FREE_SECONDS", 0.0)
+    slow = partial(Telling, clock=lambda: next(ticks) * 1e-4)
+    monkeypatch.setattr("quire.run.Telling", lambda paced: slow(paced=True))
+    check_deltas(llms[kind], prompts, params)
+    assert len(list(llms[kind].stream(prompts, params, tokens=True))) < 0.7 * often
 
 
 def test_only_the_end_comes_where_only_the_end_is_wanted(llms: dict[str, LLM]) -> None:

@@ -45,6 +45,9 @@ class StopStrings:
         # So many characters of the past may belong to a stop that completes later.
         self.hold = max((len(stop) - 1 for stop in self._stops), default=0)
 
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
     def num_open(self) -> int:
         """How many characters at the end of the text may be the beginning of a stop, so that a
         stream must not show them yet: of "the EN" with the stop "END" two."""

@@ -30,10 +30,14 @@ class StopWatch:
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
         self._pieces: list[str] = []
+        self._unread: list[int] = []
         self._num_tokens, self._min_tokens = 0, params.min_tokens
         self._match: StopMatch | None = None
 
     def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
+        if not self._stops:  # its text is read when somebody is shown it
+            self._unread += token_ids
+            return None
         # Of tokens before the least number the text is taken, and a stop in it is none.
         early = max(self._min_tokens - 1 - self._num_tokens, 0)
         self._num_tokens += len(token_ids)
@@ -56,15 +60,26 @@ class StopWatch:
 
     def shown(self) -> str:
         """The text so far, without what may still become part of a stop string."""
-        text = "".join(self._pieces)
+        text = self._joined()
         return text[: len(text) - self._stops.num_open()]
 
     def text(self) -> str:
         """The whole text of an answer that ended, cut where a stop string was found."""
         if self._match is not None:
-            return "".join(self._pieces)[: self._match.cut_at]
+            return self._joined()[: self._match.cut_at]
+        self._read()
         self._pieces.append(self._text.finish())
-        return "".join(self._pieces)
+        return self._joined()
+
+    def _read(self) -> None:
+        if self._unread:
+            self._pieces.append(self._text.push(self._unread))
+            self._unread = []
+
+    def _joined(self) -> str:
+        self._read()
+        self._pieces = ["".join(self._pieces)]
+        return self._pieces[0]
 
 
 class Shown:

@@ -135,7 +135,7 @@ class EngineThread:
         self.in_engine: dict[int, Submission] = {}  # the same by their numbers there
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
-        self._run: Run = session.new_run(self._between_steps)
+        self._run: Run = session.new_run(self._between_steps, paced=True)
         self._thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
         self._thread.start()
 

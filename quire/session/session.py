@@ -120,7 +120,7 @@ class Session:
         """Drive the engine over these windows."""
         return self.new_run(between_steps).outputs(windows)
 
-    def new_run(self, between_steps: Callable[[], None]) -> Run:
+    def new_run(self, between_steps: Callable[[], None], *, paced: bool = False) -> Run:
         """A run that is yet to be given its windows."""
         return Run(
             self.engine,
@@ -131,6 +131,7 @@ class Session:
             prepare_media=partial(self.media.prepare, self.engine.scheduler.media.holds),
             between_steps=between_steps,
             on_finished=self._metrics.count,
+            paced=paced,
         )
 
     def plan(

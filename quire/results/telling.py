@@ -1,0 +1,48 @@
+"""When readers are told of answers that grow: after every step, unless telling takes longer than
+the steps between.
+
+An output for each of 512 answers costs the engine's thread several steps of a small model. So it is
+told at most half of the time; an output then has the tokens of several steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from quire.outputs import RequestOutput
+from quire.scheduler.reports import Grown, StepReport
+from quire.scheduler.sequence import Sequence
+
+FREE_SECONDS = 0.002  # of the processor: this much is no matter after every step
+Result = tuple[int, RequestOutput]
+
+
+class Telling:
+    """What has grown and was not yet told."""
+
+    def __init__(self, *, paced: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
+        """One that is not `paced` is told of every step, whatever that takes."""
+        self._paced, self._clock = paced, clock
+        self._owed: dict[Sequence, Grown] = {}
+        self._next = 0.0  # when it may be told again
+
+    def due(self, report: StepReport) -> list[Grown]:
+        """What is to be told now, of this step and of earlier ones: the newest of each answer. What
+        ended is not: its last output tells all of it."""
+        self._owed.update((one.sequence, one) for one in report.grown)
+        for sequence in report.ended:
+            self._owed.pop(sequence, None)
+        if not self._owed or self._clock() < self._next:
+            return []
+        due, self._owed = list(self._owed.values()), {}
+        return due
+
+    def timed(self, outputs: Iterator[Result]) -> Iterator[Result]:
+        """These outputs; how long they took to make says when there may be others. Of the
+        processor: others on the machine are no reason to tell less."""
+        before = time.thread_time()
+        yield from outputs
+        took = time.thread_time() - before
+        if self._paced and took > FREE_SECONDS:
+            self._next = self._clock() + took
