@@ -70,6 +70,8 @@ class RestingAttention(ReferenceAttention):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         stored = self.inputs.slots >= 0
+        if stored.all():
+            return super().rope_and_store(qk, v, cos, sin, keys, values, norms)
         some = replace(self.inputs, slots=self.inputs.slots[stored])
         writer = ReferenceAttention(self.shape, some, self.window)
         turn = cos[stored], sin[stored]
@@ -172,30 +174,28 @@ class PlainOps(PlainGuesses):
         temperature = sampling_columns.temperature[at]
         tokens, top = best(logits)
         failed = ~top.isfinite() & (rows >= 0)
-        for line in ((temperature > 0) & (rows >= 0) & ~failed).nonzero()[:, 0].tolist():
-            one = slice(line, line + 1)
-            key = sampling_columns.noise_key[at[one]]
+        top_k = sampling_columns.top_k[at].long()
+        log_min_p, top_p = sampling_columns.log_min_p[at], sampling_columns.top_p[at]
+        drawn = (temperature > 0) & (rows >= 0) & ~failed
+        is_open = (top_k == 0) & (top_p == 1) & (log_min_p < -1e30)
+        assert truncated or not (drawn & ~is_open).any(), "rows with limits in a plan without"
+        groups = [(drawn & is_open).nonzero()[:, 0], *(drawn & ~is_open).nonzero()]
+        for some in filter(len, groups):
+            key = sampling_columns.noise_key[at[some]]
             keys = NoiseKeys(
                 key & 0xFFFFFFFF,
                 key >> 32 & 0xFFFFFFFF,
-                sampling_columns.sample[at[one]].long(),
-                next_at[one].long(),
+                sampling_columns.sample[at[some]].long(),
+                next_at[some].long(),
             )
-            scores, highest = logits[one].float() / temperature[one, None], top[one]
-            highest = highest / temperature[one]
-            top_k = sampling_columns.top_k[at[one]].long()
-            limits = Limits(
-                torch.where(top_k > 0, top_k, NO_TOP_K),
-                sampling_columns.log_min_p[at[one]],
-                sampling_columns.top_p[at[one]],
-            )
-            is_open = int(top_k) == 0 and float(limits.top_p) == 1 and float(limits.min_p) < -1e30
-            if is_open:
-                tokens[one] = draw_from_all(scores, highest, tokens[one], keys)
+            scores = logits[some].float() / temperature[some, None]
+            highest = top[some] / temperature[some]
+            if is_open[some[0]]:
+                tokens[some] = draw_from_all(scores, highest, tokens[some], keys)
                 continue
-            assert truncated, "a row with limits in a plan that has none"
-            (kept,) = truncate(scores, highest, limits)
-            tokens[one] = draw_among(kept.values, kept.tokens, kept.num_kept, keys)
+            kinds = torch.where(top_k > 0, top_k, NO_TOP_K)[some], log_min_p[some], top_p[some]
+            (kept,) = truncate(scores, highest, Limits(*kinds))
+            tokens[some] = draw_among(kept.values, kept.tokens, kept.num_kept, keys)
         return tokens, failed
 
     def score(
