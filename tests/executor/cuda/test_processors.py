@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,17 +56,22 @@ def asked() -> list[Request]:
     ]
 
 
+@cache
+def wanted(make: Callable[[], list[Request]]) -> list[Sequence]:
+    """What the plain runner gives."""
+    plain = small_config(num_blocks=256)
+    return answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, make())
+
+
 def told(sequences: list[Sequence]) -> list[tuple[list[int], str | None, str]]:
     return [(s.output_ids.tolist(), s.finish_reason, str(s.error)) for s in sequences]
 
 
 @pytest.mark.parametrize(("depth", "max_repeat"), [(1, 1), (2, 8), (3, 32)])
 def test_any_depth_and_repeat_gives_the_plain_runners_tokens(depth: int, max_repeat: int) -> None:
-    plain = small_config(num_blocks=256)
-    expected = answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, asked())
     config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=128)
     found = answers(PlainExecutor(config, SPEC, WEIGHTS), config, asked())
-    assert told(found) == told(expected)
+    assert told(found) == told(wanted(asked))
     failed = [s for s in found if s.error is not None]
     assert failed and all(isinstance(s.error, ProcessorFailed) for s in failed)
     assert {failing} == {p for s in failed for p in s.request.processors}
@@ -130,19 +136,20 @@ def long_words() -> list[Request]:
     return made
 
 
+def many() -> list[Request]:
+    return [*asked(), *(replace(one, number=one.number + 50) for one in long_words())]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_that_are_aborted_before_they_drew_leave_nothing_behind(seed: int) -> None:
     """Their rows are taken by others at once, while what they were to draw is still to be drawn."""
-    many = [*asked(), *(replace(one, number=one.number + 50) for one in long_words())]
-    plain = small_config(num_blocks=256)
-    expected = answers(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, many)
-    wanted = {(s.request.number, s.sample): told([s]) for s in expected}
+    expected = {(s.request.number, s.sample): told([s]) for s in wanted(many)}
     config = small_config(depth=2, max_repeat=8, num_blocks=128, max_num_seqs=6)
     executor, rng = PlainExecutor(config, SPEC, WEIGHTS), random.Random(seed)
     pool = BlockPool(executor.start().num_blocks, block_size=config.block_size)
     engine = Engine(Scheduler(pool, Limits.in_engine(config)), executor, depth=2)
     waiting = {}
-    for order, request in enumerate(many):
+    for order, request in enumerate(many()):
         samples = [Sequence(request, i, order) for i in range(request.params.n)]
         waiting[order] = samples
         engine.add(samples)
@@ -152,9 +159,9 @@ def test_rows_that_are_aborted_before_they_drew_leave_nothing_behind(seed: int) 
         left = [o for o, samples in waiting.items() if not any(s.finish_reason for s in samples)]
         if left and rng.random() < 0.1:
             engine.abort(waiting.pop(rng.choice(left)))
-    assert len(waiting) < len(many) and len(ended) > 10
+    assert len(waiting) < len(many()) and len(ended) > 10
     for one in ended:
-        assert told([one]) == wanted[one.request.number, one.sample]
+        assert told([one]) == expected[one.request.number, one.sample]
     assert pool.num_free == pool.num_blocks and not executor.runner._draws._pending
 
 
