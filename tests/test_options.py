@@ -390,6 +390,16 @@ def test_engine_args_read_a_command_line() -> None:
     ]:
         read = parser.parse_args(["--model", "m", "--no-enable-chunked-prefill", *words])
         assert read.enable_prefix_caching is meant and read.enable_chunked_prefill is False
+    short = parser.parse_args(["--model", "m", "-tp=2", "-dp", "3", "-q", "int8", "-O3", "-ep"])
+    assert (short.tensor_parallel_size, short.data_parallel_size, short.quantization) == (
+        2,
+        3,
+        "int8",
+    )
+    for word, tokens in [("8k", 8000), ("8K", 8192), ("1.5m", 1_500_000), ("auto", "auto")]:
+        assert parser.parse_args(["--max-model-len", word]).max_model_len == tokens
+    with pytest.raises(InvalidOption, match=r"max_model_len .* '1\.5K'"):
+        EngineArgs.from_cli_args(parser.parse_args(["--model", "m", "--max-model-len", "1.5K"]))
     with pytest.raises(InvalidOption, match="--model"):
         EngineArgs.from_cli_args(argparse.Namespace(seed=1))
     with pytest.raises(InvalidOption, match="--model"):

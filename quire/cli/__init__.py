@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
         except _Usage as error:
             described = io.StringIO()
             error.show(described)
-            more = _value_of(error) + _without_a_name(error)
+            more = _value_of(error) + _other_spelling(error)
             terminal.say(described.getvalue().rstrip("\n") + more, err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
@@ -106,9 +106,9 @@ def _value_of(error: Any) -> str:
     return "" if found is None else f", got {rules.show(found()[0]['input'])}"
 
 
-def _without_a_name(error: Any) -> str:
-    """What to write instead of an option that is an argument here: `serve --model X`, `serve -m X`
-    as other commands have it."""
+def _other_spelling(error: Any) -> str:
+    """What to write instead of an option that is an argument here (`serve --model X`, `serve -m X`
+    as other commands have it), or that is one of the engine's (`serve X --max-model-len 4096`)."""
     word = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
     if not word or error.ctx is None:
         return ""
@@ -116,6 +116,13 @@ def _without_a_name(error: Any) -> str:
         if parameter.param_type_name == "argument" and parameter.name.startswith(word):
             path, name = error.ctx.command_path, parameter.name.upper()
             return f"\nThe {parameter.name} is given without an option: {path} {name} ..."
+    from quire.options.table import OPTIONS
+
+    takes_options = any("--option" in parameter.opts for parameter in error.ctx.command.params)
+    name = word if word in OPTIONS else word.removeprefix("no_")
+    if takes_options and name in OPTIONS:
+        value = "VALUE" if name == word else "false"
+        return f"\nAn option of the engine is given as --option {name}={value}"
     return ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import InvalidOption
@@ -12,6 +13,23 @@ from quire.options.checks import text
 from quire.options.parse import Options, parse_options
 from quire.options.table import OPTIONS
 from quire.params.unknown import names_unknown
+
+# Flags of one dash that scripts and their readers type for an option.
+_SHORT = {
+    "attention_config": "-ac",
+    "compilation_config": "-cc",
+    "data_parallel_size": "-dp",
+    "enable_expert_parallel": "-ep",
+    "optimization_level": "-O",
+    "pipeline_parallel_size": "-pp",
+    "quantization": "-q",
+    "speculative_config": "-sc",
+    "tensor_parallel_size": "-tp",
+}
+# What stands behind a number of tokens or bytes: --max-model-len 8k, --kv-cache-memory-bytes 2G.
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_AMOUNTS = ("kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens")
+_BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class _EngineArgs:
@@ -54,19 +72,21 @@ class _EngineArgs:
     @staticmethod
     def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
         """Adds --model and a flag for every option: --max-model-len 4096, --no-enforce-eager,
-        --enable-prefix-caching (or with true or false behind it)."""
+        --enable-prefix-caching (or with true or false behind it), -tp 2."""
         parser.add_argument("--model", default=None)
         for name, option in OPTIONS.items():
             flag = "--" + name.replace("_", "-")
+            flags = [flag, _SHORT[name]] if name in _SHORT else [flag]
             if isinstance(option.default, bool):
-                parser.add_argument(flag, action=BooleanOptionalAction, default=option.default)
+                parser.add_argument(*flags, action=BooleanOptionalAction, default=option.default)
             elif option.is_flag:  # of three: unset is what quire chooses
-                parser.add_argument(flag, nargs="?", const=True, type=_value, default=None)
+                parser.add_argument(*flags, nargs="?", const=True, type=_value, default=None)
                 parser.add_argument(
                     f"--no-{flag[2:]}", dest=name, action="store_false", default=SUPPRESS
                 )
             else:
-                parser.add_argument(flag, type=_value, default=option.default)
+                read = _amount if name in _AMOUNTS else _value
+                parser.add_argument(*flags, type=read, default=option.default)
         return parser
 
 
@@ -76,6 +96,16 @@ def _value(word: str) -> Any:
         return json.loads(word)
     except ValueError:
         return word
+
+
+def _amount(word: str) -> Any:
+    """8k as 8000, 8K as 8192, 1.5m as 1500000; else a word as `_value` reads it."""
+    number, unit = word[:-1], word[-1:]
+    if number.isdecimal() and unit in _BINARY_UNITS:
+        return int(number) * _BINARY_UNITS[unit]
+    if unit in _UNITS and number.replace(".", "", 1).isdecimal():
+        return int(Decimal(number) * _UNITS[unit])
+    return _value(word)
 
 
 def _field(name: str) -> tuple[str, Any, Any]:

@@ -134,6 +134,22 @@ def test_an_argument_written_as_an_option_is_said_to_have_none(
 
 
 @pytest.mark.parametrize(
+    ("flag", "instead"),
+    [
+        ("--max-model-len", "--option max_model_len=VALUE"),
+        ("--no-enable-prefix-caching", "--option enable_prefix_caching=false"),
+    ],
+)
+def test_an_option_of_the_engine_as_an_option_of_a_verb_is_said_to_be_one(
+    flag: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", "smollm2", flag) == exits.USAGE
+    assert instead in capsys.readouterr().err
+    assert run("report", "x.jsonl", flag) == exits.USAGE  # a verb without an engine
+    assert "--option" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "code"),
     [
         (ModelNotFound("nothing at x; pull it first"), 69),
