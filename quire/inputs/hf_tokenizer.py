@@ -21,6 +21,7 @@ from quire.inputs.sentencepiece_file import sentencepiece_metadata
 from quire.inputs.tiktoken_file import is_tiktoken, tiktoken_backend
 from quire.inputs.tokenizer import Tokenizer
 from quire.weights.checkpoint import check_inside
+from quire.weights.json_file import refuse_pointer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -93,8 +94,7 @@ def _read_bytes(directory: Path, path: Path) -> bytes:
             f"{path} has {size:,} bytes; a tokenizer file has at most {_LARGEST_FILE:,}"
         )
     raw = path.read_bytes()
-    if raw.startswith(b"version https://git-lfs"):
-        raise CorruptModel(f"{path} is only a pointer of Git LFS; run: git lfs pull")
+    refuse_pointer(raw, str(path))
     return raw
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.weights.formats import SAFETENSORS_DTYPES, StoredTensor, check_no_overlap, num_bytes_of
-from quire.weights.json_file import parse_object, read_json
+from quire.weights.json_file import parse_object, read_json, refuse_pointer
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -48,12 +48,9 @@ def _indexed(directory: Path) -> dict[str, StoredTensor]:
     headers = {
         name: read_header(checked_file(directory, name)) for name in sorted({*weight_map.values()})
     }
-    tensors = {}
-    for key, name in weight_map.items():
-        if key not in headers[name]:
-            raise CorruptModel(f"{INDEX} says that {name} holds {key!r}, but it does not")
-        tensors[key] = headers[name][key]
-    return tensors
+    # An index may name what its files lack: the head of a tied model, layers that were cut off.
+    # What the model needs of it is missed by name when it is read.
+    return {key: headers[name][key] for key, name in weight_map.items() if key in headers[name]}
 
 
 def _loose_files(directory: Path) -> list[str]:
@@ -104,6 +101,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file, each claim checked against the file's size."""
     size = path.stat().st_size
     with path.open("rb") as file:
+        refuse_pointer(file.read(64), path.name)
+        file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise CorruptModel(

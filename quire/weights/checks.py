@@ -79,7 +79,9 @@ def _stored_place(
         return part.gguf, part.gguf_within
     name = stored_name(part.hf, stored)
     if part.hf_else is not None and name not in stored:
-        return stored_name(part.hf_else[0], stored), part.hf_else[1]
+        other = stored_name(part.hf_else[0], stored)
+        if other in stored:
+            return other, part.hf_else[1]
     return name, part.hf_within
 
 

@@ -24,6 +24,7 @@ from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
 from quire.weights.checkpoint import checked_file
 from quire.weights.formats import GGUF_TYPES, READABLE, StoredTensor, check_no_overlap, num_bytes_of
 from quire.weights.gguf_split import part_names
+from quire.weights.json_file import refuse_pointer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -199,6 +200,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _read_header(cursor: _Cursor) -> tuple[int, int]:
+    refuse_pointer(cursor.data[:64], cursor.name)
     magic = cursor.data[:4]
     if magic != MAGIC:
         raise CorruptModel(

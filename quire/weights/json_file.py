@@ -12,6 +12,12 @@ from quire.errors import CorruptModel
 MAX_BYTES = 16 << 20
 
 
+def refuse_pointer(start: bytes, name: str) -> None:
+    """A clone without Git LFS has a few lines of text in place of each large file."""
+    if start.startswith(b"version https://git-lfs"):
+        raise CorruptModel(f"{name} is only a pointer of Git LFS; run: git lfs pull")
+
+
 def read_json(path: Path, *, limit: int = MAX_BYTES) -> dict[str, Any]:
     """The object in a JSON file of at most `limit` bytes."""
     size = path.stat().st_size
@@ -37,6 +43,7 @@ def parse_array(raw: bytes, name: str) -> list[Any]:
 
 
 def _parsed(raw: bytes, name: str) -> Any:
+    refuse_pointer(raw, name)
     try:
         return json.loads(raw, object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8, huge numbers

@@ -23,7 +23,12 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     """Every weight the model of this spec has."""
     family, vocab, hidden = family_named(spec.family), spec.vocab_size, spec.hidden_size
     names = family.outer_names
-    yield single("embed", (vocab, hidden), names.embed)
+    embed = single("embed", (vocab, hidden), names.embed)
+    if spec.tied_embeddings:  # a writer that stores each matrix once keeps either name
+        (part,) = embed.parts
+        head = (f"{names.head.hf}.weight", part.hf_within)
+        embed = replace(embed, parts=(replace(part, hf_else=head),))
+    yield embed
     if spec.learned_positions is not None:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)

@@ -214,11 +214,6 @@ def _sparse(directory: Path) -> None:
         file.truncate(200 << 20)
 
 
-def _not_there(directory: Path) -> None:
-    _index("x.safetensors")(directory)
-    _write(directory / "x.safetensors", safetensors_bytes({"other": one()["t"]}))
-
-
 def _twice(directory: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         _write(directory / name, safetensors_bytes(one()))
@@ -242,7 +237,6 @@ DIRECTORIES: dict[str, Callable[[Path], None]] = {
     "index with a number": _index(7),
     "index with a list": _index(["x.safetensors"]),
     "index with a file that is not there": _index("x.safetensors"),
-    "index with a tensor that is not there": _not_there,
     "index without a map": _raw_index("{}"),
     "index with an empty map": _raw_index('{"weight_map": {}}'),
     "index with a map that is a list": _raw_index('{"weight_map": ["x"]}'),

@@ -147,6 +147,38 @@ def test_a_checkpoint_of_the_bare_model_needs_no_prefix(tmp_path: Path) -> None:
     assert_same(weights, as_quire_names_them(model.state_dict(), spec))
 
 
+def test_a_tied_matrix_may_be_stored_as_the_head_alone(tmp_path: Path) -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    matrix = state.pop("model.embed_tokens.weight")
+    save_file({**state, "lm_head.weight": matrix}, tmp_path / "model.safetensors")
+    spec, weights = read(tmp_path)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(CorruptModel, match=r"'model\.embed_tokens\.weight' is missing"):
+        read(tmp_path)
+
+
+def test_an_index_may_name_tensors_that_nothing_needs(tmp_path: Path) -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    norm = index["weight_map"]["model.norm.weight"]
+    path.write_text(json.dumps({"weight_map": {**index["weight_map"], "lm_head.weight": norm}}))
+    spec, weights = read(tmp_path)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_called_one(name: str, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(CorruptModel, match="git lfs pull"):
+        read(tmp_path / name if name.endswith(".gguf") else tmp_path)
+
+
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_a_checkpoint_is_converted_to_the_dtype_asked_for(
