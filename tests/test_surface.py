@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
+import io
 import logging
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import quire
@@ -282,6 +286,31 @@ def test_libraries_that_import_vllm_find_quire(alias: str, version: str) -> None
 def test_the_page_for_clients_lists_every_module() -> None:
     page = (ROOT / "docs" / "clients.md").read_text()
     assert [name for name in MODULES if f"`{name}`" not in page] == []
+
+
+def test_pictures_and_seeds_of_scripts_are_what_their_names_say() -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    import torch
+
+    set_random_seed = importlib.import_module("quire.model_executor.utils").set_random_seed
+    convert_image_mode = importlib.import_module("quire.multimodal.image").convert_image_mode
+    utils = importlib.import_module("quire.multimodal.utils")
+
+    clear = pillow.new("RGBA", (3, 2), (255, 0, 0, 0))
+    assert convert_image_mode(clear, "RGB").getpixel((0, 0)) == (255, 255, 255)
+    assert convert_image_mode(clear, "L").mode == "L"
+    head, _, written = utils.encode_image_url(clear).partition(",")
+    assert head == "data:image/png;base64" and written == utils.encode_image_base64(clear)
+    read = pillow.open(io.BytesIO(base64.b64decode(written)))
+    assert (read.size, read.mode, read.getpixel((2, 1))) == ((3, 2), "RGB", (255, 255, 255))
+    kept = utils.encode_image_base64(clear, image_mode=None)
+    assert pillow.open(io.BytesIO(base64.b64decode(kept))).mode == "RGBA"
+
+    drawn = []
+    for _ in range(2):
+        set_random_seed(7)
+        drawn.append((random.random(), np.random.random(), torch.rand(1).item()))  # noqa: NPY002
+    assert drawn[0] == drawn[1]
 
 
 def test_objects_for_options_say_what_they_were_given() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import sys
 import uuid
@@ -102,6 +103,17 @@ def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
     """Its first 16 numbers, and how many there are."""
     shown = ", ".join(map(str, embeds[:16])) + (", ..." if len(embeds) > 16 else "")
     print(f"{prefix}: [{shown}] (size={len(embeds)})")  # noqa: T201
+
+
+def set_random_seed(seed: int | None) -> None:
+    """Of Python, numpy and torch, for what the script draws; LLM(seed=...) is the engine's."""
+    if seed is not None:
+        import numpy as np
+        import torch
+
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
 
 
 def random_uuid() -> str:
