@@ -39,7 +39,8 @@ class LLMControls:
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many devices compute together; replicas count if `include_dp`."""
-        return self._session.world_size if include_dp else 1
+        ranks: int = self._session.model.config.tensor_parallel_size
+        return ranks * self._session.num_replicas if include_dp else ranks
 
     def get_metrics(self) -> list[Metric]:
         """What was done since the LLM was made: counters, gauges and histograms with vLLM's names

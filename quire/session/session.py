@@ -316,8 +316,8 @@ class Session:
             return self.model.executor.load_weights(named)
 
     @property
-    def world_size(self) -> int:
-        """Devices that compute."""
+    def num_replicas(self) -> int:
+        """Engines that each have the whole model, of one rank or several."""
         return 1
 
     @property

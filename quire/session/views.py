@@ -67,12 +67,26 @@ class CacheConfigView:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfigView:
+    """`vllm_config.parallel_config`; its world is one replica."""
+
+    tensor_parallel_size: int
+    data_parallel_size: int
+    pipeline_parallel_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
 class VllmConfigView:
     """`llm.llm_engine.vllm_config`, as far as scripts look into it."""
 
     model_config: ModelConfigView
     cache_config: CacheConfigView
     scheduler_config: SchedulerFacts
+    parallel_config: ParallelConfigView
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +117,8 @@ class EngineView(StepMethods, RestingView):
             config.gpu_memory_utilization,
         )
         scheduler = SchedulerFacts(config.max_num_seqs, config.max_num_batched_tokens)
-        return VllmConfigView(self.model_config, cache, scheduler)
+        ranks = ParallelConfigView(config.tensor_parallel_size, self._session.num_replicas)
+        return VllmConfigView(self.model_config, cache, scheduler, ranks)
 
     def get_vllm_config(self) -> VllmConfigView:
         return self.vllm_config

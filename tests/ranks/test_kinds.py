@@ -23,6 +23,8 @@ def test_decoders_embed_on_ranks(tmp_path: Path) -> None:
         options = {"convert": "embed", "pooler_config": {"pooling_type": "MEAN"}}
         with open_llm(tmp_path, tensor_parallel_size=size, **options) as llm:
             outputs = llm.embed(texts(), use_tqdm=False)
+            assert llm.get_world_size() == llm.get_world_size(include_dp=False) == size
+            assert llm.llm_engine.vllm_config.parallel_config.tensor_parallel_size == size
         found.append(np.array([one.outputs.embedding for one in outputs]))
     assert np.abs(found[0] - found[1]).max() < 1e-5
 

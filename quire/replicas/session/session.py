@@ -126,7 +126,7 @@ class ReplicaSession(Session):
             self._replicas.add(Task(request.number, cost, asked, request, size, beginning))
 
     @property
-    def world_size(self) -> int:
+    def num_replicas(self) -> int:
         return self._replicas.num_replicas
 
     def close(self) -> None:
