@@ -1,8 +1,10 @@
-"""Images that nobody means well with, or that broke on their way: bytes by name."""
+"""Images that nobody means well with, or that broke on their way: bytes by name; and how bytes of
+any medium are broken."""
 
 from __future__ import annotations
 
 import io
+import random
 import struct
 import zlib
 from typing import Any
@@ -30,6 +32,19 @@ def png(width: int, height: int, data: bytes = b"", *, depth: int = 8, colour: i
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     pixels = chunk(b"IDAT", zlib.compress(data))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + chunk(b"IEND", b"")
+
+
+def changed(data: bytes, at: int, new: bytes) -> bytes:
+    """With other bytes from there on."""
+    return data[:at] + new + data[at + len(new) :]
+
+
+def noisy(data: bytes, first: int, count: int = 40) -> bytes:
+    """Some bytes are others, from the first that may be."""
+    made, rng = bytearray(data), random.Random(3)
+    for _ in range(count):
+        made[rng.randrange(first, len(made))] = rng.randrange(256)
+    return bytes(made)
 
 
 def refused() -> dict[str, bytes]:

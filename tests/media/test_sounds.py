@@ -22,6 +22,7 @@ from quire.families.media.rules import Samples
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.samples import blocks
 from quire.inputs.media.sounds import ArraySound, EncodedSound
+from tests.media.abuse import changed, noisy
 from tests.media.hearing import EARS, HEARING, RATE, tone, wav
 from tests.media.tiny import TinyModel, save_tiny
 
@@ -65,6 +66,36 @@ def riff(
     )
     body = b"WAVE" + chunk(b"fmt ", about) + chunk(b"data", data, length)
     return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def headers_that_lie(whole: dict[str, bytes]) -> dict[str, bytes]:
+    """Rates, lengths and blocks that there are none of."""
+    flac, aiff, caf, au = (whole[kind] for kind in ("FLAC", "AIFF", "CAF", "AU"))
+    about = aiff.index(b"COMM")
+    large = chunk(b"ds64", struct.pack("<QQQI", 1 << 63, (1 << 63) - 1, 1 << 62, 0))
+    adpcm = chunk(b"fmt ", struct.pack("<HHIIHHHH", 0x11, 1, RATE, RATE, 0, 4, 2, 505))
+    doubles = {name: struct.pack(">d", float(name)) for name in ("nan", "1e308", "-8000")}
+    return {
+        "RF64 of 2^63": b"RF64\xff\xff\xff\xffWAVE" + large + riff()[12:],
+        "W64 of empty chunks": whole["W64"][:40] + bytes(48_000),
+        "ADPCM without blocks": riff()[:12] + adpcm + riff()[36:],
+        "a rate of 2^31": riff(rate=1 << 31),
+        "a second format": riff()[:36] + riff(channels=31)[12:36] + riff()[36:],
+        "255 bits": riff(bits=255),
+        "AIFF without an end": changed(aiff, about + 16, b"\x7f\xff\x80" + bytes(7)),
+        "AU that begins far away": changed(au, 4, b"\xff\xff\xff\xf0"),
+        "AU in a code of its own": changed(au, 12, struct.pack(">I", 99)),
+        **{f"CAF with a rate of {name}": changed(caf, 20, one) for name, one in doubles.items()},
+        "FLAC without a rate": changed(flac, 18, bytes(2) + bytes([flac[20] & 15])),
+        "FLAC with a picture of 16 MB": flac[:4] + b"\x06\xff\xff\xff" + flac[42:],
+        "FLAC with noise": noisy(flac, 60),
+        "FLAC that lacks seven bytes": flac[:-7],
+        "Ogg with noise": noisy(whole["OGG"], 200),
+        "Ogg without its middle": whole["OGG"][:4000] + whole["OGG"][4600:],
+        "MP3 with noise": noisy(whole["MP3"], 100, 200),
+        "MP3 behind a tag of 256 MB": b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f" + whole["MP3"],
+        "MP3 of headers": b"\xff\xfb\x90\x00" * 50_000,
+    }
 
 
 def refused() -> dict[str, bytes]:
@@ -113,7 +144,7 @@ def refused() -> dict[str, bytes]:
         "mp3 of rubbish": b"\xff\xfb\x90\x00" + bytes(3) + rubbish[:200],
         "flac that says more": whole["FLAC"][:21] + b"\x0f\xff\xff\xff\xff" + whole["FLAC"][26:],
     }
-    return made
+    return {**made, **headers_that_lie(whole)}
 
 
 @pytest.fixture(scope="module")

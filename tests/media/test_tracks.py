@@ -20,7 +20,9 @@ from quire.inputs.media import children as here
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.samples import blocks, part
 from quire.inputs.media.sounds import EncodedSound
+from tests.media.abuse import changed
 from tests.media.hearing import EARS, HEARING, RATE, tone
+from tests.media.test_sounds import encoded
 from tests.media.test_videos import mp4
 from tests.media.tiny import save_tiny
 
@@ -109,6 +111,11 @@ def refused() -> dict[str, bytes]:
         "twelve minutes of silence": track("ipod", np.zeros(720 * 8000, np.float32), 8000),
         "an hour's pause": track("matroska", tone(0.5), pause=3600.0),
         "AMR of nothing": b"#!AMR\n",
+        "AMR of silence": b"#!AMR\n" + b"\x7c" * 2_000_000,
+        "4 billion times": changed(mp4_of, mp4_of.index(b"stts") + 8, b"\0\0\0\1" + b"\xff" * 8),
+        "chunks in a circle": changed(mp4_of, mp4_of.index(b"stsc") + 12, b"\xff" * 8),
+        "samples far away": changed(mp4_of, mp4_of.index(b"stco") + 12, b"\xff\xff\xff\xf0"),
+        "frames of headers": whole["adts"][:7] * 30_000,
     }
     return made
 
@@ -142,6 +149,16 @@ def test_a_header_that_lies_of_its_length_says_nothing(children: MediaChildren) 
     found = EncodedSound.of(data, RATE, children)
     assert found.about.seconds == pytest.approx(0.5, abs=0.1)
     assert len(found.open()) == found.num_samples
+
+
+def test_a_flac_that_was_written_into_a_pipe_is_read_to_its_end(children: MediaChildren) -> None:
+    whole = encoded("FLAC", tone(2.0))
+    piped = changed(whole, 21, bytes([whole[21] & 0xF0, 0, 0, 0, 0]))  # a length of 36 bits
+    found, known = (EncodedSound.of(data, RATE, children) for data in (piped, whole))
+    assert found.size == (2 * RATE,) and np.array_equal(found.open(), known.open())
+    for bad in (piped[:-7], piped[:60], piped * 2):
+        with pytest.raises(InvalidPrompt, match="the sound"):
+            EncodedSound.of(bad, RATE, children)
 
 
 def test_the_way_out_is_named_without_av(

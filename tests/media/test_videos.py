@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import sys
+import time
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +29,7 @@ from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.coordinates import coordinates_of
 from quire.inputs.media.videos import FileVideo
 from quire.request import MediaItem, Span
+from tests.media.abuse import changed, noisy
 from tests.media.families import SEEING, SHAPED, qwen_inputs
 from tests.media.test_families import COUNT, Written, check
 from tests.media.tiny import FIRST_ADDED, TinyModel, picture, save_tiny
@@ -268,6 +272,55 @@ def test_files_are_decoded_frame_by_frame(
     ]
     for output in llm.generate([ask(one) for one in bad], SHORT, on_error="return", use_tqdm=False):
         assert isinstance(output.error, InvalidPrompt) and "video" in str(output.error)
+
+
+def gif(frames: int, width: int, height: int) -> bytes:
+    head = b"GIF89a" + struct.pack("<HH", width, height) + b"\x80\0\0\0\0\0\xff\xff\xff"
+    frame = b"!\xf9\4\0\1\0\0\0," + struct.pack("<HHHH", 0, 0, width, height)
+    return head + (frame + b"\0\2\2\x44\1\0") * frames + b";"
+
+
+def crafted() -> dict[str, bytes]:
+    whole, begins = mp4(40), b"\0\0\0\x18ftypmp42" + bytes(12)
+    nested = b"".join(struct.pack(">I", 8 * (5000 - i)) + b"moov" for i in range(5000))
+    packed = zlib.compress(bytes(20 << 20), 9)
+    moov = b"cmov\0\0\0\x0cdcomzlib" + struct.pack(">I", 12 + len(packed))
+    moov += b"cmvd\x7f\xff\xff\xf0" + packed
+
+    def table(box: bytes, *numbers: int) -> bytes:
+        return changed(whole, whole.index(box) + 8, struct.pack(f">{len(numbers)}I", *numbers))
+
+    return {
+        "a million frames": gif(1_000_000, 1, 1),
+        "65,535 pixels a side": gif(2, 65_535, 65_535),
+        "no pixels": gif(3, 0, 0),
+        "a million samples": table(b"stsz", 1, 1_000_000),
+        "4 billion samples": table(b"stsz", 1, 0xFFFFFFFF),
+        "fewer samples than times": table(b"stsz", 0, 3),
+        "times of 2^32": table(b"stts", 1, 40, 0xFFFFFFFF),
+        "2^31 times": table(b"stts", 1, 0x7FFFFFFF, 1),
+        "seconds of no parts": changed(whole, whole.index(b"mdhd") + 16, bytes(4)),
+        "boxes in boxes": begins + nested,
+        "a bomb for a header": begins + struct.pack(">II", len(moov) + 12, 0)[:4] + b"moov" + moov,
+        "an index without end": begins + (b"\0\0\0\x20sidx" + bytes(24)) * 10_000,
+        "a gap of 2^63": begins + b"\0\0\0\1free\x7f" + b"\xff" * 7 + whole,
+        "noise": noisy(whole, 600, 200),
+        "padding": (b"\x47\x1f\xff\x10" + b"\xff" * 184) * 10_000,
+        "start codes": b"\0\0\1\xba" * 20_000,
+        "tags of nothing": b"FLV\1\5\0\0\0\x09" + b"\0\0\0\0\x09\xff\xff\xff" * 1000,
+        "an archive": b"PK\3\4" + bytes(26) + whole,
+    }
+
+
+def test_videos_that_lie_cost_their_own_rows(llm: LLM) -> None:
+    bad, good = crafted(), mp4(2)
+    prompts = [ask(data) for each in bad.values() for data in (each, good)]
+    begun = time.monotonic()
+    outputs = llm.generate(prompts, SHORT, on_error="return", use_tqdm=False)
+    for name, output in zip(bad, outputs[::2], strict=True):
+        assert isinstance(output.error, InvalidPrompt) and "the video" in str(output.error), name
+    assert all(output.error is None for output in outputs[1::2])
+    assert time.monotonic() - begun < 60
 
 
 def test_one_frame_is_enough(llm: LLM) -> None:

@@ -150,13 +150,14 @@ def is_pillow(value: object) -> bool:
     return any(kind.__module__.startswith("PIL.") for kind in type(value).__mro__)
 
 
-def checked_size(width: int, height: int) -> tuple[int, int]:
+def checked_size(width: int, height: int, *, kind: str = "image") -> tuple[int, int]:
+    size = f"{width} x {height} pixels"
     if width < 1 or height < 1:
-        raise bad(f"is {width} x {height} pixels; either side has one at least")
+        raise bad_medium(kind, f"is {size}; either side has one at least")
     if width * height > MOST_PIXELS:
-        raise bad(f"has {width} x {height} pixels; at most {MOST_PIXELS:,} are read")
+        raise bad_medium(kind, f"has {size}; at most {MOST_PIXELS:,} are read")
     if max(width, height) > MOST_RATIO * min(width, height):
-        raise bad(f"is {width} x {height} pixels; one side is at most {MOST_RATIO} times the other")
+        raise bad_medium(kind, f"is {size}; one side is at most {MOST_RATIO} times the other")
     return width, height
 
 

@@ -28,7 +28,7 @@ from quire.inputs.media.samples import (
 )
 
 # Formats that hold their sound themselves: a playlist would name other files, and hosts.
-_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,asf,amr"
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,asf,amr,flac"
 _SOUGHT = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # whose times hold wherever one begins
 _SETTLED = 1.0  # seconds that a decoder is begun before what is wanted of it
 _JITTER = 0.05  # seconds by which times may be off: some formats count in thousandths

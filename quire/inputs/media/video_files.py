@@ -39,7 +39,7 @@ def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
             raise bad("holds no frames")
         if count / rate > MOST_SECONDS:
             raise bad(f"lasts {count / rate:,.0f} s; at most {MOST_SECONDS:,} s are read")
-        size = checked_size(stream.width, stream.height)
+        size = checked_size(stream.width, stream.height, kind="video")
     with _opened(raw) as container:
         turned = _turns(next(_decoded(container), None)) % 2
     yield {"frames": count, "rate": rate, "size": size[::-1] if turned else size}
@@ -67,7 +67,7 @@ def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
 
 
 def _pixels(frame: Any) -> Any:
-    checked_size(frame.width, frame.height)
+    checked_size(frame.width, frame.height, kind="video")
     return np.rot90(frame.to_ndarray(format="rgb24"), _turns(frame))
 
 

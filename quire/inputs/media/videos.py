@@ -92,7 +92,7 @@ class FileVideo:
             raise bad(f"has {len(raw):,} bytes; at most {MOST_BYTES:,} are read")
         content = content_hash(b"video", raw)
         found = children.header("video", raw, content)
-        frames, (width, height) = found["frames"], checked_size(*found["size"])
+        frames, (width, height) = found["frames"], checked_size(*found["size"], kind="video")
         if frames * width * height > MOST_DECODED:
             raise bad(
                 f"has {frames:,} frames of {width} x {height}; at most {MOST_DECODED:,} pixels in "
