@@ -83,6 +83,7 @@ def run_job(
         manifest = beginning.agreed(before, now, lock, reuse=options.reuse)
         if before is not None and beginning.is_finished(before, manifest, options):
             beginning.check_model_on_disk(before)
+            beginning.check_output(before, Path(manifest.output))
             num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
             return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
         check_first_rows(options, manifest, files)
@@ -222,7 +223,8 @@ class JobRun:
         for hashing in self._hashing.values():
             hashing.join(max(0.0, deadline - time.monotonic()))
         self._take_hashes()
-        self._change(status="finished", num_rows=work.num_rows, num_failed=num_failed)
+        self._manifest = self._manifest.finished(work.num_rows, num_failed)
+        self._manifest.save(self._job_dir)
         return num_failed
 
     def _stopped(self, stopped: JobStopped, signals: StopSignals) -> BaseException:

@@ -116,6 +116,16 @@ def check_model_on_disk(manifest: Manifest) -> None:
     check_model(manifest, {name: tuple(map(now, getattr(manifest, name))) for name in names})
 
 
+def check_output(manifest: Manifest, output: Path) -> None:
+    """Raise JobChanged if the output of a finished job is not as long as it was written."""
+    found, written = output.stat().st_size, manifest.output_bytes
+    if written not in (None, found):
+        raise JobChanged(
+            f"{output} has {found:,} bytes, and this finished job wrote {written:,}. Move "
+            "it away, and the same command writes it again from the answers that are kept."
+        )
+
+
 def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
     """Remove what the job before this one left, but for the lock and what was just spooled; files
     that no job makes stay. The manifest goes last: wherever this is stopped, what is left is a job

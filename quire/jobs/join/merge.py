@@ -54,9 +54,7 @@ def merge(job_dir: Path, lock: JobLock) -> JobReport:
         journal.close()
     write_output(job_dir, manifest, journal.index, num_rows)
     num_failed = journal.index.counts()[1]
-    manifest = Manifest.load(job_dir).changed(
-        status="finished", num_rows=num_rows, num_failed=num_failed
-    )
+    manifest = Manifest.load(job_dir).finished(num_rows, num_failed)
     manifest.save(job_dir)
     failures = failures_of(job_dir, journal.index) if num_failed else ()
     output = Path(manifest.output)

@@ -248,6 +248,7 @@ def _merged(job_dir: Path, signals: StopSignals) -> JobReport:
     while True:
         manifest = Manifest.load(job_dir)
         if manifest.status == "finished" and Path(manifest.output).exists():
+            job_setup.check_output(manifest, Path(manifest.output))
             rows, failed = manifest.num_rows or 0, manifest.num_failed or 0
             return JobReport(Path(manifest.output), job_dir, rows, failed, rows)
         if signals.asked():

@@ -3,6 +3,7 @@ something that has no end."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -33,7 +34,12 @@ def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
 
 def open_regular(path: Path) -> int:
     """The descriptor of a file; CorruptJob for a pipe of that name, say, which never ends."""
-    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise CorruptJob(f"{path} is a link that leads nowhere; it is not read") from None
     if stat.S_ISREG(os.fstat(number).st_mode):
         return number
     os.close(number)

@@ -19,7 +19,8 @@ from typing import BinaryIO
 from quire.errors import CorruptJob
 
 _OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
-_LINK = (errno.ELOOP, errno.EMLINK)  # what systems say of a link that is not to be followed
+# What systems say of a link that is not to be followed, and of what is no file.
+_NO_FILE = {errno.ELOOP: "a link", errno.EMLINK: "a link", errno.EISDIR: "a folder"}
 PARTIAL = ".partial"
 
 
@@ -44,15 +45,16 @@ def make_directory(path: Path) -> None:
 def open_own(path: str | Path, flags: int) -> int:
     """Open a file of a job to write in it; made where it is missing, for its owner alone.
 
-    Results would else be written into whatever a link leads to, so CorruptJob if it is one.
+    Results would else be written into whatever a link leads to, so CorruptJob if it is one, or a
+    folder.
     """
     try:
         number = os.open(
             path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, _OWNER_ALONE
         )
     except OSError as error:
-        if error.errno in _LINK:
-            raise _not_its_own(path, "a link") from None
+        if error.errno in _NO_FILE:
+            raise _not_its_own(path, _NO_FILE[error.errno]) from None
         raise
     found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
@@ -101,6 +103,8 @@ def _new_file(name: str, flags: int, mode: int) -> int:
         number = os.open(name, flags, mode)
     except FileExistsError:
         _refuse_if_written(name)
+        if stat.S_ISDIR(os.lstat(name).st_mode):
+            raise _not_its_own(name, "a folder") from None
         os.unlink(name)
         number = os.open(name, flags, mode)
     with suppress(OSError):  # a file system without locks: then one writer is all there may be

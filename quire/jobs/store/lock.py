@@ -17,6 +17,7 @@ from quire.errors import JobLocked
 from quire.jobs.store.durable import open_own
 
 NAME = "lock"
+_MOST = 1 << 40  # epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,10 @@ def _read(number: int) -> Holder | None:
     """What the lock file says; None if it is new, or was cut while it was written."""
     try:
         found = json.loads(os.pread(number, 4096, 0))
-        return Holder(str(found["host"]), int(found["pid"]), int(found["epoch"]))
-    except (ValueError, KeyError, TypeError):
+        epoch = int(found["epoch"])
+        # What no runs could count up to was never written here: records of such are not read.
+        return Holder(str(found["host"]), int(found["pid"]), epoch if 0 <= epoch < _MOST else 0)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -7,6 +7,7 @@ what is not.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -78,6 +79,7 @@ class Manifest:
     columns: tuple[str, ...] = ()  # those that the output has after the input's own
     num_rows: int | None = None  # of the output, once all of the input was read
     num_failed: int | None = None  # once finished
+    output_bytes: int | None = None  # likewise
     status: Status = "running"
     first_epoch: int = 1  # older records belong to what the job was before it changed
     reuse_from: int | None = None  # of those, the ones from this epoch on may be used again
@@ -112,6 +114,11 @@ class Manifest:
 
     def changed(self, **values: Any) -> Manifest:
         return replace(self, **values)
+
+    def finished(self, rows: int, failed: int) -> Manifest:
+        """The same, once its output is there."""
+        size = os.stat(self.output).st_size
+        return replace(self, status="finished", num_rows=rows, num_failed=failed, output_bytes=size)
 
     def differences(self, now: Manifest) -> tuple[list[str], bool]:
         """How `now` differs, one line each, and whether that is about every single row."""
