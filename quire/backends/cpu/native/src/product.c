@@ -10,10 +10,10 @@
 
 enum {
     PANEL = QUIRE_PANEL,
-    DEPTH = 128,     /* of a panel that stays in the first-level cache: 24 KB */
-    TASK_ROWS = 256, /* rows of one task */
-    AHEAD = 48,      /* rows of a panel: 9 KB, about what memory takes to answer */
-    LINE = 16,       /* floats of a cache line */
+    DEPTH = 768,    /* of a panel that stays in the second-level cache: 144 KB */
+    TASK_ROWS = 96, /* rows of one task */
+    AHEAD = 48,     /* rows of a panel: 9 KB, about what memory takes to answer */
+    LINE = 16,      /* floats of a cache line */
 };
 
 #define BODY "product_body.h"

@@ -103,8 +103,9 @@ INLINE void NAMED(rows_by_span)(int asks, int begins, int64_t rows, const float 
 }
 #undef PRODUCTS
 
-/* One panel times some rows. Parts of the panel that the first-level cache holds go through all
- * rows in turn, so that the matrix is read from memory once. */
+/* One panel times some rows. Parts of the panel that the second-level cache holds go through all
+ * rows in turn, so that the matrix is read from memory once; of the rows the first-level cache holds
+ * those that are worked on. */
 TARGET static void NAMED(panel_product)(
     const struct quire_product *p, int64_t number, int64_t first, int64_t last, float *room)
 {
