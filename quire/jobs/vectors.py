@@ -22,12 +22,15 @@ def encode_vector(values: npt.NDArray[np.float32]) -> str:
     return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def decode_vector(text: str) -> list[float]:
-    """The numbers, each in the fewest digits that give the same float32 again."""
+def vector_of(text: str) -> npt.NDArray[np.float32]:
     import numpy as np  # few jobs have vectors, and it is a fifth of a start
 
-    values = np.frombuffer(base64.b64decode(text), "<f4")
-    return [float(digits) for digits in values.astype(str)]
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def decode_vector(text: str) -> list[float]:
+    """The numbers, each in the fewest digits that give the same float32 again."""
+    return [float(digits) for digits in vector_of(text).astype(str)]
 
 
 def pooling_params(given: Mapping[str, Any]) -> PoolingParams:

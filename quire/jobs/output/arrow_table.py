@@ -97,7 +97,7 @@ def _type_of(name: str, manifest: Manifest, listed: bool) -> pa.DataType:
 def _from_arrow(
     job_dir: Path, manifest: Manifest, index: ResultIndex, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    columns, width = ResultColumns(manifest), max(1, len(manifest.settings))
+    columns, width = ResultColumns(manifest, binary=True), max(1, len(manifest.settings))
     first = 0
     with RecordReader(job_dir) as reader:
         for file in job_files(job_dir, manifest):
@@ -153,7 +153,7 @@ def _filled(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _from_values(
     job_dir: Path, manifest: Manifest, index: ResultIndex, types: _Types, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    columns = ResultColumns(manifest)
+    columns = ResultColumns(manifest, binary=True)
     for chunk in _chunks(joined(job_dir, manifest, index)):
         inputs = types.arrays([values for values, _ in chunk])
         results = [columns.values(record) for _, record in chunk]

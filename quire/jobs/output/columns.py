@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.vectors import decode_vector
+from quire.jobs.vectors import decode_vector, vector_of
 
 if TYPE_CHECKING:
     from quire.jobs.store.manifest import Manifest
@@ -17,12 +17,13 @@ SCORES = ("continuation_logprobs", "continuation_greedy", "continuation_tokens")
 
 
 class ResultColumns:
-    """Makes the added columns of each record of one job."""
+    """Makes the added columns of each record of one job; `binary`: no digits of vectors."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, *, binary: bool = False) -> None:
         self._output, self._timings = manifest.output_column, manifest.timings
         self._scores = manifest.kind == "choices"
         self._embeds = manifest.kind == "embed"
+        self._read = str if not self._embeds else vector_of if binary else decode_vector
         self._choice_probs = manifest.choice_probs
         self._settings = [str(s["name"]) for s in manifest.settings]
         many = [manifest.sampling, *manifest.settings]
@@ -52,14 +53,10 @@ class ResultColumns:
         found: dict[str, Any] = {}
         if self._settings:
             found[SETTING] = self._settings[record.row % len(self._settings)]
-        if self._listed:
-            found[self._output] = None if failed else list(record.outputs)
-            found["finish_reason"] = ["error"] if failed else list(record.finish_reasons)
-        else:
-            found[self._output] = None if failed else record.outputs[0]
-            found["finish_reason"] = "error" if failed else record.finish_reasons[0]
-        if self._embeds and not failed:
-            found[self._output] = decode_vector(record.outputs[0])
+        outputs = [] if failed else [self._read(text) for text in record.outputs]
+        reasons = ["error"] if failed else list(record.finish_reasons)
+        found[self._output] = None if failed else outputs if self._listed else outputs[0]
+        found["finish_reason"] = reasons if self._listed else reasons[0]
         found["prompt_tokens"] = None if failed else record.prompt_tokens
         found["output_tokens"] = None if failed else record.output_tokens
         found["error"], found["error_type"] = record.error, record.error_type
