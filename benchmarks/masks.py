@@ -43,7 +43,7 @@ from quire.scheduler.pacing import Pacing
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence as Answer
 from quire.session.guides import Guides
-from quire.session.tokenizer import load_tokenizer
+from quire.session.loading import load_tokenizer
 from quire.step import StepPlan, StepResult
 from quire.steps.handles import Handles
 from quire.weights.source import locate

@@ -9,7 +9,7 @@ import pytest
 
 from quire import LLM, RepetitionDetectionParams, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
-from quire.scheduler.repetition import is_repeating
+from quire.scheduler.stopping import is_repeating
 
 
 def test_what_repeats() -> None:

@@ -16,8 +16,8 @@ from quire import LLM, RequestOutputKind, SamplingParams
 from quire.inputs.detokenize import TokenTexts
 from quire.logprobs import FlatLogprobs, Logprob, MadeDicts, Unread, joined, since
 from quire.outputs import CompletionOutput
+from quire.results.finished import in_arrays_of_its_own
 from quire.results.logprob_dicts import ScoredTokens, UnreadLogprobs
-from quire.results.own_arrays import in_arrays_of_its_own
 from quire.step import Scores
 from tests.tiny_llm import tiny_llm
 

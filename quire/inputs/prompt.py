@@ -20,15 +20,12 @@ from quire.errors import (
     PromptTooLong,
     QuireError,
 )
-from quire.inputs.bad_words import bad_word_ids
+from quire.inputs import known_tokens
 from quire.inputs.choices import ChoiceReader
 from quire.inputs.encoder_prompts import as_one_prompt
-from quire.inputs.known_tokens import check_vocabulary
-from quire.inputs.lengths import check_encoded, check_length
 from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import CallMedia, MediaReader
 from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
-from quire.inputs.prompt_logprobs import check_prompt_logprobs, named_tokens
 from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, num_kept
 from quire.inputs.thinking import ThoughtReader
@@ -208,7 +205,7 @@ class RequestMaker:
         )
 
     def _resolve(self, params: SamplingParams) -> _Resolved:
-        check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
+        known_tokens.check_vocabulary(params, self._vocab_size, max_logprobs=self._max_logprobs)
         params._suppressed_token_ids = self._suppressed
         if self._tokenizer is None:
             for name in ("stop", "bad_words", "structured_outputs"):
@@ -221,7 +218,7 @@ class RequestMaker:
                     )
             params.detokenize = False
         elif params.bad_words:
-            params._bad_words_token_ids = bad_word_ids(
+            params._bad_words_token_ids = known_tokens.bad_word_ids(
                 self._tokenizer, params.bad_words, self._vocab_size
             )
         stop_ids = frozenset(params.stop_token_ids or ())
@@ -255,7 +252,9 @@ class RequestMaker:
             )
             for (i, _), row in zip(texts, encoded, strict=True):
                 ids[i] = (
-                    row if isinstance(row, QuireError) else check_encoded(row, self._vocab_size)
+                    row
+                    if isinstance(row, QuireError)
+                    else known_tokens.check_encoded(row, self._vocab_size)
                 )
         return ids
 
@@ -275,8 +274,8 @@ class RequestMaker:
             ids = grown.prompt_ids
         ids = self._truncated(prompt, ids, params, encoding)
         num_media = 0 if grown is None else grown.num_media
-        check_length(len(ids), num_media, self._max_model_len, self._pool_tokens)
-        check_prompt_logprobs(len(ids), params, self._vocab_size)
+        known_tokens.check_length(len(ids), num_media, self._max_model_len, self._pool_tokens)
+        known_tokens.check_prompt_logprobs(len(ids), params, self._vocab_size)
         processors = self._processors(params)
         choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
         room = 0 if choices is not None else self._max_model_len - len(ids)
@@ -302,7 +301,7 @@ class RequestMaker:
             coordinates=None if grown is None else grown.coordinates,
             delta=0 if grown is None else grown.delta,
             heard=None if grown is None else grown.heard,
-            named=named_tokens(len(ids), params),
+            named=known_tokens.named_tokens(len(ids), params),
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:

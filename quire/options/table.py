@@ -13,13 +13,11 @@ from quire.options import checks
 from quire.options.adapters import ADAPTER_OPTIONS
 from quire.options.media import MEDIA_OPTIONS
 from quire.options.moot import MOOT
+from quire.options.nested import pooler_config, reasoning_config, structured_outputs_config
 from quire.options.option import Kind, Option, honoured
 from quire.options.parsers import reasoning_parser, tool_call_parser
-from quire.options.pooler import pooler_config
-from quire.options.reasoning import reasoning_config
 from quire.options.refused import REFUSED
 from quire.options.speculation import speculation
-from quire.options.structured import structured_outputs_config
 
 _COUNT = checks.integer(1, 2**31 - 1)
 _ROWS = checks.integer(1, 2**20)

@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from quire.base.launchers import without_launchers
+from quire.base.sha256 import sha256_of
 from quire.base.version import __version__
 from quire.errors import InvalidOption, NotSupported
 from quire.replicas.engine_process import EngineProcess
@@ -149,7 +151,7 @@ def _with_hashes(message: Message) -> Message:
     """A node's files are known by what is in them: its inodes say nothing elsewhere."""
     if message["kind"] != "ready":
         return message
-    from quire.replicas.file_hashes import hashed
+    from quire.replicas.ray_engine import hashed
 
     kept = dict(message)
     for name in ("model_files", "tokenizer_files"):
@@ -278,3 +280,10 @@ class RayEngine:
     @property
     def stderr_tail(self) -> str:
         return "\n".join(self._stderr_tail)
+
+
+def hashed(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The stamps, each with its hash."""
+    return [
+        {**each, "sha256": each.get("sha256") or sha256_of(Path(each["path"]))} for each in files
+    ]

@@ -16,7 +16,6 @@ from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
 from quire.request import Choices, HiddenKind, Ints, Request
 from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
-from quire.results.own_arrays import in_arrays_of_its_own
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
 from quire.results.thought_watch import ThoughtWatch
@@ -321,3 +320,11 @@ def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:
         first_token_latency=first - queued if first else 0.0,
         is_corrupted=any(s.error is not None for s in samples),
     )
+
+
+def in_arrays_of_its_own(parts: Many[Scores]) -> tuple[Scores, ...]:
+    """The same lines as copies, one part if they have the same number of likeliest tokens: what
+    is a part of a larger block keeps all of that block in memory."""
+    if len({part.top_ids.shape[1] for part in parts}) != 1:
+        return tuple(Scores(*(array.copy() for array in part.arrays())) for part in parts)
+    return (Scores(*(np.concatenate(a) for a in zip(*(p.arrays() for p in parts), strict=True))),)

@@ -10,8 +10,8 @@ When full:      preemption.py (which sequence gives way), windows.py (blocks tha
                 more), lanes.py and pass_times.py (how far the background yields), adapters.py
                 (LoRA adapters take turns)
 It comes home:  commit.py, with judging.py (tokens that are kept), jumps.py (tokens that must come),
-                stopping.py, walking.py and repetition.py (why a row ends), held.py (logits that are
-                with processors), reports.py (what happened)
+                stopping.py (why a row ends), held.py (logits that are with processors), reports.py
+                (what happened)
 Kinds of rows:  row_kinds.py and pacing.py (how one is drawn for), guesses.py, device_guesses.py and
                 trials.py (tokens ahead of their turn), beams.py, beam_rule.py and beam_guides.py
                 (searches), scoring.py and score_tree.py (given tokens), hidden.py, media.py

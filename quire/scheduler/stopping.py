@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from quire.base.boundary import for_row
 from quire.errors import QuireError
+from quire.params.structured import RepetitionDetectionParams
 from quire.request import Ints, Request
-from quire.scheduler.repetition import is_repeating
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide, Sequence
 
@@ -199,3 +199,16 @@ def accept_each(guides: Many[Guide], tokens: Many[int]) -> list[bool | QuireErro
     """One after the other."""
     pairs = zip(guides, tokens, strict=True)
     return [for_row(FOLLOWED, guide.accept, token) for guide, token in pairs]
+
+
+def is_repeating(output_ids: Ints, wanted: RepetitionDetectionParams) -> bool:
+    """Whether the last tokens are the same few, as often as `wanted` says: [7, 1, 2, 1, 2, 1, 2]
+    ends with 3 times [1, 2]."""
+    for size in range(max(1, wanted.min_pattern_size), wanted.max_pattern_size + 1):
+        span = size * wanted.min_count
+        if span > len(output_ids):
+            return False
+        tail = output_ids[-span:]
+        if np.array_equal(tail[:-size], tail[size:]):
+            return True
+    return False

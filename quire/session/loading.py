@@ -35,7 +35,6 @@ from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
 from quire.session.quantisation import check_quantisation, weight_facts
 from quire.session.ranks import ranks_executor
-from quire.session.tokenizer import load_tokenizer
 from quire.spec import AnySpec, EncoderSpec, ModelSpec
 from quire.weights.source import ModelFiles, locate
 
@@ -301,3 +300,29 @@ def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:
     else:
         found = dict(read_generation_config(Path(source)))
     return {**found, **(options.override_generation_config or {})}
+
+
+def load_tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
+    """That of the model, or the one that an option names; the same for the chat template."""
+    from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
+    from quire.inputs.hf_tokenizer import load_hf_tokenizer
+
+    if options.skip_tokenizer_init:
+        return None
+    if options.tokenizer is not None and options.tokenizer != files.name:
+        files = locate(
+            options.tokenizer,
+            revision=options.tokenizer_revision,
+            download_dir=options.download_dir,
+            token=options.hf_token,
+            weights=False,
+        )
+    if files.kind == "gguf":
+        tokenizer = load_gguf_tokenizer(files.gguf.metadata)
+    else:
+        tokenizer = load_hf_tokenizer(files.path)
+    if options.chat_template:
+        # Here, where each way to write out messages looks: of an LLM, a job, a server, a pipeline.
+        tokenizer.chat_templates = {"default": read_template(options.chat_template)}
+    tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
+    return tokenizer

@@ -417,7 +417,7 @@ def test_a_column_of_texts_is_a_list() -> None:
 def test_prompt_logprobs_beyond_what_is_kept_are_refused(
     maker: RequestMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quire.inputs.prompt_logprobs.MOST_BYTES", 1 << 18)
+    monkeypatch.setattr("quire.inputs.known_tokens.MOST_BYTES", 1 << 18)
     assert isinstance(make(maker, [5] * 30, SamplingParams(prompt_logprobs=-1)), Request)
     assert isinstance(make(maker, [5] * 40, SamplingParams(prompt_logprobs=20)), Request)
     bad = make(maker, [5] * 40, SamplingParams(prompt_logprobs=-1))
