@@ -5,9 +5,8 @@ from __future__ import annotations
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.granite import GGUF_FACTORS, gguf_factors
-from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
-from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import LogitsPlan, ModelSpec
 
 
@@ -24,12 +23,8 @@ def read(fields: Fields) -> ModelSpec:
             "logits": LogitsPlan(scale=1 / fields.positive("logits_scaling", 1.0)),
         },
     )
-    experts = ExpertsPlan(
-        read_count(fields, 8),
-        fields.count("num_experts_per_tok", 2),
-        MlpPlan(fields.count("intermediate_size")),
-        renormalise=True,
-    )
+    width = fields.count("intermediate_size")
+    experts = read_experts(fields, width, count=8, per_token=2, renormalise=True)
     return with_experts(spec, fields, experts)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
-from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 THETA = 1_000_000.0
@@ -23,12 +22,8 @@ def read(fields: Fields) -> ModelSpec:
         windows=(read_window(fields, unsaid=None),) * num_layers(fields),
         norm_eps=1e-5,
     )
-    experts = ExpertsPlan(
-        read_count(fields, 8),
-        fields.count("num_experts_per_tok", 2),
-        MlpPlan(fields.count("intermediate_size")),
-        renormalise=True,
-    )
+    width = fields.count("intermediate_size")
+    experts = read_experts(fields, width, count=8, per_token=2, renormalise=True)
     return with_experts(spec, fields, experts)
 
 

@@ -35,6 +35,15 @@ def read_count(fields: Fields, default: int) -> int:
     )
 
 
+def read_experts(
+    fields: Fields, width: int, *, count: int, per_token: int, **others: Any
+) -> ExpertsPlan:
+    """Experts of that width. `count` and `per_token` are those of a config that does not say them,
+    `others` are fields of the plan."""
+    chosen = fields.count("num_experts_per_tok", per_token)
+    return ExpertsPlan(read_count(fields, count), chosen, MlpPlan(width), **others)
+
+
 def read_routed_experts(
     fields: Fields, *, count: int, width: int, per_token: int, **others: Any
 ) -> ExpertsPlan:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
-from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 
@@ -22,12 +21,9 @@ def read(fields: Fields) -> ModelSpec:
         qk_norm_over="width",
         **read_biases(fields),
     )
-    experts = ExpertsPlan(
-        read_count(fields, 64),
-        fields.count("num_experts_per_tok", 8),
-        MlpPlan(fields.count("intermediate_size")),
-        renormalise=fields.flag("norm_topk_prob", False),
-    )
+    width = fields.count("intermediate_size")
+    renormalise = fields.flag("norm_topk_prob", False)
+    experts = read_experts(fields, width, count=64, per_token=8, renormalise=renormalise)
     return with_experts(spec, fields, experts)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import (
     num_layers,
     read_heads,
@@ -14,7 +14,7 @@ from quire.families.reading import (
     read_window,
     windows_by_kind,
 )
-from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
 
@@ -26,10 +26,11 @@ def read(fields: Fields) -> ModelSpec:
         qkv_bias=fields.flag("qkv_bias", True),
         windows=_windows(fields),
     )
-    experts = ExpertsPlan(
-        read_count(fields, 60),
-        fields.count("num_experts_per_tok", 4),
-        MlpPlan(fields.count("moe_intermediate_size", 1408)),
+    experts = read_experts(
+        fields,
+        fields.count("moe_intermediate_size", 1408),
+        count=60,
+        per_token=4,
         renormalise=fields.flag("norm_topk_prob", False),
         shared=MlpPlan(fields.count("shared_expert_intermediate_size", 5632)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
+from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import (
     num_layers,
     read_biases,
@@ -12,7 +12,6 @@ from quire.families.reading import (
     read_plain_decoder,
     read_window,
 )
-from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 
@@ -26,12 +25,9 @@ def read(fields: Fields) -> ModelSpec:
         qk_norm=True,
         windows=(window,) * num_layers(fields),
     )
-    experts = ExpertsPlan(
-        read_count(fields, 128),
-        fields.count("num_experts_per_tok", 8),
-        MlpPlan(fields.count("moe_intermediate_size", 768)),
-        renormalise=fields.flag("norm_topk_prob", False),
-    )
+    width = fields.count("moe_intermediate_size", 768)
+    renormalise = fields.flag("norm_topk_prob", False)
+    experts = read_experts(fields, width, count=128, per_token=8, renormalise=renormalise)
     return with_experts(spec, fields, experts)
 
 

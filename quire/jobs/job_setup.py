@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from quire.base.version import __version__
 from quire.errors import CorruptJob, InvalidOption, JobChanged
@@ -151,9 +151,7 @@ def _is_judges(path: Path) -> bool:
     return (home / NAME).is_file()
 
 
-def input_files(
-    options: JobOptions, job_dir: Path, stdin: IO[bytes] | None = None
-) -> list[InputFile]:
+def input_files(options: JobOptions, job_dir: Path) -> list[InputFile]:
     """The files of the input; what exists only once is spooled into the job directory."""
     if options.rows is None and STDIN not in options.input:
         return find_files(options.input, options.format)
@@ -163,10 +161,9 @@ def input_files(
         return find_files([str(spool.rows(options.rows))])
     if options.input != (STDIN,):
         raise InvalidOption("stdin is the only input or none of them", parameter="input")
-    if stdin is None and sys.stdin is None:  # as in a process that was started without one
+    if sys.stdin is None:  # as in a process that was started without one
         raise InvalidOption("stdin is closed; pipe the rows in, or name a file", parameter="input")
-    stream = sys.stdin.buffer if stdin is None else stdin
-    path = spool.stream(stream, options.format or "jsonl")
+    path = spool.stream(sys.stdin.buffer, options.format or "jsonl")
     return find_files([str(path)], options.format)
 
 

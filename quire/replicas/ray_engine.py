@@ -180,7 +180,6 @@ class RayEngine:
         command: Sequence[str],
         hear: Callable[[str], None],
         num_gpus: float = 0,
-        num_cpus: float = 1,
     ) -> None:
         self.board = _Rows()
         self.ended = self.place_lost = False  # the latter: Ray's actor is gone, or does not answer
@@ -195,7 +194,7 @@ class RayEngine:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._read_end, False)
         self._actor: Any = None
-        self._needs = {"num_gpus": num_gpus, "num_cpus": num_cpus}
+        self._needs = {"num_gpus": num_gpus, "num_cpus": 1}
         arguments = (opening, list(command), __version__)
         threading.Thread(target=self._talk, args=arguments, name="quire-ray", daemon=True).start()
 

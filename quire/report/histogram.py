@@ -25,12 +25,12 @@ class Histogram:
         return max(self.counts)
 
 
-def histogram(values: Sequence[float], *, num_bins: int = _MOST_BINS) -> Histogram | None:
+def histogram(values: Sequence[float]) -> Histogram | None:
     """The histogram of lengths or seconds; None of nothing."""
     if not values:
         return None
     ordered = sorted(values)
-    edges = _edges(ordered[0], ordered[-1], num_bins, whole=isinstance(ordered[0], int))
+    edges = _edges(ordered[0], ordered[-1], whole=isinstance(ordered[0], int))
     counts = [0] * (len(edges) - 1)
     for value in ordered:
         counts[min(bisect_right(edges, value), len(counts)) - 1] += 1
@@ -44,14 +44,14 @@ def percentiles(ordered: Sequence[float]) -> dict[int, float]:
     return {p: ordered[min(rank, last)] for p, rank in ranks.items()}
 
 
-def _edges(low: float, high: float, num_bins: int, *, whole: bool) -> list[float]:
-    if whole and high - low < num_bins:
+def _edges(low: float, high: float, *, whole: bool) -> list[float]:
+    if whole and high - low < _MOST_BINS:
         return [float(edge) for edge in range(int(low), int(high) + 2)]
     if low > 0 and high / low > _WIDE:
-        factor = (high / low) ** (1 / num_bins)
-        edges = [low * factor**i for i in range(num_bins)]
+        factor = (high / low) ** (1 / _MOST_BINS)
+        edges = [low * factor**i for i in range(_MOST_BINS)]
     else:
-        edges = [low + (high - low) * i / num_bins for i in range(num_bins)]
+        edges = [low + (high - low) * i / _MOST_BINS for i in range(_MOST_BINS)]
     if whole:
         edges = sorted({float(math.floor(edge)) for edge in edges})
     top = high + 1.0 if whole else math.nextafter(high, math.inf)

@@ -17,7 +17,7 @@ from quire.openai_api.chunks import Stream
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import CHAT, COMPLETIONS
 from quire.openai_api.outputs import Output
-from quire.openai_api.pooling import check_task
+from quire.openai_api.pooling import PoolAsked, check_task
 from quire.server.answering import whole_outputs
 from quire.server.endpoint import Endpoint
 from quire.server.events import EventResponse, event_of, until_gone
@@ -37,7 +37,6 @@ def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable
     async def handle(request: Request) -> Any:
         asked = read_body(endpoint, await read_json(request), services.settings.names)
         check_task("generate", services.engine.facts.get("tasks", ()))
-        lane: Lane = "batch" if asked.is_batch else "interactive"
         number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about: Any = {
             "id": f"{_PREFIX[endpoint]}-{number}",
@@ -45,14 +44,24 @@ def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable
             "model": asked.model or services.settings.names[0],
         }
         if asked.stream:
-            events = _events(services, asked, Stream(asked, **about), lane, key_of(request))
-            return EventResponse(events)
-        outputs = await unless_gone(
-            request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
-        )
+            stream = Stream(asked, **about)
+            return EventResponse(_events(services, asked, stream, key_of(request)))
+        outputs = await outputs_of(services, request, asked)
         return json_response(response_body(asked, outputs, **about))
 
     return handle
+
+
+def lane_of(asked: Asked | PoolAsked) -> Lane:
+    return "batch" if asked.is_batch else "interactive"
+
+
+async def outputs_of(
+    services: Services, request: Request, asked: Asked | PoolAsked
+) -> list[Output]:
+    """The finished output of each row of a body; a client that leaves ends them all."""
+    work = whole_outputs(services, asked, lane=lane_of(asked), key_id=key_of(request))
+    return await unless_gone(request, work)
 
 
 async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
@@ -79,12 +88,12 @@ async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
 
 
 async def _events(
-    services: Services, asked: Asked, stream: Stream, lane: Lane, key_id: str
+    services: Services, asked: Asked, stream: Stream, key_id: str
 ) -> AsyncGenerator[bytes, None]:
     """The chunks of a stream as bytes. The first comes with the engine's first word, so that
     what is refused is refused with its own status."""
     is_open = False
-    async with aclosing(row_outputs(services, asked, lane, key_id)) as outputs:
+    async with aclosing(row_outputs(services, asked, key_id)) as outputs:
         async for row, output in outputs:
             if not is_open:
                 is_open = True
@@ -97,9 +106,10 @@ async def _events(
 
 
 async def row_outputs(
-    services: Services, asked: Asked, lane: Lane, key_id: str
+    services: Services, asked: Asked, key_id: str
 ) -> AsyncGenerator[tuple[int, Output], None]:
     """What comes for all rows of a body, as it comes."""
+    lane = lane_of(asked)
     try:
         if len(asked.rows) == 1:
             async with aclosing(

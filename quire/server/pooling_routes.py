@@ -19,13 +19,12 @@ from quire.openai_api.fields import (
     SCORE,
 )
 from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
-from quire.server.answering import whole_outputs
 from quire.server.endpoint import Endpoint
-from quire.server.generation import unless_gone
+from quire.server.generation import outputs_of
 from quire.server.label_scores import label_scores_body, read_label_scores
 from quire.server.reading import read_json
 from quire.server.replies import json_response
-from quire.server.services import Lane, Services, key_of
+from quire.server.services import Services
 
 _PREFIX = {EMBEDDINGS: "embd", CLASSIFY: "classify", POOLING: "pool", SCORE: "score"}
 _PREFIX |= dict.fromkeys(RERANKS, "rerank")
@@ -50,10 +49,7 @@ async def _pool(services: Services, request: Request, endpoint: str, body: Any) 
     engine, names = services.engine, services.settings.names
     await engine.ready()  # what a body asks of the engine depends on what the model can do
     asked = read_pooling_body(endpoint, body, names, engine.facts.get("tasks", ()))
-    lane: Lane = "batch" if asked.is_batch else "interactive"
-    outputs = await unless_gone(
-        request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
-    )
+    outputs = await outputs_of(services, request, asked)
     number = str(request.scope["quire.request_id"]).removeprefix("req_")
     return json_response(
         pooling_body(
@@ -74,8 +70,5 @@ async def _score_labels(services: Services, request: Request, body: Any) -> Resp
     check_task("generate", services.engine.facts.get("tasks", ()))
     asked = read_label_scores(given)
     name_model(asked.rows, given.get("model"), names)
-    lane: Lane = "batch" if asked.is_batch else "interactive"
-    outputs = await unless_gone(
-        request, whole_outputs(services, asked, lane=lane, key_id=key_of(request))
-    )
+    outputs = await outputs_of(services, request, asked)
     return json_response(label_scores_body(given, outputs, model=given.get("model") or names[0]))

@@ -19,18 +19,18 @@ _decode = msgspec.json.Decoder(strict=True).decode
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
-async def read_body_bytes(request: Request, most: int = MOST_BODY) -> bytes:
-    """The body, at most so large; a length that lies is found out."""
+async def read_body_bytes(request: Request) -> bytes:
+    """The body, at most MOST_BODY large; a length that lies is found out."""
     claimed = request.headers.get("content-length")
-    if claimed is not None and claimed.isdigit() and int(claimed) > most:
-        raise _too_large(most)
+    if claimed is not None and claimed.isdigit() and int(claimed) > MOST_BODY:
+        raise _too_large()
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
                 size += len(part)
-                if size > most:
-                    raise _too_large(most)
+                if size > MOST_BODY:
+                    raise _too_large()
                 parts.append(part)
     except TimeoutError:
         raise ApiError(
@@ -41,8 +41,8 @@ async def read_body_bytes(request: Request, most: int = MOST_BODY) -> bytes:
     return b"".join(parts)
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"a body has at most {most:,} bytes", code="body_too_large")
+def _too_large() -> ApiError:
+    return ApiError(413, f"a body has at most {MOST_BODY:,} bytes", code="body_too_large")
 
 
 async def read_json(request: Request) -> Any:

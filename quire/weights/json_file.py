@@ -18,11 +18,11 @@ def refuse_pointer(start: bytes, name: str) -> None:
         raise CorruptModel(f"{name} is only a pointer of Git LFS; run: git lfs pull")
 
 
-def read_json(path: Path, *, limit: int = MAX_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of at most `limit` bytes."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of at most MAX_BYTES."""
     size = path.stat().st_size
-    if size > limit:
-        raise CorruptModel(f"{path.name}: {size:,} bytes of JSON; quire reads up to {limit:,}")
+    if size > MAX_BYTES:
+        raise CorruptModel(f"{path.name}: {size:,} bytes of JSON; quire reads up to {MAX_BYTES:,}")
     return parse_object(path.read_bytes(), path.name)
 
 

@@ -128,12 +128,11 @@ def fetch_files(
     repo: str,
     patterns: list[str],
     *,
-    revision: str | None = None,
     download_dir: str | None = None,
     token: str | bool | None = None,
 ) -> Path:
     """The directory with those files of a Hub repository that match, fetched if need be."""
-    return _Hub(revision, download_dir, token).snapshot(repo, patterns)
+    return _Hub(None, download_dir, token).snapshot(repo, patterns)
 
 
 def _local(model: str, path: Path) -> ModelFiles:

@@ -23,8 +23,8 @@ def content_hash(about: bytes, data: bytes) -> bytes:
 class Serials:
     """The items of one LLM by all that decides what their encoder makes of them."""
 
-    def __init__(self, most: int = MOST_KNOWN) -> None:
-        self._most, self._numbers = most, count(1)
+    def __init__(self) -> None:
+        self._numbers = count(1)
         self._serials: OrderedDict[tuple[bytes, str], int] = OrderedDict()
         self._alive: WeakValueDictionary[int, MediaItem] = WeakValueDictionary()
 
@@ -33,7 +33,7 @@ class Serials:
         serial = self._serials.get(key)
         if serial is None:
             serial = self._serials[key] = next(self._numbers)
-            if len(self._serials) > self._most:
+            if len(self._serials) > MOST_KNOWN:
                 self._serials.popitem(last=False)
         else:
             self._serials.move_to_end(key)

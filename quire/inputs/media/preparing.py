@@ -97,9 +97,9 @@ class Preparing:
 class MediaPool:
     """Prepares media; one for an LLM."""
 
-    def __init__(self, children: MediaChildren, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, children: MediaChildren) -> None:
         """What is encoded is decoded by `children`, which their owner ends."""
-        self.children, self._most, self._lock = children, most_bytes, Lock()
+        self.children, self._lock = children, Lock()
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
@@ -122,7 +122,7 @@ class MediaPool:
     def begin_more(self, wanted: Preparing | None = None) -> None:
         """Begin what fits; all that comes before one that is waited for, however much it is."""
         while self._waiting:
-            fits = self.num_bytes + self._waiting[0].num_more_bytes <= self._most
+            fits = self.num_bytes + self._waiting[0].num_more_bytes <= MOST_BYTES
             if not (fits or not self.num_bytes or wanted in self._waiting):
                 return
             self._waiting.popleft().begin(self._workers())

@@ -157,7 +157,7 @@ class MediaReader:
 
         return PlacedItem(self._serials.item(key, make), placed)
 
-    def _source(self, kind: str, rules: MediaRules, given: Any, name: str | None = None) -> Source:
+    def _source(self, kind: str, rules: MediaRules, given: Any) -> Source:
         rate = cast(SoundRules, rules).rate if kind == "audio" else 0
         return read_source(kind, given, self._options, self.pool.children, rate)
 

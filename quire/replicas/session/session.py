@@ -45,9 +45,7 @@ class ReplicaSession(Session):
         self._replicas, self._receiver = replicas, receiver
 
     @classmethod
-    def open_replicas(
-        cls, model: str, options: Options, given: dict[str, Any], command: Sequence[str] = COMMAND
-    ) -> ReplicaSession:
+    def open_replicas(cls, model: str, options: Options, given: dict[str, Any]) -> ReplicaSession:
         """Start the replicas, and return when all of them are ready."""
         plain = {n: v for n, v in given.items() if n not in _NOT_FOR_REPLICAS and v is not None}
         try:
@@ -66,7 +64,7 @@ class ReplicaSession(Session):
 
         def start(number: int, opening: Message) -> EngineProcess:
             environment = where[number].environment
-            return EngineProcess(opening, command=command, hear=_hear, environment=environment)
+            return EngineProcess(opening, command=COMMAND, hear=_hear, environment=environment)
 
         replicas = ReplicaSet(openings, start, receiver)
         try:
