@@ -13,13 +13,6 @@ from quire.families.encoders.family import (
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
 
-KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-}
 NAMES = EncoderNames(
     words="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
@@ -50,7 +43,6 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "bert",
         fields,
-        KEYS,
         max_model_len=length,
         num_positions=length,
         num_types=fields.count("type_vocab_size", 2),

@@ -19,7 +19,7 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "distilbert",
         fields,
-        {
+        keys={
             "vocab_size": "vocab_size",
             "hidden_size": "dim",
             "intermediate_size": "hidden_dim",

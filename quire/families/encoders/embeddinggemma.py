@@ -23,13 +23,6 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "embeddinggemma",
         fields,
-        {
-            "vocab_size": "vocab_size",
-            "hidden_size": "hidden_size",
-            "intermediate_size": "intermediate_size",
-            "num_layers": "num_hidden_layers",
-            "num_heads": "num_attention_heads",
-        },
         max_model_len=decoder.max_model_len,
         norm_eps=norm.eps,
         activation="gelu_tanh",

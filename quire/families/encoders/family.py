@@ -113,7 +113,19 @@ def inner_activation(
     return found
 
 
-def read_encoder(family: str, fields: Fields, keys: Mapping[str, str], **facts: Any) -> EncoderSpec:
+# What most configs call the sizes of an encoder.
+KEYS: Mapping[str, str] = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+}
+
+
+def read_encoder(
+    family: str, fields: Fields, *, keys: Mapping[str, str] = KEYS, **facts: Any
+) -> EncoderSpec:
     """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others. Heads
     have keys of their own, and divide the hidden size among them, unless these say otherwise."""
     counts: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in keys.items()}

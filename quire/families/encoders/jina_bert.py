@@ -15,7 +15,6 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "jina_bert",
         fields,
-        bert.KEYS,
         max_model_len=fields.count("max_position_embeddings", 8192),
         num_types=fields.count("type_vocab_size", 2),
         norm_eps=fields.positive("layer_norm_eps", 1e-12),

@@ -35,13 +35,6 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "modernbert",
         fields,
-        {
-            "vocab_size": "vocab_size",
-            "hidden_size": "hidden_size",
-            "intermediate_size": "intermediate_size",
-            "num_layers": "num_hidden_layers",
-            "num_heads": "num_attention_heads",
-        },
         max_model_len=fields.count("max_position_embeddings", 8192),
         norm_eps=_eps(fields),
         activation=inner_activation(fields, "hidden_activation"),

@@ -35,7 +35,7 @@ OFF = (
 def read(fields: Fields) -> EncoderSpec:
     if "n_embd" in fields.values:
         fields = fields.under(OLDER_WORDS)
-    layers = fields.count(bert.KEYS["num_layers"])
+    layers = fields.count("num_hidden_layers")
     rope = fields.inner("rope_parameters")
     if rope.word("rope_type", "default") != "default":
         raise UnsupportedModel(
@@ -44,7 +44,6 @@ def read(fields: Fields) -> EncoderSpec:
     spec = read_encoder(
         "nomic_bert",
         fields,
-        bert.KEYS,
         max_model_len=fields.count("max_position_embeddings", 2048),
         num_types=fields.count("type_vocab_size", 2),
         norm_eps=fields.positive("layer_norm_eps", 1e-12),

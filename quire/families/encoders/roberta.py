@@ -26,7 +26,6 @@ def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
         "roberta",
         fields,
-        bert.KEYS,
         max_model_len=table - padding - 1,
         num_positions=table,
         first_position=padding + 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from quire.errors import (
@@ -13,6 +14,7 @@ from quire.errors import (
     QuireError,
     RankDied,
 )
+from quire.replicas.streams import Send
 
 
 def private(number: int) -> int:
@@ -25,6 +27,21 @@ def private(number: int) -> int:
     else:
         os.dup2(2, number)
     return own
+
+
+def exit_code(serve: Callable[[], None], send: Send) -> int:
+    """Serve: 0 at the end, 1 where an error ended it that the parent was told of."""
+    try:
+        serve()
+        return 0
+    except QuireError as error:
+        text, family = str(error), error_family(error)
+    except (MemoryError, RuntimeError) as error:
+        if not is_about_memory(error):
+            raise
+        text, family = f"memory ran out: {error}", "memory"
+    send({"kind": "failed", "error": text, "error_type": family})
+    return 1
 
 
 def is_about_memory(error: BaseException) -> bool:

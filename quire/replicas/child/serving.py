@@ -6,11 +6,10 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.errors import QuireError
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.child.heartbeat import Heartbeat
-from quire.replicas.child.process import error_family, is_about_memory, private
+from quire.replicas.child.process import exit_code, private
 from quire.replicas.streams import Inbox, Send, sender
 from quire.replicas.wire import Message
 
@@ -39,18 +38,8 @@ def serve(board_number: int, make: Callable[[Message, Board], RowEngine]) -> int
     opening = inbox.get()
     if opening is None:
         return 2
-    try:
-        board.move(Phase.LOADING)
-        _answer_runs(make(opening, board), inbox, send, board)
-    except QuireError as error:
-        send({"kind": "failed", "error": str(error), "error_type": error_family(error)})
-        return 1
-    except (MemoryError, RuntimeError) as error:
-        if not is_about_memory(error):
-            raise
-        send({"kind": "failed", "error": f"memory ran out: {error}", "error_type": "memory"})
-        return 1
-    return 0
+    board.move(Phase.LOADING)
+    return exit_code(lambda: _answer_runs(make(opening, board), inbox, send, board), send)
 
 
 def _answer_runs(engine: RowEngine, inbox: Inbox, send: Send, board: Board) -> None:

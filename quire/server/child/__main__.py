@@ -8,12 +8,13 @@ import signal
 import sys
 import threading
 import traceback
+from functools import partial
 from importlib import import_module
 
 from quire.errors import EngineError, QuireError
 from quire.params.lora import LoRARequest
 from quire.replicas.board import Board, Phase
-from quire.replicas.child.process import error_family, is_about_memory, private
+from quire.replicas.child.process import exit_code, private
 from quire.replicas.streams import Inbox
 from quire.replicas.wire import Message
 from quire.server.child.serving import TELL_SECONDS, ServingEngine
@@ -34,27 +35,16 @@ def main() -> int:
     opening = inbox.get()
     if opening is None:
         return 2
-    try:
-        _serve(opening, arguments.session, inbox, board, writer)
-    except QuireError as error:
-        return _failed(writer, str(error), error_family(error))
-    except (MemoryError, RuntimeError) as error:
-        if not is_about_memory(error):
-            raise
-        return _failed(writer, f"memory ran out: {error}", "memory")
-    return 0
+    serve = partial(_serve, opening, arguments.session, inbox, board, writer)
+    code = exit_code(serve, writer.send)
+    writer.flush()
+    return code
 
 
 def _end_with_it(failed: threading.ExceptHookArgs) -> None:
     """No thread of ours may be missing while the others wait for it: the server starts afresh."""
     threading.__excepthook__(failed)
     os._exit(1)
-
-
-def _failed(writer: Writer, error: str, family: str) -> int:
-    writer.send({"kind": "failed", "error": error, "error_type": family})
-    writer.flush()
-    return 1
 
 
 def _serve(
