@@ -348,7 +348,10 @@ def test_a_missing_library_is_named(
 def test_frames_of_a_file_are_chosen_as_transformers_does() -> None:
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    images = ShapedImages("<p>", 4, 2, 64, 1 << 20, 3, Normalised.of({}, CLIP_MEAN, CLIP_STD))
+    normalised = Normalised.of({}, CLIP_MEAN, CLIP_STD)
+    images = ShapedImages(
+        pad="<p>", patch=4, merge=2, least=64, most=1 << 20, resample=3, normalised=normalised
+    )
     for stamped in (False, True):
         rules = ShapedVideos(images, 2, 2.0, 4, 16, None, stamped)
         for frames, rate in ((40, 10.0), (100, 25.0), (3, 30.0), (900, 24.0), (7, 1.5)):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import LANCZOS, pixels_of, resized
-from quire.families.media.rules import Normalised, Placed
+from quire.families.media.rules import Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,22 +21,14 @@ LARGEST = 4096  # no side is made longer
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
-@dataclass(frozen=True, slots=True)
-class TiledImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiledImages(PaddedImages):
     """`edge`: what the longer side is made; `tile`: the side of a square, `count` its rows."""
 
-    pad: str
     edge: int
     tile: int
     count: int
     splits: bool
-    resample: int
-    normalised: Normalised
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def sizes(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """What an image is made first, and then, so that tiles fill it: (width, height) each."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, pixels_of, resized
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,22 +24,14 @@ BEGIN, END = "<img>", "</img>"
 MOST_TILES = 1024  # that callers may ask for
 
 
-@dataclass(frozen=True, slots=True)
-class StretchedImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StretchedImages(PaddedImages):
     """Squares of side `tile`, from `fewest` to `most` of them, `count` rows each."""
 
-    pad: str
     tile: int
     count: int
     fewest: int
     most: int  # 1: an image is one square
-    resample: int
-    normalised: Normalised
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Columns and rows of tiles: of the nearest shape, and of several such the largest that

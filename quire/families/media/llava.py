@@ -16,28 +16,20 @@ from quire.families.media.pixels import (
     squared,
     with_shortest_edge,
 )
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True)
-class LlavaImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlavaImages(PaddedImages):
     """`edge` is what the shorter side is made, `crop` the side of the square; `count` its rows."""
 
-    pad: str
     edge: int
     crop: int
-    resample: int
     count: int
     background: tuple[int, ...] | None  # of the square that an image is put on first, if any
-    normalised: Normalised
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
         return Placed(self.pad, (self.count,))

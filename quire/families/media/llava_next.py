@@ -24,7 +24,7 @@ from quire.families.media.pixels import (
     squared,
     with_shortest_edge,
 )
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Bytes, Normalised, Placed
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Bytes, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,27 +34,19 @@ ONEVISION_SIDES = range(384, 2305, 384)
 SHRUNK_ABOVE = 1.1  # of the side of as many tiles as are kept whole
 
 
-@dataclass(frozen=True, slots=True)
-class GridImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridImages(PaddedImages):
     """`grids` (height, width) are made of tiles of side `tile`, of `patches` rows a line.
 
     `most_tiles`: rows of more tiles than these are made as many as these have, None: they stay.
     `background` of the square that an image beside others is put on, None: it is put on a grid."""
 
-    pad: str
     grids: tuple[tuple[int, int], ...]
     tile: int
     patches: int
-    resample: int
-    normalised: Normalised
     base: int  # rows of the whole
     most_tiles: int | None = None
     background: tuple[int, ...] | None = None
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
         if self._square(together) is not None:

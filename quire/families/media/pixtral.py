@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, pixels_of, resized
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,21 +20,13 @@ if TYPE_CHECKING:
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"  # behind a line of rows, and behind the last
 
 
-@dataclass(frozen=True, slots=True)
-class LinedImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinedImages(PaddedImages):
     """A square of side `unit` is one row; no side is longer than `edge`, but for what makes it a
     multiple of `unit`."""
 
-    pad: str
     unit: int
     edge: int
-    resample: int
-    normalised: Normalised
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height that an image is made."""

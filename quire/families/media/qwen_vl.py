@@ -13,28 +13,20 @@ import numpy.typing as npt
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig
 from quire.families.media.pixels import BICUBIC, pixels_of, resized
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, Placed
+from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True)
-class ShapedImages:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedImages(PaddedImages):
     """Patches of side `patch`, of which `merge` by `merge` are one token."""
 
-    pad: str
     patch: int
     merge: int
     least: int  # pixels
     most: int
-    resample: int
-    normalised: Normalised
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Width and height that an image is made."""

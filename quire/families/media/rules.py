@@ -56,6 +56,22 @@ class Normalised:
         return cls(factor, _three(said.get("image_mean"), mean), _three(said.get("image_std"), std))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedImages:
+    """What the rules of most models have: a prompt has for an image the token that stands for a row
+    of its encoder, and an image is resized by Pillow's filter `resample` before its numbers are
+    made of its bytes."""
+
+    pad: str
+    resample: int
+    normalised: Normalised
+    two_way: bool = False
+
+    @property
+    def placeholder(self) -> str:
+        return self.pad
+
+
 class MediaRules(Protocol):
     """One model's rules for one kind of media. Its repr names all that decides what an item
     becomes; how large it is, is said by as many numbers as its kind has."""

@@ -15,6 +15,7 @@ from quire.families.media.rules import (
     CLIP_MEAN,
     CLIP_STD,
     Normalised,
+    PaddedImages,
     Placed,
     VideoFrames,
     VideoShape,
@@ -23,22 +24,14 @@ from quire.families.media.rules import (
 MOST_FRAMES = 32  # of a file, where nothing is said: as vLLM takes
 
 
-@dataclass(frozen=True, slots=True)
-class SquareVideos:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquareVideos(PaddedImages):
     """Frames of `side`, each `patches` rows a line before these are halved. Of a file at most
     `most` frames are taken, as far from each other as can be."""
 
-    pad: str
     side: int
     patches: int
-    resample: int
-    normalised: Normalised
     most: int
-    two_way: bool = False
-
-    @property
-    def placeholder(self) -> str:
-        return self.pad
 
     def place(self, shape: VideoShape, *, together: int) -> Placed:
         line = -(-self.patches // 2)
