@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends import generic
-from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
-from quire.backends.adapters import LoopedAdapters
-from quire.backends.experts import Choice, LoopedExperts
 from quire.backends.linear import LinearOp
 from quire.backends.ops import (
     AttentionInputs,
-    ChoiceOp,
-    ExpertsOp,
     HeadNorms,
     HeadShape,
-    HeadsOp,
-    LatentRows,
     RowOp,
-    StateStep,
 )
-from quire.backends.states import state_pass
-from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, ExpertsPlan, LayerPlan
+from quire.backends.plain_kernels import PlainKernels
+from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
     "silu": F.silu,
@@ -37,37 +28,11 @@ ACTIVATIONS: Mapping[Activation, RowOp] = {
 }
 
 
-class ReferenceKernels:
+class ReferenceKernels(PlainKernels):
     """Every op in fp32, without a thought about speed."""
-
-    def __init__(self, shape: HeadShape) -> None:
-        self.shape = shape
-
-    def padded(self, num_tokens: int) -> int:
-        return num_tokens
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return ReferenceLinear(weight, bias)
-
-    def declines(self, layer: LayerPlan) -> tuple[str, ...]:
-        return ()
-
-    def kv_dtype_beside_int8(self) -> torch.dtype:
-        return self.shape.dtype
-
-    def make_experts(
-        self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
-    ) -> ExpertsOp:
-        return LoopedExperts(gate, ups, downs, self.padded)
-
-    def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
-        return generic.HeadProducts(products)
-
-    def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
-        return Choice(plan, bias)
-
-    def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
-        return LoopedAdapters(self.make_linear, self.padded)
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return table[token_ids]
@@ -79,10 +44,6 @@ class ReferenceKernels:
         if weight.dtype == x.dtype:
             return weight * scaled.to(x.dtype)
         return (weight * scaled).to(x.dtype)
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual += x
-        return self.rms_norm(residual, weight, eps)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         wide = x.double()
@@ -104,12 +65,6 @@ class ReferenceKernels:
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
         return ReferenceAttention(self.shape, inputs, window)
-
-    def plan_states(self, inputs: AttentionInputs) -> StateStep:
-        return state_pass(inputs, self.shape.block_size)
-
-    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-        return generic.turn_latents(self, given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         for old, new in copies:
