@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 
 def hasten_interpreter() -> None:
     """Triton puts the interpreter's functions into its language at every launch, and again at every
@@ -111,12 +109,12 @@ class _Way(NamedTuple):
             side = semantic.cast(side, self.element)
         if self.block is None:
             return side
-        data, dtype = side.handle.data, side.handle.dtype
+        builder, handle = semantic.builder, side.handle
         if self.is_scalar:
-            data = np.full(self.shape, data, dtype=data.dtype)
-        elif data.shape != self.shape:
-            data = np.broadcast_to(data, self.shape)
-        return semantic.tensor(type(side.handle)(data, dtype.scalar), self.block)
+            handle = builder.create_splat(self.block, handle)
+        elif handle.data.shape != self.shape:
+            handle = builder.create_broadcast(handle, self.shape)
+        return semantic.tensor(handle, self.block)
 
 
 def _share_ways_to_meet() -> None:
