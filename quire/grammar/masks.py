@@ -60,6 +60,7 @@ class _Asked:
     others: dict[int, GrammarMatcher]
     pairs: list[tuple[LLMatcher, int]]  # these, as llguidance wants them
     regular: dict[int, RegularMatcher]
+    owed: dict[int, int]  # one token, and nothing else
     known: tuple[Bits, ...]  # ids that have a token, where not all of some vocabulary have one
 
     @staticmethod
@@ -67,7 +68,10 @@ class _Asked:
         if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
+        owed = {i: m.owed[0] for i, m in enumerate(matchers) if m.owed and m.error is None}
         others = _followed_by_llguidance(matchers)
+        if owed:
+            others = {i: m for i, m in others.items() if i not in owed}
         counts = Counter(map(_GRAMMAR, others.values()))
         for grammar, count in counts.items():
             grammar.target(bits[0])
@@ -76,9 +80,9 @@ class _Asked:
         regular: dict[int, RegularMatcher] = {}
         if len(others) < len(matchers):
             regular = {i: m for i, m in enumerate(matchers) if isinstance(m, RegularMatcher)}
-            regular = {i: m for i, m in regular.items() if i not in failed}
+            regular = {i: m for i, m in regular.items() if i not in failed and i not in owed}
         pairs = [(m.ll, i) for i, m in others.items()]
-        return _Asked(bits, failed, others, pairs, regular, tuple(known.values()))
+        return _Asked(bits, failed, others, pairs, regular, owed, tuple(known.values()))
 
     def leave_known(self) -> None:
         """Without ids that have no token, which are the last ones."""
@@ -125,6 +129,9 @@ class MaskFiller:
                 failed[i] = error
         asked.leave_known()
         failed |= _fill_regular(asked.regular, bits)
+        for i, token in asked.owed.items():
+            bits[i] = 0
+            bits[i, token // 32] = 1 << token % 32
         for i in failed:
             bits[i] = 0
         return failed

@@ -38,6 +38,11 @@ class Lexers(Protocol):
     def target(self, bits: Bits) -> tuple[int, int]: ...
 
 
+def still_owed(owed: list[int], token_id: int) -> list[int]:
+    """Of what was to be drawn, after this was."""
+    return owed[1:] if owed[0] == token_id else []
+
+
 class GrammarMatcher:
     """One sequence's place in a grammar. Not for two threads at once.
 
@@ -46,7 +51,7 @@ class GrammarMatcher:
     allows the end tokens only.
     """
 
-    __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "share")
+    __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "owed", "share")
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class GrammarMatcher:
         self.ll = ll  # llguidance's own matcher, for filling many masks in one call
         self._own_lexer = own_lexer
         self._token_ids = list(token_ids)
+        self.owed: list[int] = []  # what must be drawn next, and nothing else
 
     @property
     def may_force(self) -> bool:
@@ -140,6 +146,8 @@ class GrammarMatcher:
     def went_on(self, token_id: int) -> None:
         """llguidance's matcher took the token."""
         self._token_ids.append(token_id)
+        if self.owed:
+            self.owed = still_owed(self.owed, token_id)
 
     def _accept_again(self, token_id: int) -> bool:
         """The token was refused: by the grammar, or by a shared lexer that had failed."""

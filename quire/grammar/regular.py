@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from quire.errors import GrammarFailed
 from quire.grammar.automaton import DEAD, Automaton
+from quire.grammar.matcher import still_owed
 from quire.grammar.vocabulary import Bits, check_mask
 from quire.grammar.walkable import walkable_form
 from quire.steps.automata import TokenTexts, WalkableGrammar
@@ -174,7 +175,7 @@ class RegularGrammar:
 class RegularMatcher:
     """One sequence's place in a regular grammar; as GrammarMatcher (matcher.py)."""
 
-    __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "state")
+    __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "owed", "state")
 
     def __init__(self, grammar: RegularGrammar) -> None:
         self._grammar = grammar
@@ -182,6 +183,7 @@ class RegularMatcher:
         self.state, self._token_ids = 0, list[int]()
         self._ll: LLMatcher | None = None  # made when something may be forced
         self._num_told = 0  # tokens that it knows of
+        self.owed: list[int] = []  # what must be drawn next, and nothing else
 
     @property
     def place(self) -> tuple[RegularGrammar, int]:
@@ -233,6 +235,8 @@ class RegularMatcher:
         if not self._grammar.ends(self.state):  # an end token after the end leaves no trace
             self.state = state
             self._token_ids.append(token_id)
+            if self.owed:
+                self.owed = still_owed(self.owed, token_id)
         return True
 
     def forced(self) -> list[int]:

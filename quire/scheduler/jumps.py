@@ -12,16 +12,18 @@ from quire.errors import QuireError
 from quire.scheduler.judging import Drawn
 from quire.scheduler.pacing import Jump
 from quire.scheduler.placements import Placements
+from quire.scheduler.sequence import Sequence
 from quire.scheduler.stopping import FOLLOWED, fail, judge
 
 # Forced tokens per row that goes on, from which a pass for them pays: on an H200 such a pass took
 # as long as 1.7 steps of 256 rows.
 WORTH = 2
-ASKED_FIRST = 8  # rows that stand for all: asking a grammar takes the tokenizer
 
 
 class Jumps:
-    """Gives rows what their grammars force."""
+    """Gives rows what their grammars force. Where it is drawn instead, masks see to it that the row
+    draws these very tokens, so that it does not matter which: spelled anew from the middle of a
+    forced text the rest may have other tokens."""
 
     def __init__(self, placements: Placements) -> None:
         self._placements, self._rows = placements, placements.rows
@@ -32,22 +34,27 @@ class Jumps:
         for row in drawn.going_on(wants == Jump.ALWAYS):
             self._append(drawn, row, self._forced(row))
         some = drawn.going_on(wants == Jump.IF_WORTH)
-        if not some:
-            return
-        least = WORTH * int((~drawn.ended).sum()) / len(some)
-        if _mean([self._forced(row) for row in some[:: -(-len(some) // ASKED_FIRST)]]) < least:
-            return
         forced = [self._forced(row) for row in some]
-        if _mean(forced) >= least:
-            for row, tokens in zip(some, forced, strict=True):
+        count = sum(len(one) for one in forced if not isinstance(one, QuireError))
+        worth = count >= WORTH * int((~drawn.ended).sum())
+        for row, tokens in zip(some, forced, strict=True):
+            if worth or isinstance(tokens, QuireError):
                 self._append(drawn, row, tokens)
+            else:
+                self._owe(self._rows.sequence(row), tokens)
 
     def _forced(self, row: int) -> list[int] | QuireError:
-        guide = self._rows.sequence(row).guide
-        return [] if guide is None else for_row(FOLLOWED, guide.forced)
+        """What a row must write next. It is found out behind a token that was free."""
+        sequence = self._rows.sequence(row)
+        if sequence.guide is None:
+            return []
+        if sequence.owes:
+            return sequence.guide.owed
+        return for_row(FOLLOWED, sequence.guide.forced)
 
     def _append(self, drawn: Drawn, row: int, forced: list[int] | QuireError) -> None:
         rows, sequence = self._rows, self._rows.sequence(row)
+        sequence.owes = False
         if isinstance(forced, QuireError):
             fail(sequence, forced)
         elif tokens := forced[: int(rows.limit[row] - rows.known[row])]:
@@ -56,7 +63,7 @@ class Jumps:
         if sequence.finish_reason is not None:
             drawn.ended[drawn.rows == row] = True
 
-
-def _mean(forced: list[list[int] | QuireError]) -> float:
-    """Tokens a row; one that failed has none, and fails again when its mask is filled."""
-    return sum(len(one) for one in forced if not isinstance(one, QuireError)) / len(forced)
+    def _owe(self, sequence: Sequence, tokens: list[int]) -> None:
+        sequence.owes = bool(tokens)
+        if sequence.guide is not None and tokens:
+            sequence.guide.owed = tokens

@@ -42,8 +42,7 @@ class Pacing:
             logprobs=not config.logprobs_mode.startswith("raw_"),
             every_row=bool(config.batch_processors),
             goes_back=not config.keeps_states,
-            # The same tokens in any batch: a text forced in two goes may be spelled otherwise.
-            apart=config.device == "cuda" and not config.batch_invariant,
+            apart=config.device == "cuda",
         )
 
     def of(self, sequence: Sequence) -> bool:

@@ -48,6 +48,8 @@ class SearchGroup(Protocol):
 class Guide(Protocol):
     """Follows one sequence through its grammar."""
 
+    owed: list[int]  # what must be drawn next: its masks allow nothing else
+
     @property
     def error(self) -> QuireError | None:
         """Why no token can follow, once that is so."""
@@ -106,6 +108,7 @@ class Sequence:
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
     guide: Guide | None = None
+    owes: bool = False  # it draws what its guide has as `owed`
     thoughts: ThoughtWatch | None = None
     # To be forked off at the prompt's end, or further on where a path leaves another.
     siblings: list[Sequence] = field(default_factory=list)

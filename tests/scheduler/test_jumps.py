@@ -11,7 +11,6 @@ import pytest
 from quire.engine import Engine
 from quire.request import Request
 from quire.sampling_params import SamplingParams
-from quire.scheduler import jumps
 from quire.scheduler.pacing import Jump, Pacing
 from quire.scheduler.sequence import Sequence
 from tests.fakes import FakeExecutor, FakeGuide
@@ -57,13 +56,17 @@ def test_rows_without_grammars_count_for_what_a_pass_costs_them() -> None:
     assert not slices_of_forced([4], plain=10)
 
 
-def test_few_of_many_rows_are_asked_before_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jumps, "ASKED_FIRST", 4)
-    engine, guides = engine_apart(), [Forcing(0) for _ in range(32)]
+def test_what_is_not_given_is_owed_and_nothing_is_asked_until_it_was_drawn() -> None:
+    engine, guides = engine_apart(), [Forcing(3), *(Forcing(0) for _ in range(15))]
     for i, guide in enumerate(guides):
         engine.add([Sequence(make_request(i, [1, 2], 20), order=i, guide=guide)])
-    drain(engine)
-    assert sum(guide.asked for guide in guides) == 4 * 19  # nobody goes on after the last
+    seen = []
+    while not engine.idle:
+        engine.step()
+        seen.append(list(guides[0].owed))
+    assert [0, 1, 2] in seen
+    assert guides[0].asked == 5, "after that the fake one draws what it likes, and owes for ever"
+    assert {guide.asked for guide in guides[1:]} == {19}, "nobody goes on after the last"
 
 
 @pytest.mark.parametrize(

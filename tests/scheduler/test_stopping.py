@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ class Counted:
     total: int = 0
     error: QuireError | None = None
     may_force: bool = False
+    owed: list[int] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:

@@ -53,7 +53,7 @@ class Walk:
     state = 0
 
     def __init__(self, last: int = 0, count: int = 0) -> None:
-        self.last, self.count = last, count
+        self.last, self.count, self.owed = last, count, list[int]()
         self.error: GrammarFailed | None = None
 
     @property

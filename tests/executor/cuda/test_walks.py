@@ -20,7 +20,7 @@ from quire.grammar.masks import MaskFiller
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints, Request
-from quire.scheduler import repeats
+from quire.scheduler import jumps, repeats
 from quire.scheduler.sequence import Guide, Sequence
 from quire.step import Masks, StepPlan
 from quire.weights.load import dummy_weights
@@ -64,6 +64,18 @@ MASKED: list[dict[str, Any]] = [
     {"temperature": 1.0, "regex": "日本(語|人)"},
     {"temperature": 1.0, "allowed_token_ids": list(range(3, VOCAB)), "regex": REGEXES[1]},
 ]
+
+
+# What llguidance alone follows, and forces in long texts between others.
+NODE = {
+    "type": "object",
+    "properties": {
+        "the value of it": {"enum": ["日本語と英語", "日本人 are many", "été après été"]},
+        "parts": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+    },
+    "required": ["the value of it", "parts"],
+}
+FORCED = [{"temperature": 1.0, "json": {"$ref": "#/$defs/n", "$defs": {"n": NODE}}}] * 4
 
 
 @cache
@@ -197,6 +209,24 @@ def test_walking_rows_draw_the_tokens_of_rows_with_masks(
     assert {("stop", None), ("length", None)} <= reasons
     assert ("length", "unfinished_structured_output") in reasons
     assert any(s.num_preemptions for s in found) == (num_blocks == 60)
+
+
+@pytest.mark.parametrize("worth", [0.0, 0.2, 1e9])
+def test_forced_tokens_that_are_drawn_are_those_that_would_be_given(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are given, some, and none; what is forced may be spelled in several ways."""
+    monkeypatch.setattr(jumps, "WORTH", worth)
+    kinds = PLAIN + KINDS + MASKED + FORCED
+    plain = small_config(num_blocks=512)
+    expected, given = run(LocalExecutor(plain, WALKED, dict(WEIGHTS)), plain, kinds, count=40)
+    few = small_config(num_blocks=24)
+    executor, apart = LocalExecutor(few, WALKED, dict(WEIGHTS)), replace(few, device="cuda")
+    found, drawn = run(executor, apart, kinds, count=40)
+    check(found, expected)
+    assert any(s.num_preemptions for s in found)
+    if worth > 1:
+        assert drawn["masked"] > 1.2 * given["masked"]
 
 
 def test_what_is_captured_is_nobodys_work() -> None:
