@@ -139,7 +139,8 @@ def _budget(
         f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "
         f"steps of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} rows"
     )
-    return free - kept - needed, why
+    # Whoever had some of it then may have given it back since.
+    return min(free - kept, total - int(spared)) - needed, why
 
 
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:

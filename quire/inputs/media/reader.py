@@ -157,7 +157,9 @@ class MediaReader:
 
         return PlacedItem(self._serials.item(key, make), placed)
 
-    def _source(self, kind: str, rules: MediaRules, given: Any) -> Source:
+    def _source(self, kind: str, rules: MediaRules, given: Any, name: str | None = None) -> Source:
+        """`name` is given by `read_each`, whose items may have one: what looks at a header alone
+        has no use for it."""
         rate = cast(SoundRules, rules).rate if kind == "audio" else 0
         return read_source(kind, given, self._options, self.pool.children, rate)
 

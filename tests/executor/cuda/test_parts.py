@@ -107,6 +107,9 @@ def test_what_others_have_is_not_taken_off_an_engines_share() -> None:
 
     alone = blocks(config, 98)
     assert blocks(replace(config, memory_taken=40 * GIB), 58) == alone
+    # Others gave back what they had: it is not ours for that.
+    size = block_bytes(SPEC, config.block_size, torch.bfloat16)
+    assert 39 * GIB < blocks(replace(config, memory_taken=90 * GIB), 98) * size < 40 * GIB
     # Less is left of a GPU that is nearly full, and all of it to an engine that asks for it.
     full = replace(config, memory_taken=80 * GIB)
     assert 0 < blocks(full, 18) < alone // 2
