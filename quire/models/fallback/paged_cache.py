@@ -58,6 +58,18 @@ class SequenceCache(Cache):
         return [False] * len(self)
 
     @property
+    def is_linear(self) -> list[bool]:
+        """Which layers keep states, of those that it was given. Asked since Transformers 5.23."""
+        kept = getattr(super(), "is_linear", None) if self._layers else None
+        return [False] * len(self) if kept is None else list(kept)
+
+    @property
+    def is_dummy(self) -> list[bool]:
+        """Likewise, of layers that keep nothing."""
+        kept = getattr(super(), "is_dummy", None) if self._layers else None
+        return [False] * len(self) if kept is None else list(kept)
+
+    @property
     def is_compileable(self) -> bool:
         return False
 
