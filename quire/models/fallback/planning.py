@@ -111,7 +111,7 @@ def _on_meta_or_zeros(
 
 def _as_zeros(module: nn.Module) -> None:
     """Every weight is one zero, seen as often as its shape asks for; so is what a first try on
-    meta left in attributes (frequencies of a rope)."""
+    meta left in attributes (frequencies of a rope). Buffers, which are small, are as they say."""
     for part in module.modules():
         for name, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -120,7 +120,8 @@ def _as_zeros(module: nn.Module) -> None:
             zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
             part.register_parameter(name, nn.Parameter(zeros, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
-            setattr(part, name, torch.zeros((), dtype=buffer.dtype).expand(buffer.shape))
+            # Whole ones: some are written to (frequencies of ropes, since Transformers 5.23).
+            setattr(part, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
 
 def _spec(
