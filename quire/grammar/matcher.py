@@ -66,7 +66,7 @@ class GrammarMatcher:
         self.ll = ll  # llguidance's own matcher, for filling many masks in one call
         self._own_lexer = own_lexer
         self._token_ids = list(token_ids)
-        self.owed: list[int] = []  # what must be drawn next, and nothing else
+        self.owed: list[int] = []  # all that MaskFiller allows, one after the other
 
     @property
     def may_force(self) -> bool:

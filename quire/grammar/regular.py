@@ -183,7 +183,7 @@ class RegularMatcher:
         self.state, self._token_ids = 0, list[int]()
         self._ll: LLMatcher | None = None  # made when something may be forced
         self._num_told = 0  # tokens that it knows of
-        self.owed: list[int] = []  # what must be drawn next, and nothing else
+        self.owed: list[int] = []  # all that MaskFiller allows, one after the other
 
     @property
     def place(self) -> tuple[RegularGrammar, int]:

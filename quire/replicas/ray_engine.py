@@ -151,8 +151,6 @@ def _with_hashes(message: Message) -> Message:
     """A node's files are known by what is in them: its inodes say nothing elsewhere."""
     if message["kind"] != "ready":
         return message
-    from quire.replicas.ray_engine import hashed
-
     kept = dict(message)
     for name in ("model_files", "tokenizer_files"):
         if name in kept:

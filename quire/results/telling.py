@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from quire.outputs import RequestOutput
 from quire.scheduler.reports import Grown, StepReport
 from quire.scheduler.sequence import Sequence
 
 FREE_SECONDS = 0.002  # of the processor: this much is no matter after every step
-Result = tuple[int, RequestOutput]
+Made = TypeVar("Made")
 
 
 class Telling:
@@ -38,7 +38,7 @@ class Telling:
         due, self._owed = list(self._owed.values()), {}
         return due
 
-    def timed(self, outputs: Iterator[Result]) -> Iterator[Result]:
+    def timed(self, outputs: Iterator[Made]) -> Iterator[Made]:
         """These outputs; how long they took to make says when there may be others. Of the
         processor: others on the machine are no reason to tell less."""
         before = time.thread_time()

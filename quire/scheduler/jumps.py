@@ -1,8 +1,8 @@
 """Tokens that grammars force: a row is given them without drawing, where that saves time.
 
 What it is given is a slice of the next plan. On a CPU a slice is a few more lines of the one pass;
-on a GPU it is a pass of its own beside the captured step, and the masks of a forced token leave
-nothing else to draw anyway. So there it must be worth it for all rows together.
+on a GPU it is a pass of its own beside the captured step. So there it must be worth it for all rows
+together; else the row owes these tokens, and its masks allow nothing else until it has drawn them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ WORTH = 2
 
 
 class Jumps:
-    """Gives rows what their grammars force. Where it is drawn instead, masks see to it that the row
-    draws these very tokens, so that it does not matter which: spelled anew from the middle of a
-    forced text the rest may have other tokens."""
+    """Gives rows what their grammars force, or has them owe it: the same tokens either way, which
+    spelled anew from the middle of a forced text might be others."""
 
     def __init__(self, placements: Placements) -> None:
         self._placements, self._rows = placements, placements.rows
