@@ -36,11 +36,13 @@ def vip_llava(path: Path) -> TinyModel:
     """Rows of several layers of its tower, beside each other."""
     from transformers import LlamaConfig, VipLlavaConfig, VipLlavaForConditionalGeneration
 
+    # The name that files have; the class itself has another one since Transformers 5.23.
+    layers: dict[str, Any] = {"vision_feature_layers": [-2, -1]}
     config = VipLlavaConfig(
         vision_config={"model_type": "clip_vision_model", **CLIP},
         text_config=LlamaConfig(**TEXT).to_dict(),
         image_token_index=FIRST_ADDED,
-        vision_feature_layers=[-2, -1],
+        **layers,
     )
     about = {
         "processor_class": "LlavaProcessor",
