@@ -307,16 +307,16 @@ class EncoderSpec:
     norm_eps: float
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False  # activation(first half) * second half of one product
-    # Behind the branches of each layer and the embedding; before them and at the end; or on both
-    # sides of them and at the end.
-    norms: Literal["after", "before", "both"] = "after"
-    norm_kind: Literal["layer", "rms_one_plus"] = "layer"  # the latter has a factor of 1 + w
+    norms: Literal["after", "before", "both"] = "after"  # of branches; but "after": the end's too
+    norm_kind: Literal["layer", "rms", "rms_one_plus"] = "layer"  # the last's factor is 1 + w
+    embed_norm: bool = True  # which the first layer's norm before attention then would repeat
     norm_bias: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
     up_bias: bool = True  # False: of a feed-forward with biases the last product alone has one
     num_positions: int = 0  # learned positions; 0: others, or none
     alibi: bool = False  # scores fall with the distance of two tokens, by head
+    num_distances: int = 0  # learned scores of distances by head, alike in all layers; 0: none
     first_position: int = 0  # of a text's first token in that table
     num_types: int = 0  # learned token types (first text, second text); 0: none
     thetas: tuple[float, ...] = ()  # of each layer, where positions are rotary
@@ -343,8 +343,8 @@ class EncoderSpec:
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step, as ModelSpec has it; but a token sees all of its text."""
-        width = self.num_heads * self.head_dim
-        return 2 * self.body_weights * tokens + 8 * self.num_layers * width * context
+        seen = self.num_layers * self.num_heads * self.head_dim * context
+        return 2 * self.body_weights * tokens + 8 * seen
 
 
 AnySpec = ModelSpec | EncoderSpec

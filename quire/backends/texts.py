@@ -19,6 +19,9 @@ class Sight:
     scale: float
     window: int | None = None  # tokens to either side; None for all
     slopes: Tensor | None = None  # by head: what a score loses for each token between two
+    gains: Tensor | None = (
+        None  # by head and how far ahead what is seen is: [heads, 1 - L to L - 1]
+    )
 
 
 class AttendTexts(Protocol):
@@ -49,6 +52,8 @@ def _seen(sight: Sight, length: int, dtype: torch.dtype, device: torch.device) -
     """Which tokens see which [length, length], or what their scores lose [heads, length, length];
     None where all see all alike."""
     at = torch.arange(length, device=device)
+    if sight.gains is not None:
+        return sight.gains[:, at - at[:, None] + sight.gains.shape[1] // 2].to(dtype)
     if sight.slopes is not None:
         return (-sight.slopes[:, None, None] * (at[:, None] - at).abs()).to(dtype)
     if sight.window is None or length <= sight.window + 1:

@@ -8,6 +8,7 @@ whatever type products have: rounding it too would double the error of an embedd
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -169,7 +170,7 @@ class Encoder:
             theta: Angles(Rope(theta, spec.head_dim), spec.head_dim, max_len, device)
             for theta in set(spec.thetas)
         }
-        parts = _Parts(spec, weights, ops)
+        parts = _Parts(spec, weights, ops, max_len)
         self._embed_norm = parts.norm("embed_norm")
         self._layers = [parts.layer(i) for i in range(spec.num_layers)]
         self._norm = parts.norm("norm")
@@ -205,19 +206,22 @@ class Encoder:
 class _Parts:
     """Makes layers out of named weights."""
 
-    def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps) -> None:
+    def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps, max_len: int) -> None:
         self.spec, self.weights, self.ops = spec, weights, ops
         up = weights["layers.0.mlp.up.weight"]
         self.dtype = up.dtype
         self.slopes = alibi_slopes(spec.num_heads).to(up.device) if spec.alibi else None
+        learned = weights.pop("distances.weight", None)
+        self.gains = None if learned is None else distance_gains(learned, max_len)
 
     def norm(self, name: str) -> Op:
         """The norm of that name; nothing, where the model has none in this place."""
         weight, bias = (self.weights.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
         if weight is None:
             return _same
-        if self.spec.norm_kind == "rms_one_plus":
-            return _RootMeanSquare(1 + weight, self.spec.norm_eps)
+        if self.spec.norm_kind != "layer":
+            more = 1 if self.spec.norm_kind == "rms_one_plus" else 0
+            return _RootMeanSquare(weight + more, self.spec.norm_eps)
         return Norm(weight, bias, self.spec.norm_eps)
 
     def linear(self, name: str) -> LinearOp:
@@ -242,7 +246,9 @@ class _Parts:
             activation=activation(spec.activation),
             theta=spec.thetas[index] if spec.thetas else None,
             attend=self.ops.attend,
-            sight=Sight(scale, spec.windows[index] if spec.windows else None, self.slopes),
+            sight=Sight(
+                scale, spec.windows[index] if spec.windows else None, self.slopes, self.gains
+            ),
             head_norms=(q_norm, k_norm) if spec.qk_norm else None,
             post_norms=(self.norm(f"{name}.attn_post_norm"), self.norm(f"{name}.mlp_post_norm")),
         )
@@ -255,6 +261,19 @@ def alibi_slopes(num_heads: int) -> Tensor:
     first = [2 ** (-8 * (i + 1) / below) for i in range(below)]
     between = [2 ** (-4 * (2 * i + 1) / below) for i in range(num_heads - below)]
     return torch.tensor(first + between)
+
+
+def distance_gains(learned: Tensor, max_len: int, farthest: int = 128) -> Tensor:
+    """What scores gain by distance, of numbers that are learned for some: learned [N, heads], the
+    first half of tokens behind and the second of those ahead; a half has one number for each of the
+    near distances, and further ones share, the more the further. [heads, 2 max_len - 1]"""
+    half = len(learned) // 2
+    near = half // 2
+    ahead = torch.arange(1 - max_len, max_len, device=learned.device)
+    far = ahead.abs()
+    shared = torch.log(far.float().clamp(min=near) / near) / math.log(farthest / near)
+    place = torch.where(far < near, far, near + (shared * (half - near)).long()).clamp(max=half - 1)
+    return learned[place + half * (ahead > 0)].T.contiguous()
 
 
 def order_texts(lengths: Sequence[int]) -> tuple[list[int], Groups]:

@@ -22,12 +22,14 @@ _OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeight:
-    """One weight and the stored tensors that fill it from the top, which have so many rows each."""
+    """One weight and the stored tensors that fill it from the top, which have so many rows each;
+    with `is_turned` its second half stands first in them."""
 
     name: str
     shape: tuple[int, ...]
     stored: tuple[str, ...]
     rows: tuple[int, ...]
+    is_turned: bool = False
 
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
@@ -40,7 +42,10 @@ def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[Encode
     ):
         if rows:
             yield EncoderWeight(f"{name}.weight", (rows, hidden), (f"{stored}.weight",), (rows,))
-    if spec.norms != "both":
+    if count := spec.num_distances:
+        shape = (count, spec.num_heads)
+        yield EncoderWeight("distances.weight", shape, (f"{names.distances}.weight",), (count,))
+    if spec.embed_norm:
         yield from _norm("embed_norm", names.embed_norm, spec)
     for i in range(spec.num_layers):
         yield from _layer(f"layers.{i}", names.layer.format(i), spec, names, is_first=i == 0)
@@ -60,14 +65,16 @@ def _layer(
         rows = rows if len(stored) > 1 else (sum(rows),)
         for kind, shape in (("weight", (columns,)), ("bias", ()))[: 1 + bias]:
             full = tuple(f"{theirs}{one}.{kind}" for one in stored)
-            yield EncoderWeight(f"{ours}.{name}.{kind}", (sum(rows), *shape), full, tuple(rows))
+            turned = names.gate_behind and name == "mlp.up"
+            whole = (sum(rows), *shape)
+            yield EncoderWeight(f"{ours}.{name}.{kind}", whole, full, tuple(rows), turned)
 
     yield from linear("attn.qkv", names.qkv, heads, hidden, spec.attention_bias)
     yield from linear("attn.o", (names.o,), (hidden,), width, spec.attention_bias)
     halves, biased = (inner,) * (1 + spec.gated), spec.mlp_bias and spec.up_bias
     yield from linear("mlp.up", names.up, halves, hidden, biased)
     yield from linear("mlp.down", (names.down,), (hidden,), inner, spec.mlp_bias)
-    if not is_first or spec.norms != "before":  # what the embedding gives is normed already
+    if not (is_first and spec.norms == "before" and spec.embed_norm):  # normed already
         yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
     yield from _norm(f"{ours}.mlp_norm", theirs + names.mlp_norm, spec)
     if spec.norms == "both":
@@ -104,6 +111,8 @@ def load_encoder_weights(
         kept = torch.float32 if _is_norm(weight) else dtype
         parts = [read_tensor(source).to(kept) for source in sources]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if weight.is_turned:
+            whole = whole.roll(len(whole) // 2, 0)
         weights[weight.name] = whole.to(device)
     return weights
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from quire import PoolingParams
 from quire.errors import CorruptModel, NotSupported, UnsupportedModel
 from quire.families.encoders.nomic_bert import OLDER_WORDS
-from quire.models.encoder import order_texts
+from quire.models.encoder import distance_gains, order_texts
 from tests.pooling.tiny import (
     ENCODERS,
     hidden_of,
@@ -38,13 +39,24 @@ def test_states_of_every_token_are_those_of_transformers(name: str, tmp_path: Pa
         )
 
 
+def test_scores_gain_by_distance_as_in_transformers() -> None:
+    """Also beyond the lengths of tiny texts, where many distances share a number."""
+    learned, length = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), 512
+    places = MPNetEncoder.relative_position_bucket(torch.arange(1 - length, length))
+    assert torch.equal(distance_gains(learned, length), learned[places].T)
+
+
 def test_texts_are_laid_out_by_length() -> None:
     assert order_texts([3, 5, 3, 2]) == ([3, 0, 2, 1], ((1, 2), (2, 3), (1, 5)))
 
 
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize(
-    "name", ["bert", "xlm-roberta", "distilbert", "nomic_bert", "modernbert, every bias"]
+    "name",
+    [
+        *("bert", "xlm-roberta", "distilbert", "nomic_bert", "modernbert, every bias", "gte"),
+        *("jina v3", "mpnet", "electra", "eurobert", "eurobert, every bias"),
+    ],
 )
 def test_classes_are_those_of_transformers(name: str, labels: int, tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS[name], "classes", num_labels=labels)

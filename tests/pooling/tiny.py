@@ -21,9 +21,14 @@ from transformers import (
 )
 from transformers.models.bert import BertConfig
 from transformers.models.distilbert import DistilBertConfig
+from transformers.models.electra import ElectraConfig
+from transformers.models.eurobert import EuroBertConfig
 from transformers.models.gemma3 import Gemma3TextConfig
+from transformers.models.gte import GteConfig
+from transformers.models.jina_embeddings_v3 import JinaEmbeddingsV3Config
 from transformers.models.llama import LlamaConfig
 from transformers.models.modernbert import ModernBertConfig
+from transformers.models.mpnet import MPNetConfig
 from transformers.models.nomic_bert import NomicBertConfig
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.roberta import RobertaConfig
@@ -85,6 +90,28 @@ ENCODERS: dict[str, PretrainedConfig] = {
         query_pre_attn_scalar=20,
         attention_bias=True,
         use_bidirectional_attention=True,
+    ),
+    "jina v3": JinaEmbeddingsV3Config(**SIZES, max_position_embeddings=66),
+    "gte": GteConfig(**SIZES, max_position_embeddings=64, type_vocab_size=2),
+    "gte, no types": GteConfig(**SIZES, max_position_embeddings=64, type_vocab_size=0),
+    "mpnet": MPNetConfig(**SIZES, max_position_embeddings=166, pad_token_id=0),
+    "electra": ElectraConfig(**SIZES, embedding_size=48, max_position_embeddings=64),
+    "eurobert": EuroBertConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 250.0},
+        pad_token_id=1,
+        classifier_pooling="mean",
+    ),
+    "eurobert, every bias": EuroBertConfig(
+        **SIZES,
+        max_position_embeddings=64,
+        attention_bias=True,
+        mlp_bias=True,
+        pad_token_id=1,
+        classifier_pooling="bos",
     ),
 }
 HEADS: dict[str, Any] = {"num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 1}

@@ -29,6 +29,7 @@ def read(fields: Fields) -> EncoderSpec:
         gated=True,
         norms="both",
         norm_kind="rms_one_plus",
+        embed_norm=False,
         norm_bias=False,
         attention_bias=first.qkv_bias,
         mlp_bias=False,

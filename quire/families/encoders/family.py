@@ -9,6 +9,7 @@ from typing import Any, Literal
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.reading import read_dtype
+from quire.families.rope_config import read_rope
 from quire.spec import EncoderSpec
 
 Activation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
@@ -62,7 +63,10 @@ class EncoderNames:
     mlp_norm: str
     positions: str = ""
     types: str = ""
+    distances: str = ""
     norm: str = ""
+    # Whether a stored tensor of both halves of a gated feed-forward has the gate behind.
+    gate_behind: bool = False
     # Of a layer, where it has them.
     attn_post_norm: str = ""
     mlp_post_norm: str = ""
@@ -111,6 +115,14 @@ def inner_activation(
             f"{fields.source}: {key} {found!r}; a feed-forward has gelu, relu or silu"
         )
     return found
+
+
+def plain_theta(fields: Fields, head_dim: int, unsaid: float) -> float:
+    """The theta of a rope that is not scaled."""
+    rope = read_rope(fields, head_dim, theta=unsaid)
+    if rope.scaling is not None:
+        raise UnsupportedModel(f"{fields.source}: a scaled rope; quire has plain ones in encoders")
+    return rope.theta
 
 
 # What most configs call the sizes of an encoder.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.errors import UnsupportedModel
+from dataclasses import replace
+
 from quire.families.encoders import bert
 from quire.families.encoders.family import (
     Dense,
@@ -10,6 +11,7 @@ from quire.families.encoders.family import (
     EncoderNames,
     HeadPart,
     inner_activation,
+    plain_theta,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -33,29 +35,23 @@ OFF = (
 
 
 def read(fields: Fields) -> EncoderSpec:
-    if "n_embd" in fields.values:
-        fields = fields.under(OLDER_WORDS)
-    layers = fields.count("num_hidden_layers")
-    rope = fields.inner("rope_parameters")
-    if rope.word("rope_type", "default") != "default":
-        raise UnsupportedModel(
-            f"{rope.source}: rope_type {rope.word('rope_type')[:40]!r}; quire has 'default'"
-        )
+    words = OLDER_WORDS if "n_embd" in fields.values else {}
+    fields = fields.under(words, max_position_embeddings=2048)
     spec = read_encoder(
         "nomic_bert",
         fields,
-        max_model_len=fields.count("max_position_embeddings", 2048),
+        max_model_len=fields.count("max_position_embeddings"),
         num_types=fields.count("type_vocab_size", 2),
         norm_eps=fields.positive("layer_norm_eps", 1e-12),
         activation=inner_activation(fields, "hidden_act", "silu"),
         gated=True,
         attention_bias=False,
         mlp_bias=False,
-        thetas=(rope.positive("rope_theta", fields.positive("rotary_emb_base", THETA)),) * layers,
     )
     if fields.count("head_dim", spec.head_dim) != spec.head_dim:
         raise fields.unsupported("head_dim", f"hidden_size / heads, {spec.head_dim}")
-    return spec
+    theta = plain_theta(fields, spec.head_dim, fields.positive("rotary_emb_base", THETA))
+    return replace(spec, thetas=(theta,) * spec.num_layers)
 
 
 def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:

@@ -9,9 +9,14 @@ from quire.errors import UnsupportedModel
 from quire.families.encoders import (
     bert,
     distilbert,
+    electra,
     embeddinggemma,
+    eurobert,
+    gte,
     jina_bert,
+    jina_v3,
     modernbert,
+    mpnet,
     nomic_bert,
     roberta,
 )
@@ -27,6 +32,11 @@ FAMILIES: tuple[EncoderFamily, ...] = (
     nomic_bert.FAMILY,
     embeddinggemma.FAMILY,
     jina_bert.FAMILY,
+    jina_v3.FAMILY,
+    gte.FAMILY,
+    mpnet.FAMILY,
+    electra.FAMILY,
+    eurobert.FAMILY,
 )
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 # What may stand behind a stem; a head that guesses words is not used.

@@ -33,8 +33,8 @@ class _Texts(ctypes.Structure):
 
 
 class NativeTexts:
-    """Attention within texts, which come with the shortest first. What is long or not float32 is
-    left to torch: by a text's own length, so that its bits depend on no other text."""
+    """Attention within texts, which come with the shortest first. What is long, not float32 or with
+    gains is left to torch: by a text's own length, so that its bits depend on no other text."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -44,7 +44,7 @@ class NativeTexts:
         self.scratch = torch.empty(0)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight) -> Tensor:
-        wide = q.dtype == torch.float32
+        wide = q.dtype == torch.float32 and sight.gains is None
         short = tuple(one for one in groups if wide and one[1] <= LONGEST)
         if not short:
             return attend_texts(q, k, v, groups, sight)

@@ -1,0 +1,42 @@
+"""ELECTRA: BERT under another name, with a head of its own. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.encoders import bert
+from quire.families.encoders.family import Dense, EncoderFamily, HeadPart
+from quire.families.fields import Fields
+from quire.spec import EncoderSpec
+
+
+def read(fields: Fields) -> EncoderSpec:
+    spec = bert.read(fields)
+    if fields.count("embedding_size", 128) != spec.hidden_size:
+        raise fields.unsupported("embedding_size", f"hidden_size, {spec.hidden_size}")
+    return replace(spec, family="electra")
+
+
+def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
+    if per_token:
+        return (Dense("classifier"),)
+    return Dense("classifier.dense", "gelu"), Dense("classifier.out_proj")
+
+
+FAMILY = EncoderFamily(
+    name="electra",
+    stems=("Electra",),
+    model_types=("electra",),
+    prefix="electra.",
+    read=read,
+    names=bert.NAMES,
+    classifier=classifier,
+    only=bert.ONLY,
+    without_effect={
+        **bert.WITHOUT_EFFECT,
+        **dict.fromkeys(
+            ("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"),
+            "a head for several choices, which is not built",
+        ),
+    },
+)

@@ -1,0 +1,72 @@
+"""EuroBERT: layers of Llama whose tokens see to both sides. No torch."""
+
+from __future__ import annotations
+
+from quire.families.encoders.family import (
+    Dense,
+    EncoderFamily,
+    EncoderNames,
+    HeadPart,
+    inner_activation,
+    plain_theta,
+    read_encoder,
+)
+from quire.families.fields import Fields
+from quire.families.reading import num_layers, read_heads
+from quire.spec import EncoderSpec
+
+
+def read(fields: Fields) -> EncoderSpec:
+    heads = read_heads(fields)
+    return read_encoder(
+        "eurobert",
+        fields,
+        max_model_len=fields.count("max_position_embeddings"),
+        norm_eps=fields.positive("rms_norm_eps", 1e-5),
+        activation=inner_activation(fields, "hidden_act", "silu"),
+        gated=True,
+        norms="before",
+        norm_kind="rms",
+        embed_norm=False,
+        norm_bias=False,
+        attention_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+        thetas=(plain_theta(fields, heads.head_dim, 10_000.0),) * num_layers(fields),
+        num_kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
+    )
+
+
+def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
+    if per_token:
+        return (Dense("classifier"),)
+    if fields.word("classifier_pooling", "late") == "late":
+        raise fields.unsupported("classifier_pooling", "'bos' or 'mean'")
+    return Dense("dense", "gelu"), Dense("classifier")
+
+
+FAMILY = EncoderFamily(
+    name="eurobert",
+    stems=("EuroBert",),
+    model_types=("eurobert",),
+    prefix="model.",
+    read=read,
+    names=EncoderNames(
+        words="embed_tokens",
+        embed_norm="",
+        layer="layers.{}.",
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        o="self_attn.o_proj",
+        attn_norm="input_layernorm",
+        up=("mlp.gate_proj", "mlp.up_proj"),
+        down="mlp.down_proj",
+        mlp_norm="post_attention_layernorm",
+        norm="norm",
+    ),
+    classifier=classifier,
+    without_effect={
+        "attention_dropout": "training",
+        "mask_token_id": "the tokenizer's",
+        "pretraining_tp": "how Transformers computes",
+    },
+)

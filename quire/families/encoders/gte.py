@@ -1,0 +1,63 @@
+"""GTE: BERT with rotary positions and a gated feed-forward. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families.encoders import bert
+from quire.families.encoders.family import (
+    Dense,
+    EncoderFamily,
+    EncoderNames,
+    HeadPart,
+    inner_activation,
+    plain_theta,
+    read_encoder,
+)
+from quire.families.fields import Fields
+from quire.spec import EncoderSpec
+
+
+def read(fields: Fields) -> EncoderSpec:
+    types = fields.values.get("type_vocab_size", 1)
+    spec = read_encoder(
+        "gte",
+        fields,
+        max_model_len=fields.count("max_position_embeddings"),
+        num_types=0 if types == 0 else fields.count("type_vocab_size", 1),
+        norm_eps=fields.positive("layer_norm_eps", 1e-12),
+        activation=inner_activation(fields, "hidden_act"),
+        gated=True,
+        up_bias=False,
+    )
+    theta = plain_theta(fields, spec.head_dim, 160_000.0)
+    return replace(spec, thetas=(theta,) * spec.num_layers)
+
+
+def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
+    last = Dense("classifier")
+    return (last,) if per_token else (Dense("gte.pooler.dense", "tanh"), last)
+
+
+FAMILY = EncoderFamily(
+    name="gte",
+    stems=("Gte",),
+    model_types=("gte",),
+    prefix="gte.",
+    read=read,
+    names=EncoderNames(
+        words="embeddings.word_embeddings",
+        types="embeddings.token_type_embeddings",
+        embed_norm="embeddings.LayerNorm",
+        layer="encoder.layer.{}.",
+        qkv=("attention.qkv_proj",),
+        o="attention.o_proj",
+        attn_norm="attn_ln",
+        up=("mlp.up_gate_proj",),
+        down="mlp.down_proj",
+        mlp_norm="mlp_ln",
+        gate_behind=True,
+    ),
+    classifier=classifier,
+    without_effect=bert.WITHOUT_EFFECT,
+)
