@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.encoders import embeddinggemma
 from quire.inputs.bpe import bpe_model, byte_level_bpe, merges_by_score
 from quire.inputs.gguf_cuts import CUTS, Cut
 from quire.inputs.gguf_vocabulary import (
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _NEVER = -1e6  # a score that no text is worth
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+# Encoders whose files get no ends but those they ask for.
+_ENDS_AS_DECODERS = ("eurobert", embeddinggemma.GGUF)
 _NAMED = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -87,7 +90,7 @@ def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
         backend = word_pieces(vocabulary.tokens, special, lower, strip)
     else:
         backend = _sentencepiece(metadata, vocabulary, kind, prefix_once)
-    if _is_encoder(metadata):
+    if _is_encoder(metadata) and metadata["general.architecture"] not in _ENDS_AS_DECODERS:
         ends = _Ends(bos=True, eos=True, between=1 if kind == "bert" else _marks_between(metadata))
     _add_tokens(backend, vocabulary, frozenset(special.values()))
     _set_ends(backend, metadata, special, ends)
@@ -121,7 +124,7 @@ def _is_encoder(metadata: Mapping[str, Any]) -> bool:
 
 def _marks_between(metadata: Mapping[str, Any]) -> int:
     """RoBERTa and XLM-RoBERTa, which are called as BERT is, have two."""
-    return 2 if metadata.get("general.architecture") == "bert" else 1
+    return 2 if metadata.get("general.architecture") in ("bert", "jina-bert-v3") else 1
 
 
 def _cut(metadata: Mapping[str, Any]) -> Cut:

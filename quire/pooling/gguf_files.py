@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quire.base.notes import note
 from quire.errors import UnsupportedModel
-from quire.families.encoders.family import EncoderFamily
+from quire.families.encoders import embeddinggemma
+from quire.families.encoders.family import Dense, EncoderFamily
 from quire.options import Options
 from quire.pooling.sentence_files import SentenceFiles
-from quire.pooling.spec import PoolingType, TokenRows
+from quire.pooling.spec import PoolingType, Projection, TokenRows
 from quire.weights.gguf_encoder import RANK
 from quire.weights.source import ModelFiles
 
 _POOLINGS: Mapping[Any, PoolingType] = {1: "mean", 2: "cls", 3: "last"}
 # A decoder that scores pairs: its labels are rows of its own head, in this order.
 _LABELS, _ROWS = ["yes", "no"], TokenRows(no=1, yes=0)
+_DENSE = ["dense_2.weight", "dense_3.weight"]
 _PLACE = re.compile(r"\{(query|document)\}")
 
 
@@ -56,7 +59,26 @@ def read_gguf_pooling(
             f"{files.path.name}: {arch}.pooling_type {str(kind)[:40]}; quire has 1 (mean), 2 (cls) "
             "and 3 (last). runner='generate' leaves it out"
         )
-    return SentenceFiles((_POOLINGS[kind],), normalise=True)
+    projections = tuple(_projections(files))
+    if arch == embeddinggemma.GGUF and not projections:
+        note(
+            f"{files.path.name} has no dense_2 and dense_3, which EmbeddingGemma has behind its "
+            "layers: vectors are the mean of its states, not those of its directory"
+        )
+    return SentenceFiles((_POOLINGS[kind],), normalise=True, projections=projections)
+
+
+def _projections(files: ModelFiles) -> Iterator[Projection]:
+    """What a file has behind the mean; one of them alone is a part of something else."""
+    tensors = files.gguf.tensors
+    names = [name for name in tensors if name.startswith("dense_")]
+    if names and sorted(names) != _DENSE:
+        raise UnsupportedModel(
+            f"{files.path.name}: tensors {', '.join(names)[:200]}; quire has {' and '.join(_DENSE)}"
+        )
+    for name in sorted(names):
+        rows, columns = tensors[name].shape
+        yield Projection("", Dense(name.removesuffix(".weight")), columns, rows, bias=False)
 
 
 def _check_head(files: ModelFiles, options: Options) -> None:

@@ -137,7 +137,7 @@ def load_head(
     stored = {} if dummy else files.stored_tensors()
     projections, width = [], hidden_size * len(spec.pooling)
     for one in spec.projections:
-        projections.append(_projection(one, files.path, width))
+        projections.append(_projection(one, stored, files.path, width))
         width = one.rows
     labels: list[Op] = []
     if spec.classifier is not None:
@@ -145,9 +145,11 @@ def load_head(
     return Head(spec, hidden_size, projections, labels)
 
 
-def _projection(one: Projection, directory: Path, width: int) -> Op:
-    path = check_inside(directory, directory / one.folder / SINGLE)
-    stored = read_header(path)
+def _projection(
+    one: Projection, stored: Mapping[str, StoredTensor], directory: Path, width: int
+) -> Op:
+    if one.folder:
+        stored = read_header(check_inside(directory, directory / one.folder / SINGLE))
     op, rows = _part(one.part, stored, "", width, f"{one.folder}/{SINGLE}")
     if (one.columns, one.rows) != (width, rows):
         raise CorruptModel(

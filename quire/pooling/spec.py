@@ -25,7 +25,8 @@ STATES: Mapping[PoolingType, HiddenKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A dense layer or a norm of a sentence-transformers directory, in a folder of its own."""
+    """A dense layer or a norm of a sentence-transformers directory, in a folder of its own; ""
+    where it lies among the model's own tensors, as in GGUF."""
 
     folder: str
     part: HeadPart

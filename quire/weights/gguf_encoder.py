@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.encoders import embeddinggemma
 from quire.families.encoders.family import EncoderFamily
 from quire.families.encoders.registry import encoder_family
 from quire.families.fields import Fields
@@ -20,6 +21,7 @@ from quire.weights.formats import StoredTensor
 from quire.weights.gguf_config import stored_dtype
 from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_metadata import plain_metadata, shortest
+from quire.weights.gguf_windows import layer_types
 
 RANK = 4  # the pooling_type of what scores pairs
 # Metadata that is read, or that says nothing new; any other must be zero or off.
@@ -28,8 +30,11 @@ _READ = frozenset(
         *("context_length", "embedding_length", "block_count", "feed_forward_length"),
         *("vocab_size", "pooling_type", "tensor_data_layout", "classifier.output_labels"),
         *("attention.head_count", "attention.layer_norm_epsilon", "attention.causal"),
+        *("attention.layer_norm_rms_epsilon", "rope.dimension_count"),
     }
 )
+# Whose layers are a decoder's: heads that share keys, of any size, and norms by root mean square.
+_AS_DECODERS = ("eurobert", embeddinggemma.GGUF)
 _ALIBI = "max_alibi_bias"
 _ROTARY = frozenset({"rope.freq_base", "rope.scaling.type"})
 _OF_MODERN = frozenset(
@@ -56,10 +61,18 @@ def _shared(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
     )
     if fields.values.get(f"{arch}.attention.causal"):
         raise fields.unsupported(f"{arch}.attention.causal", "false in a file of an encoder")
-    for key in ("key_length", "value_length", "head_count_kv"):
-        usual = heads if key == "head_count_kv" else hidden // heads
-        if fields.count(name := f"{arch}.attention.{key}", usual) != usual:
+    as_decoder = arch in _AS_DECODERS
+    size = fields.count(f"{arch}.attention.key_length", hidden // heads)
+    kv_heads = fields.count(f"{arch}.attention.head_count_kv", heads)
+    for key, usual in (
+        ("attention.key_length", size if as_decoder else hidden // heads),
+        ("attention.value_length", size if as_decoder else hidden // heads),
+        ("attention.head_count_kv", kv_heads if as_decoder else heads),
+        ("rope.dimension_count", size),
+    ):
+        if fields.count(name := f"{arch}.{key}", usual) != usual:
             raise fields.unsupported(name, f"{usual} in a file of an encoder")
+    eps = "layer_norm_rms_epsilon" if as_decoder else "layer_norm_epsilon"
     words = _tensor(file, "token_embd.weight")
     return {
         "vocab_size": words.shape[0],
@@ -70,9 +83,10 @@ def _shared(file: GgufFile, fields: Fields, arch: str) -> dict[str, Any]:
         ),
         **dict.fromkeys(("num_hidden_layers", "n_layers"), fields.count(f"{arch}.block_count")),
         **dict.fromkeys(
-            ("layer_norm_eps", "norm_eps"),
-            shortest(fields.positive(f"{arch}.attention.layer_norm_epsilon")),
+            ("layer_norm_eps", "norm_eps", "rms_norm_eps"),
+            shortest(fields.positive(f"{arch}.attention.{eps}")),
         ),
+        **({"head_dim": size, "num_key_value_heads": kv_heads} if as_decoder else {}),
         "dtype": stored_dtype(file),
     }
 
@@ -145,11 +159,54 @@ def _modern(file: GgufFile, fields: Fields) -> dict[str, Any]:
     }
 
 
+def _jina_v3(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    arch = "jina-bert-v3"
+    _check_keys(fields, arch, _ROTARY)
+    return {
+        "architectures": ["JinaEmbeddingsV3Model"],
+        "model_type": "jina_embeddings_v3",
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "type_vocab_size": _tensor(file, "token_types.weight").shape[0],
+        "rope_theta": _theta(fields, f"{arch}.rope.freq_base"),
+    }
+
+
+def _euro(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    _check_keys(fields, "eurobert", _ROTARY)
+    return {
+        "architectures": ["EuroBertModel"],
+        "model_type": "eurobert",
+        "max_position_embeddings": fields.count("eurobert.context_length"),
+        "rope_theta": _theta(fields, "eurobert.rope.freq_base"),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+    }
+
+
+def _with_windows(file: GgufFile, fields: Fields) -> dict[str, Any]:
+    arch = embeddinggemma.GGUF
+    dense = {f"dense_{i}_feat_{way}" for i in (2, 3) for way in ("in", "out")}
+    _check_keys(fields, arch, _ROTARY | _OF_MODERN | dense)
+    layers = {"num_hidden_layers": fields.count(f"{arch}.block_count")}
+    return {
+        **embeddinggemma.GGUF_WORDS,
+        "max_position_embeddings": fields.count(f"{arch}.context_length"),
+        "query_pre_attn_scalar": fields.count(f"{arch}.attention.key_length"),
+        "sliding_window": fields.count(f"{arch}.attention.sliding_window"),
+        **layer_types(fields, layers),
+        "rope_theta": _theta(fields, f"{arch}.rope.freq_base"),
+        "rope_local_base_freq": shortest(fields.positive(f"{arch}.rope.freq_base_swa", 1e4)),
+    }
+
+
 READERS: Mapping[str, Callable[[GgufFile, Fields], dict[str, Any]]] = {
     "bert": _bert,
     "jina-bert-v2": _jina,
     "nomic-bert": _nomic,
     "modern-bert": _modern,
+    "jina-bert-v3": _jina_v3,
+    "eurobert": _euro,
+    embeddinggemma.GGUF: _with_windows,
 }
 
 
@@ -189,7 +246,7 @@ def encoder_tensors(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Stor
     for name, tensor in file.tensors.items():
         base, _, kind = name.rpartition(".")
         theirs = names.get(base)
-        if theirs is None and not name.startswith("cls."):
+        if theirs is None and not name.startswith(("cls.", "dense_")):
             raise UnsupportedModel(
                 f"{file.path.name}: tensor {name!r} is of a part that quire does not know"
             )
@@ -215,6 +272,12 @@ def _names(
     yield from ((ours, (theirs,)) for ours, theirs in around.items() if theirs)
     norms = ("attn_norm", "ffn_norm") if names.norm else ("attn_output_norm", "layer_output_norm")
     gated = ("ffn_gate", "ffn_up") if len(names.up) > 1 else ("ffn_up",)
+    more = {
+        "post_attention_norm": names.attn_post_norm,
+        "post_ffw_norm": names.mlp_post_norm,
+        "attn_q_norm": names.q_norm,
+        "attn_k_norm": names.k_norm,
+    }
     for i in range(config["num_hidden_layers"]):
         layer = names.layer.format(i)
         held = {
@@ -224,6 +287,7 @@ def _names(
             "ffn_down": (names.down,),
             norms[0]: (names.attn_norm,),
             norms[1]: (names.mlp_norm,),
+            **{ours: (theirs,) for ours, theirs in more.items() if theirs},
         }
         if len(names.qkv) > 1:
             apart = zip(("attn_q", "attn_k", "attn_v"), names.qkv, strict=True)

@@ -25,7 +25,7 @@ from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_encoder import encoder_config, encoder_tensors
 from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_split import part_names
-from quire.weights.json_file import read_json
+from quire.weights.json_file import parse_array, read_json
 from quire.weights.pull import ALIASES, cached, offline, pull, resolve_alias
 from quire.weights.quantised.config import read_quantisation
 from quire.weights.quantised.layout import Quantisation
@@ -165,6 +165,15 @@ def _what_a_file_is(path: Path) -> str:
     return f"{path} is a file but not a .gguf; give the model's directory, or a .gguf file"
 
 
+def _first_module(path: Path) -> str:
+    """What a sentence-transformers directory begins with; empty where it is none."""
+    if not (path / "modules.json").exists():
+        return ""
+    listed = parse_array(checkpoint.checked_file(path, "modules.json").read_bytes(), "modules.json")
+    first = listed[0] if listed and isinstance(listed[0], dict) else {}
+    return str(first.get("type", ""))[:200].rpartition(".")[2]
+
+
 def _what_a_directory_is(path: Path) -> str:
     """Why a directory without config.json and .gguf files cannot be run."""
     if (path / "adapter_config.json").exists():
@@ -182,10 +191,13 @@ def _what_a_directory_is(path: Path) -> str:
         )
     if any(file.suffix.lower() in checkpoint.PICKLES for file in path.iterdir()):
         return f"{path} holds weights but no config.json, which says what model they are of"
+    first = _first_module(path)
+    if first not in ("", "Transformer"):
+        return f"{path}: modules.json begins with {first!r}; quire has Transformer there alone"
     inner = sorted(file.parent for file in path.glob("*/config.json"))
     if inner:
         names = ", ".join(folder.name for folder in inner[:5])
-        if (path / "modules.json").exists():
+        if first:
             return (
                 f"{path} is an old sentence-transformers directory with the model in a folder of "
                 f"its own ({names}); move its files up, beside modules.json, without a path there"

@@ -29,7 +29,10 @@ ALSO = {
     "granite": {"families/granitemoe.py"},
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
-    "gemma": {"families/gemma2.py", "families/gemma3.py"},  # as "Gemma 2"
+    # As "Gemma 2", and as what GGUF calls EmbeddingGemma.
+    "gemma": {
+        *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
+    },
     "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.
     "cohere": {"openai_api/pooling.py", "openai_api/fields.py"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 gguf = pytest.importorskip("gguf")
@@ -15,6 +17,9 @@ ARCHITECTURES = {
     "nomic_bert": "nomic-bert",
     "modernbert": "modern-bert",
     "jina_bert": "jina-bert-v2",
+    "jina_embeddings_v3": "jina-bert-v3",
+    "eurobert": "eurobert",
+    "gemma3_text": "gemma-embedding",
 }
 PREFIXES = ("bert.", "roberta.", "distilbert.", "nomic_bert.", "model.")
 LEFT_OUT = ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias")
@@ -22,8 +27,15 @@ ONE_NAME = ("distilbert", "modernbert")  # whose last part is called as other he
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def write_gguf(path: Path, directory: Path, config: Any, **metadata: Any) -> Path:
-    """The model of a directory; `metadata` are keys with their values, None to leave one out."""
+def write_gguf(
+    path: Path,
+    directory: Path,
+    config: Any,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+    **metadata: Any,
+) -> Path:
+    """The model of a directory; `tensors` are others by GGUF's names, `metadata` are keys with
+    their values, None to leave one out."""
     arch = ARCHITECTURES.get(config.model_type, "bert")
     said = {**_sizes(arch, config), **metadata}
     writer = gguf.GGUFWriter(path, arch)
@@ -41,9 +53,13 @@ def write_gguf(path: Path, directory: Path, config: Any, **metadata: Any) -> Pat
             values = values[config.pad_token_id + 1 :]
         if config.model_type in ONE_NAME and name.startswith("classifier."):
             name = name.replace("classifier", "classifier.out_proj")
+        if arch == "gemma-embedding" and name.endswith("norm.weight"):
+            values = values + 1
         named = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert named is not None, name
         writer.add_tensor(named, np.ascontiguousarray(values))
+    for name, tensor in (tensors or {}).items():
+        writer.add_tensor(name, tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -70,8 +86,24 @@ def _sizes(arch: str, config: Any) -> dict[str, Any]:
         "ARCH.attention.layer_norm_epsilon": getattr(config, "layer_norm_eps", 1e-12),
         "ARCH.pooling_type": 1,
     }
-    if arch == "nomic-bert":
+    if arch in ("nomic-bert", "jina-bert-v3", "eurobert"):
         said["ARCH.rope.freq_base"] = config.rope_parameters["rope_theta"]
+    if arch in ("eurobert", "gemma-embedding"):
+        said |= {
+            "ARCH.attention.layer_norm_epsilon": None,
+            "ARCH.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+            "ARCH.attention.head_count_kv": config.num_key_value_heads,
+            "ARCH.attention.key_length": config.head_dim,
+            "ARCH.attention.value_length": config.head_dim,
+        }
+    if arch == "gemma-embedding":
+        ropes = config.rope_parameters
+        said |= {
+            "ARCH.attention.causal": None,
+            "ARCH.attention.sliding_window_pattern": 2,
+            "ARCH.rope.freq_base": ropes["full_attention"]["rope_theta"],
+            "ARCH.rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+        }
     if arch == "modern-bert":
         ropes = config.rope_parameters
         said |= {

@@ -13,7 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 from quire import PoolingParams
-from quire.errors import CorruptModel, InvalidParams, InvalidRequest, PromptTooLong, QuireError
+from quire.errors import (
+    CorruptModel,
+    InvalidParams,
+    InvalidRequest,
+    ModelNotFound,
+    PromptTooLong,
+    QuireError,
+)
 from tests.pooling.tiny import (
     ENCODERS,
     hidden_of,
@@ -205,6 +212,17 @@ def test_files_that_contradict_themselves(name: str, content: str, tmp_path: Pat
     write_sentence_files(tmp_path, "cls_token", dense=20)
     (tmp_path / name).write_text(content)
     with pytest.raises(QuireError):
+        open_llm(tmp_path)
+
+
+def test_a_directory_that_begins_with_no_transformer_is_refused_by_its_module(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "0_StaticEmbedding").mkdir()
+    (tmp_path / "0_StaticEmbedding" / "config.json").write_text("{}")
+    modules = [{"type": "a.StaticEmbedding", "path": "0_StaticEmbedding"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelNotFound, match="begins with 'StaticEmbedding'"):
         open_llm(tmp_path)
 
 

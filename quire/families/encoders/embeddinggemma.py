@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from quire.errors import UnsupportedModel
 from quire.families import gemma3
 from quire.families.encoders.family import EncoderFamily, EncoderNames, HeadPart, read_encoder
@@ -10,6 +13,14 @@ from quire.families.reading import read_window
 from quire.spec import EncoderSpec
 
 FLAG = "use_bidirectional_attention"
+WHOLE_NORMS = "norms_hold_one_plus"  # of GGUF files, which have the 1 of 1 + w in the weights
+GGUF = "gemma-embedding"
+GGUF_WORDS: Mapping[str, Any] = {
+    "architectures": ["Gemma3TextModel"],
+    "model_type": "gemma3_text",
+    FLAG: True,
+    WHOLE_NORMS: True,
+}
 
 
 def read(fields: Fields) -> EncoderSpec:
@@ -28,7 +39,7 @@ def read(fields: Fields) -> EncoderSpec:
         activation="gelu_tanh",
         gated=True,
         norms="both",
-        norm_kind="rms_one_plus",
+        norm_kind="rms" if fields.flag(WHOLE_NORMS, False) else "rms_one_plus",
         embed_norm=False,
         norm_bias=False,
         attention_bias=first.qkv_bias,

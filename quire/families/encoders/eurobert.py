@@ -1,4 +1,4 @@
-"""EuroBERT: layers of Llama whose tokens see to both sides. No torch."""
+"""EuroBERT: layers of a plain decoder whose tokens see to both sides. No torch."""
 
 from __future__ import annotations
 
