@@ -30,6 +30,8 @@ KINDS = {
     "RwkvForCausalLM": "fallback, whole texts",
     "Exaone4_5_ForConditionalGeneration": "fallback",
 }
+# Transformers 5.23 makes none of any config: all layers of a drafter have to share, and may not.
+NOT_MADE = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 TABLE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- made by tests/fallback -->", "<!-- end -->"
 
@@ -71,7 +73,9 @@ def test_every_causal_class(tmp_path: Path) -> None:
 def _verdict(name: str, directory: Path) -> Verdict:
     try:
         model = tiny_model(name)
-    except ImportError as error:  # a library for pictures, say
+    except (ImportError, ValueError) as error:  # a library for pictures, say
+        if isinstance(error, ValueError) and name not in NOT_MADE:
+            raise
         return Verdict("refused", f"Transformers cannot make it here: {error}")
     return judged(model, directory)
 

@@ -127,6 +127,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     | {"n_mamba_heads": 8, "mamba_headdim": 8, "num_query_groups": 4, "hybrid_layer_ids": [1, 3]},
     "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8} | _INDEXED,
     "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", **_DRAFTER}},
+    "dots3_note": {
+        **{f"swa_{name}": 2 for name in ("num_attention_heads", "num_key_value_heads")},
+        **{f"swa_{name}": 16 for name in ("q_lora_rank", "kv_lora_rank", "head_dim")},
+        **{f"swa_{name}": 8 for name in ("qk_nope_head_dim", "v_head_dim")},
+        "head_dim": 16,
+        "index_topk": 8,
+        "index_head_dim": 16,
+        "index_n_heads": 16,  # of few, scores are often all 0, and topk takes any of these
+        "shared_experts_intermediate_size": 24,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
 }
