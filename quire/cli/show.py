@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -48,29 +49,31 @@ def _job_dirs(folder: Path) -> Iterator[Path]:
     from quire.jobs.store.manifest import NAME
 
     for depth in range(_DEEPEST + 1):
-        for path in folder.glob("*/" * depth + f"*.quire/{NAME}"):
-            yield path.parent
+        for path in folder.glob("*/" * depth + "*.quire/"):
+            # What another user made is for that user alone: it is listed as unreadable.
+            if not os.access(path, os.R_OK | os.X_OK) or (path / NAME).exists():
+                yield path
 
 
 def _listed(job_dir: Path) -> dict[str, Any]:
     from quire.evals.scoring.scores import read_scores
     from quire.jobs.store.manifest import Manifest
-    from quire.jobs.store.segments import scan
+    from quire.jobs.store.segments import index_of
     from quire.jobs.store.store import is_running
 
     name = str(job_dir).removesuffix(".quire")
     try:
         manifest = Manifest.load(job_dir)
         scores = read_scores(job_dir)
+        if manifest.status == "finished" and manifest.num_rows is not None:
+            done, failed = manifest.num_rows, manifest.num_failed or 0
+        else:
+            counts = index_of(job_dir, manifest).counts()
+            done, failed = sum(counts), counts[1]
     except (CorruptJob, OSError) as error:  # one bad folder is no reason to list none
         blank = dict.fromkeys(("model", "made", "rows", "failed", "score"), "")
         status = "damaged" if isinstance(error, CorruptJob) else "unreadable"
         return {"run": name, **blank, "status": status}
-    if manifest.status == "finished" and manifest.num_rows is not None:
-        done, failed = manifest.num_rows, manifest.num_failed or 0
-    else:
-        counts = scan(job_dir, first_epoch=manifest.first_epoch).index.counts()
-        done, failed = sum(counts), counts[1]
     whole = f" of {manifest.num_rows}" if manifest.num_rows not in (None, done) else ""
     status = manifest.status
     if status == "running" and not is_running(job_dir):

@@ -189,6 +189,7 @@ class JobRun:
             self._job_dir,
             self._lock,
             first_epoch=manifest.first_epoch,
+            job=manifest.id,
             reuse_from=manifest.reuse_from,
             retry=self._options.retry_failed,
             num_replicas=num_replicas,

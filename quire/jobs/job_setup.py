@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets as randomness
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -117,13 +118,15 @@ def check_model_on_disk(manifest: Manifest) -> None:
 
 
 def check_output(manifest: Manifest, output: Path) -> None:
-    """Raise JobChanged if the output of a finished job is not as long as it was written."""
-    found, written = output.stat().st_size, manifest.output_bytes
-    if written not in (None, found):
-        raise JobChanged(
-            f"{output} has {found:,} bytes, and this finished job wrote {written:,}. Move "
-            "it away, and the same command writes it again from the answers that are kept."
-        )
+    """Raise JobChanged if the output of a finished job is not what it wrote."""
+    written = manifest.output_file
+    if written is None or written.same_as(found := FileStamp.of(output)):
+        return
+    raise JobChanged(
+        f"{output} is not what this finished job wrote ({written.described} -> "
+        f"{found.hashed().described}). Move it away, and the same command writes it again from the "
+        "answers that are kept."
+    )
 
 
 def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
@@ -207,6 +210,7 @@ def manifest_of(
     manifest = Manifest(
         **{**as_written, **known_by_content},
         version=__version__,
+        id=randomness.token_hex(8),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=tuple(command),
         kind=options.kind,
@@ -291,6 +295,7 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
     lock.raise_to(last_epoch(lock.job_dir) + 1)
     reuse_from = before.first_epoch if before.reuse_from is None else before.reuse_from
     return now.changed(
+        id=before.id,
         first_epoch=lock.epoch,
         reuse_from=None if about_every_row else reuse_from,
         model_files=before.model_files if before.model == now.model else (),

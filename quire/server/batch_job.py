@@ -88,6 +88,7 @@ def begin(
     stamp = FileStamp.of(kept)
     Manifest(
         version=__version__,
+        id=batch.id,
         created=datetime.fromtimestamp(batch.created_at, UTC).isoformat(timespec="seconds"),
         command=("quire", "serve", facts.model),
         kind="batch",
@@ -127,7 +128,8 @@ class BatchJob:
         self._manifest = Manifest.load(self._directory)
         lock = JobLock.take(self._directory)
         self._closing.callback(lock.release)
-        self._journal = Journal.open(self._directory, lock, first_epoch=self._manifest.first_epoch)
+        first_epoch, job = self._manifest.first_epoch, self._manifest.id
+        self._journal = Journal.open(self._directory, lock, first_epoch=first_epoch, job=job)
         self._closing.callback(self._journal.close)
         self.epoch = lock.epoch  # now, when it is later than that of any record
         self._metrics = MetricsFile(self._directory)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from quire.cli.show import _listed
 from quire.errors import CorruptJob, JobChanged
 from quire.jobs.job import Job
 from quire.jobs.store import journal
@@ -54,6 +55,10 @@ def halved(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
+def far_row(data: bytes) -> bytes:
+    return line(job=json.loads(data.splitlines()[0])["job"], row=5000, key="0:5000")
+
+
 EDITS: dict[str, tuple[str, Bytes]] = {
     "cut": (FIRST, halved),
     "one byte": (FIRST, lambda data: data[:1]),
@@ -61,7 +66,7 @@ EDITS: dict[str, tuple[str, Bytes]] = {
     "empty": (SECOND, lambda data: b""),
     "a line twice": (FIRST, lambda data: data[: data.index(b"\n") + 1] + data),
     "all twice": (SECOND, lambda data: data * 2),
-    "a row that there is none of": (SECOND, lambda data: data + line(row=5000, key="0:5000")),
+    "a row that there is none of": (SECOND, lambda data: data + far_row(data)),
     "zeros inside": (FIRST, lambda data: halved(data) + bytes(90) + data[len(data) // 2 + 90 :]),
     "zeros behind": (LAST, lambda data: data + bytes(4096)),
     "zeros alone": (SECOND, lambda data: bytes(len(data))),
@@ -148,8 +153,53 @@ def test_a_folder_where_the_output_is_written_aside_is_named(stopped: tuple[Path
     assert (stopped[0] / "out.jsonl").read_bytes() == stopped[1]
 
 
-@pytest.mark.parametrize("edit", [halved, lambda data: b"", lambda data: data * 2])
-def test_an_output_that_was_cut_is_not_taken_for_whole(
+@pytest.mark.parametrize("name", [FIRST, LAST, ERRORS])
+def test_records_of_another_job_are_named_and_left(name: str, stopped: tuple[Path, bytes]) -> None:
+    folder, written = stopped
+    other, home = folder / "other", folder / "out.jsonl.quire"
+    other.mkdir()
+    shutil.copy(folder / "in.jsonl", other)
+    run(other)
+    theirs = (other / "out.jsonl.quire" / name).read_bytes()
+    (home / name).write_bytes(theirs)
+    with pytest.raises(CorruptJob, match=f"{name} holds a record of another job, at byte 0"):
+        run(folder)
+    assert (home / name).read_bytes() == theirs
+    assert _listed(home)["status"] == "damaged"
+    (home / name).rename(folder / "away")
+    run(folder)
+    assert (folder / "out.jsonl").read_bytes() == written
+
+
+def test_a_job_from_before_ids_goes_on(stopped: tuple[Path, bytes]) -> None:
+    folder, written = stopped
+    home = folder / "out.jsonl.quire"
+    for path in (home / ERRORS, *home.glob("results-*")):
+        found = [json.loads(each) for each in path.read_bytes().splitlines()]
+        path.write_bytes(
+            b"".join(line(**{**each, "job": "absent", "crc": "absent"}) for each in found)
+        )
+    manifest = json.loads((home / "manifest.json").read_text())
+    del manifest["id"], manifest["output_file"]
+    (home / "manifest.json").write_text(json.dumps({**manifest, "output_bytes": len(written)}))
+    (home / SECOND).unlink()
+    for _ in range(2):
+        assert run(folder).num_rows == 41
+        assert (folder / "out.jsonl").read_bytes() == written
+        (folder / "out.jsonl").unlink()
+
+
+def test_a_manifest_of_a_newer_quire_is_called_so(stopped: tuple[Path, bytes]) -> None:
+    path = stopped[0] / "out.jsonl.quire" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "depth": 3, "version": "7.0"}))
+    with pytest.raises(CorruptJob, match=r"does not know: 'depth'. A newer one .* '7.0'\): go on"):
+        run(stopped[0])
+
+
+@pytest.mark.parametrize(
+    "edit", [halved, lambda data: b"", lambda data: data * 2, lambda data: bytes(len(data))]
+)
+def test_an_output_that_was_spoiled_is_not_taken_for_whole(
     edit: Bytes, stopped: tuple[Path, bytes]
 ) -> None:
     folder, written = stopped
@@ -157,12 +207,12 @@ def test_an_output_that_was_cut_is_not_taken_for_whole(
     run(folder)
     assert run(folder).num_before == 41
     output.write_bytes(edit(written))
-    with pytest.raises(JobChanged, match=f"this finished job wrote {len(written):,}"):
+    with pytest.raises(JobChanged, match=f"this finished job wrote .{len(written)} bytes, sha256"):
         run(folder)
     output.unlink()
     run(folder)
     assert output.read_bytes() == written
     manifest = folder / "out.jsonl.quire" / "manifest.json"
-    older = {**json.loads(manifest.read_text()), "output_bytes": None}  # that did not say
+    older = {**json.loads(manifest.read_text()), "output_file": None}  # that did not say
     manifest.write_text(json.dumps(older))
     assert run(folder).num_before == 41

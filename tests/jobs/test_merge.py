@@ -19,13 +19,19 @@ from quire.jobs.join.claims import CLAIMS, WORKERS, Claims
 from quire.jobs.join.merge import merge_output
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.lock import JobLock
-from quire.jobs.store.manifest import Manifest
+from quire.jobs.store.manifest import NAME, Manifest
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import RecordReader, scan
 from tests.jobs.driving import read_lines, records, write_rows
 from tests.jobs.test_supervisor import make_job
 
 ROWS, IN_CHUNK = 60, 16  # the last eighth is cut finer
+
+
+def id_of(home: Path) -> str | None:
+    """Of the job, in whose directory or below this is."""
+    found = next(each for each in (home, *home.parents) if (each / NAME).exists())
+    return Manifest.load(found).id
 
 
 class Joined:
@@ -35,7 +41,7 @@ class Joined:
         self.job, self.job_dir, self.output = job, job_dir, output
         self.calm = output.read_bytes()
         [self.home] = (job_dir / WORKERS).iterdir()
-        found = scan(self.home, first_epoch=1).index
+        found = scan(self.home, first_epoch=1, job=id_of(self.home)).index
         with RecordReader(self.home) as reader:
             self.answers = {r.row: r for r in map(reader.read, found.positions())}
 
@@ -52,7 +58,7 @@ class Joined:
 def write(home: Path, history: list[ResultRecord]) -> None:
     home.mkdir(exist_ok=True)
     lock = JobLock.take(home)
-    journal = Journal.open(home, lock, first_epoch=1)
+    journal = Journal.open(home, lock, first_epoch=1, job=id_of(home))
     for record in history:
         journal.append(replace(record, epoch=lock.epoch))
     journal.close()
@@ -73,7 +79,7 @@ def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
 
 
 def rows_on(home: Path) -> list[int]:
-    return list(scan(home, first_epoch=1).index.rows())
+    return list(scan(home, first_epoch=1, job=id_of(home)).index.rows())
 
 
 def failed(record: ResultRecord) -> ResultRecord:

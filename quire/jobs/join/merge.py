@@ -47,9 +47,10 @@ def merge(job_dir: Path, lock: JobLock) -> JobReport:
             "the others; its last worker merges."
         )
     num_rows = sum(counts.values())
-    journal = Journal.open(job_dir, lock, first_epoch=manifest.first_epoch, num_replicas=GROUPS)
+    first_epoch, job = manifest.first_epoch, manifest.id
+    journal = Journal.open(job_dir, lock, first_epoch=first_epoch, job=job, num_replicas=GROUPS)
     try:
-        _gather(job_dir, journal, lock.epoch)
+        _gather(job_dir, journal, lock.epoch, job)
     finally:
         journal.close()
     write_output(job_dir, manifest, journal.index, num_rows)
@@ -61,10 +62,10 @@ def merge(job_dir: Path, lock: JobLock) -> JobReport:
     return JobReport(output, job_dir, num_rows, num_failed, num_rows, failures=failures)
 
 
-def _gather(job_dir: Path, journal: Journal, epoch: int) -> None:
+def _gather(job_dir: Path, journal: Journal, epoch: int, job: str | None) -> None:
     """Append to the job's own journal what it does not have yet, in the order of rows."""
     homes = sorted(path for path in (job_dir / WORKERS).iterdir() if path.is_dir())
-    indexes = [scan(home, first_epoch=1).index for home in homes]
+    indexes = [scan(home, first_epoch=1, job=job).index for home in homes]
     readers = [RecordReader(home) for home in homes]
     try:
         for row in _rows(indexes):

@@ -102,7 +102,11 @@ class JoinWorker:
         self._lock = JobLock.take(self._home)
         self._beat = Beat(self._home)
         self._journal = Journal.open(
-            self._home, self._lock, first_epoch=1, num_replicas=len(options.places())
+            self._home,
+            self._lock,
+            first_epoch=1,
+            job=manifest.id,
+            num_replicas=len(options.places()),
         )
         self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
         self._progress = Progress(MetricsFile(self._home), show=show)
@@ -175,7 +179,7 @@ class JoinWorker:
         for owner in owners:
             home = self._job_dir / WORKERS / owner
             if home.is_dir():
-                index = scan(home, first_epoch=1).index
+                index = scan(home, first_epoch=1, job=self._manifest.id).index
                 self._done.elsewhere.update(index.rows())
 
     def _finish_chunks(self) -> None:

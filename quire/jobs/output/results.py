@@ -22,7 +22,7 @@ from quire.jobs.output.columns import SETTING, ResultColumns
 from quire.jobs.output.joined import joined
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.store.segments import ResultIndex, scan
+from quire.jobs.store.segments import ResultIndex, index_of
 from quire.jobs.store.store import job_dir_of
 
 OUTPUT_COLUMN = "output"
@@ -71,7 +71,7 @@ class StoredRun:
         """Where each row's result is; None for a table."""
         if self.manifest is None:
             return None
-        return scan(self.home, first_epoch=self.manifest.first_epoch).index
+        return index_of(self.home, self.manifest)
 
     def rows(self) -> Iterator[StoredRow]:
         """Every row that has a result, in the order of the input."""

@@ -14,7 +14,7 @@ from quire.jobs.output.columns import ResultColumns
 from quire.jobs.output.joined import joined
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import job_dir_of
-from quire.jobs.store.segments import ResultIndex, scan
+from quire.jobs.store.segments import ResultIndex, index_of
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -51,4 +51,4 @@ def read_table(job: str | Path) -> Table:
 def _opened(job: str | Path) -> tuple[Path, Manifest, ResultIndex]:
     job_dir = job_dir_of(job)
     manifest = Manifest.load(job_dir)
-    return job_dir, manifest, scan(job_dir, first_epoch=manifest.first_epoch).index
+    return job_dir, manifest, index_of(job_dir, manifest)

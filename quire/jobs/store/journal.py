@@ -57,10 +57,11 @@ class Journal:
         lock: JobLock,
         found: Scan,
         *,
+        job: str | None,
         clock: Callable[[], float],
         group: int,
     ) -> None:
-        self._job_dir, self._lock, self._clock = job_dir, lock, clock
+        self._job_dir, self._lock, self._job, self._clock = job_dir, lock, job, clock
         self._group = group  # results that are synced together
         self.index: ResultIndex = found.index
         self.damages: tuple[Damage, ...] = found.damages
@@ -80,15 +81,17 @@ class Journal:
         lock: JobLock,
         *,
         first_epoch: int,
+        job: str | None = None,
         reuse_from: int | None = None,
         retry: bool = False,
         clock: Callable[[], float] = time.monotonic,
         num_replicas: int = 1,
     ) -> Journal:
-        """Read what is there, cut what a kill left half written, and go on behind it."""
-        found = scan(job_dir, first_epoch=first_epoch, older_from=reuse_from, retry=retry)
+        """Read what is there, cut what a kill left half written, and go on behind it. `job` is the
+        manifest's id, which every record has."""
+        found = scan(job_dir, first_epoch=first_epoch, job=job, older_from=reuse_from, retry=retry)
         lock.raise_to(first_epoch)  # what is written in an earlier one would not be read again
-        return cls(job_dir, lock, found, clock=clock, group=GROUP * num_replicas)
+        return cls(job_dir, lock, found, job=job, clock=clock, group=GROUP * num_replicas)
 
     def _opened(self, number: int, end: int) -> _Segment:
         path = self._job_dir / segment_name(number)
@@ -103,7 +106,7 @@ class Journal:
     def append(self, record: ResultRecord) -> ResultRecord:
         """Take a result in, and return it as it is kept; it is acknowledged at the next commit,
         which may be now."""
-        record, line = fitted(record)
+        record, line = fitted(record, self._job)
         segment = self._errors if record.failed else self._results
         segment.pending.append((record.row, line))
         self._num_pending += 1

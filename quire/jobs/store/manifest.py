@@ -7,12 +7,12 @@ what is not.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.base.version import __version__
 from quire.errors import CorruptJob, InvalidOption
 from quire.inputs.media.allowed import KINDS
 from quire.jobs.run_options import kept_names
@@ -39,6 +39,7 @@ class Manifest:
     """What a job is. `inputs` and the model's files are known by size and hash, not by path."""
 
     version: str
+    id: str | None = None  # in every record; None in a job from before there were ids
     created: str  # UTC, ISO 8601
     command: tuple[str, ...]  # what continues the job when it is run again
     kind: Kind
@@ -79,7 +80,7 @@ class Manifest:
     columns: tuple[str, ...] = ()  # those that the output has after the input's own
     num_rows: int | None = None  # of the output, once all of the input was read
     num_failed: int | None = None  # once finished
-    output_bytes: int | None = None  # likewise
+    output_file: FileStamp | None = None  # likewise, with its hash
     status: Status = "running"
     first_epoch: int = 1  # older records belong to what the job was before it changed
     reuse_from: int | None = None  # of those, the ones from this epoch on may be used again
@@ -95,7 +96,9 @@ class Manifest:
         """The manifest in `job_dir`; FileNotFoundError where there is none."""
         path = job_dir / NAME
         try:
-            return _from_json(json.loads(read_bounded(path, MOST_BYTES)))
+            found = json.loads(read_bounded(path, MOST_BYTES))
+            _refuse_newer(path, found)
+            return _from_json(found)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CorruptJob(
                 f"{path} does not read as a manifest ({error}). Its results are in the files "
@@ -117,8 +120,8 @@ class Manifest:
 
     def finished(self, rows: int, failed: int) -> Manifest:
         """The same, once its output is there."""
-        size = os.stat(self.output).st_size
-        return replace(self, status="finished", num_rows=rows, num_failed=failed, output_bytes=size)
+        file = FileStamp.of(Path(self.output)).hashed()
+        return replace(self, status="finished", num_rows=rows, num_failed=failed, output_file=file)
 
     def differences(self, now: Manifest) -> tuple[list[str], bool]:
         """How `now` differs, one line each, and whether that is about every single row."""
@@ -126,12 +129,25 @@ class Manifest:
         return [*_differing(self, now, _ABOUT_ROWS), *about_every_row], bool(about_every_row)
 
 
+def _refuse_newer(path: Path, found: Any) -> None:
+    """What is not known here may be about every row, so it is neither ignored nor dropped."""
+    known = {"output_bytes", *(f.name for f in fields(Manifest))}
+    is_one = isinstance(found, dict) and isinstance(found.get("version"), str)
+    if is_one and (strange := sorted(found.keys() - known)):
+        raise CorruptJob(
+            f"{path} has what this quire ({__version__}) does not know: "
+            f"{_shown(', '.join(strange))}. A newer one wrote it (version "
+            f"{_shown(found.get('version'))}): go on with that one, give another OUTPUT, or "
+            "--overwrite to begin again."
+        )
+
+
 def _from_json(found: Any) -> Manifest:
     if not isinstance(found, dict):
         raise ValueError("it is no object")
-    known = {f.name for f in fields(Manifest)}
-    if strange := sorted(found.keys() - known):
-        raise ValueError(f"unknown fields {', '.join(strange)}")
+    found.pop("output_bytes", None)  # of a version that knew no more of its output
+    if found.get("output_file") is not None:
+        found["output_file"] = FileStamp(**found["output_file"])
     for name in ("inputs", "model_files", "tokenizer_files"):
         found[name] = tuple(FileStamp(**each) for each in found[name])
     found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])

@@ -1,9 +1,10 @@
 """One result as one line of the journal, with a checksum over all of it.
 
-    {"crc":"5f0c9a1e","epoch":2,"row":17,"key":"0:17","content":"…","outputs":["…"], …}\\n
+    {"crc":"5f0c9a1e","job":"9d2f…","epoch":2,"row":17,"key":"0:17","outputs":["…"], …}\\n
 
 The checksum is the CRC-32 of every byte behind its own field, so a line that was cut, merged with
-its neighbour or changed in any single bit is never read as a result.
+its neighbour or changed in any single bit is never read as a result. `job` is the id in the
+manifest; a job from before there were ids has none, and neither have its records.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ class ResultRecord:
         return self.error_type is not None
 
 
-def fitted(record: ResultRecord) -> tuple[ResultRecord, bytes]:
-    """The record and its line. A result that is longer than a line may be, since whoever reads it
-    has to hold it, is the error that says so."""
-    line = encode(record)
+def fitted(record: ResultRecord, job: str | None = None) -> tuple[ResultRecord, bytes]:
+    """The record and its line, as one of `job`. A result that is longer than a line may be, since
+    whoever reads it has to hold it, is the error that says so."""
+    line = encode(record, job)
     if len(line) <= LONGEST_LINE:
         return record, line
     error = f"its result takes {len(line)} bytes, and may take {LONGEST_LINE}; ask for less"
@@ -71,12 +72,13 @@ def fitted(record: ResultRecord) -> tuple[ResultRecord, bytes]:
         error=error,
         error_type="result_too_long",
     )
-    return short, encode(short)
+    return short, encode(short, job)
 
 
-def encode(record: ResultRecord) -> bytes:
+def encode(record: ResultRecord, job: str | None = None) -> bytes:
     """The record as a line of ASCII, so that any text, even broken text, comes back as it was."""
-    fields: dict[str, Any] = {
+    fields: dict[str, Any] = {} if job is None else {"job": job}
+    fields |= {
         "epoch": record.epoch,
         "row": record.row,
         "key": record.key,

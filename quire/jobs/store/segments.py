@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.errors import CorruptJob
 from quire.jobs.store.bounded import open_regular
+from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import LONGEST_LINE, DamagedRecord, ResultRecord, decode, decode_fields
 
 ERRORS = "errors.jsonl"
@@ -176,6 +177,14 @@ class RecordReader:
         self.close()
 
 
+def _of_another_job(job_dir: Path, line: Line) -> CorruptJob:
+    return CorruptJob(
+        f"{job_dir / segment_name(line.segment)} holds a record of another job, at byte "
+        f"{line.start}. Put this job's own file back, or move that one away: rows without a "
+        "record are computed again."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What a pass over the whole journal found."""
@@ -189,14 +198,26 @@ class Scan:
 
 def last_epoch(job_dir: Path) -> int:
     """The latest epoch that any record on disk is of; 0 if there are none."""
-    return scan(job_dir, first_epoch=sys.maxsize).last_epoch
+    found = (line.fields for n in [0, *segments(job_dir)] for line in lines(job_dir, n))
+    return max((int(str(fields["epoch"])) for fields in found if fields is not None), default=0)
+
+
+def index_of(job_dir: Path, manifest: Manifest) -> ResultIndex:
+    """Where the results of a job are that somebody reads."""
+    return scan(job_dir, first_epoch=manifest.first_epoch, job=manifest.id).index
 
 
 def scan(
-    job_dir: Path, *, first_epoch: int, older_from: int | None = None, retry: bool = False
+    job_dir: Path,
+    *,
+    first_epoch: int,
+    job: str | None = None,
+    older_from: int | None = None,
+    retry: bool = False,
 ) -> Scan:
     """Read every segment. `older_from` also collects good records from that epoch up to
-    `first_epoch`; `retry` leaves failed rows out, as if they had never run."""
+    `first_epoch`; `retry` leaves failed rows out, as if they had never run. CorruptJob where a
+    record is not one of `job`: its row and key say nothing about these rows."""
     index, damages, older = ResultIndex(), [], []
     ends: dict[int, int] = {}
     last_epoch = 0
@@ -207,6 +228,8 @@ def scan(
                 continue
             if line.start > ends[segment]:
                 damages.append(Damage(segment, ends[segment], line.start))
+            if line.fields.get("job") != job:
+                raise _of_another_job(job_dir, line)
             ends[segment] = line.end
             epoch, row = line.fields["epoch"], line.fields["row"]
             if not isinstance(epoch, int) or not isinstance(row, int):

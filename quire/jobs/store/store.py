@@ -24,7 +24,7 @@ from quire.jobs.store.lock import holder
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import job_dir_of
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.store.segments import RecordReader, scan
+from quire.jobs.store.segments import RecordReader, index_of
 from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.metrics import NAME as METRICS
 
@@ -54,9 +54,9 @@ def is_running(job_dir: Path) -> bool:
 def read_results(job_dir: str | Path) -> Iterator[ResultRecord]:
     """Every finished row once, in the order of rows: the failed ones too, a success wins."""
     job_dir = job_dir_of(job_dir)
-    found = scan(job_dir, first_epoch=Manifest.load(job_dir).first_epoch)
+    index = index_of(job_dir, Manifest.load(job_dir))
     with RecordReader(job_dir) as reader:
-        for position in found.index.positions():
+        for position in index.positions():
             yield reader.read(position)
 
 
