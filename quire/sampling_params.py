@@ -260,6 +260,10 @@ class SamplingParams:
             fail(InvalidParams, "guided_decoding", rule, self.guided_decoding)
 
     @property
+    def all_stop_token_ids(self) -> set[int]:
+        return set(self.stop_token_ids or ())
+
+    @property
     def sampling_type(self) -> SamplingType:
         if self.temperature == 0.0:
             return SamplingType.GREEDY

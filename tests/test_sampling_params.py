@@ -244,6 +244,7 @@ def test_how_tokens_are_drawn_is_told() -> None:
     assert SamplingParams(temperature=0, seed=3).sampling_type is SamplingType.GREEDY
     assert SamplingParams().sampling_type is SamplingType.RANDOM
     assert SamplingParams(seed=0).sampling_type is SamplingType.RANDOM_SEED
+    assert SamplingParams(stop_token_ids=[7, 3, 7]).all_stop_token_ids == {3, 7}
 
 
 def test_values_are_kept_in_one_plain_form() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,11 +157,20 @@ class JobOptions(RunOptions):
 
 def read_text_or_file(given: str) -> str:
     """The text of a file of that name, if there is one; else the text itself."""
+    path = Path(given)
     try:
-        path = Path(given)
-        return path.read_text(encoding="utf-8") if path.is_file() else given
-    except (OSError, ValueError):  # too long for a name, or with a NUL in it: no file
+        is_file = path.is_file()
+    except ValueError:  # with a NUL in it: no name
         return given
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        return given
+    try:
+        return path.read_text(encoding="utf-8") if is_file else given
+    except UnicodeDecodeError as error:
+        said = f"{given} is no text in UTF-8: {error.reason} at byte {error.start}"
+        raise InvalidOption(said) from None
 
 
 def read_schema(given: str) -> Any:
@@ -168,11 +178,9 @@ def read_schema(given: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _wrong(
-            "schema",
-            f"is a JSON schema or its file; it is no JSON ({error}), and no file has that name",
-            given,
-        ) from None
+        which = "no file has that name" if text is given else "neither is what that file holds"
+        rule = f"is a JSON schema or its file; it is no JSON ({error}), and {which}"
+        raise _wrong("schema", rule, given) from None
 
 
 def parse_shard(given: str) -> tuple[int, int]:

@@ -124,6 +124,18 @@ class EngineView(StepMethods, RestingView):
         return self.vllm_config
 
     @property
+    def cache_config(self) -> CacheConfigView:
+        return self.vllm_config.cache_config
+
+    @property
+    def parallel_config(self) -> ParallelConfigView:
+        return self.vllm_config.parallel_config
+
+    @property
+    def scheduler_config(self) -> SchedulerFacts:
+        return self.vllm_config.scheduler_config
+
+    @property
     def tokenizer(self) -> Any:
         return self._session.hf_tokenizer()
 

@@ -56,6 +56,14 @@ def _missing(
     name: str, stored: Mapping[str, StoredTensor], files: ModelFiles
 ) -> CorruptModel | UnsupportedModel:
     """A tensor that is not there, or that the file has under a name which quire does not know."""
+    wrapped = next((one for one in stored if one.endswith(f".{name}")), None)
+    if wrapped is not None and files.kind != "gguf":
+        before = wrapped.removesuffix(name)
+        return UnsupportedModel(
+            f"{files.path}: its tensors have {before!r} before their names ({wrapped!r}), as in a "
+            "model that is saved while torch.compile, DDP or the like wraps it. Save the one "
+            f"inside (`_orig_mod`, `module`), or write the file again without {before!r}."
+        )
     found = _LAYER.match(name)
     number, kind = found.groups() if found is not None else ("", "")
     same = next((one for one in stored if kind and one.endswith(f".{number}.{kind}")), None)

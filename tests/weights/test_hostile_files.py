@@ -16,6 +16,7 @@ from quire.errors import ModelError
 from quire.weights.checkpoint import stored_tensors
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
+from quire.weights.source import locate
 from tests.weights import hostile
 
 
@@ -175,3 +176,6 @@ def test_files_we_may_not_read_are_typed_too(
         stored_tensors(tmp_path)
     with pytest.raises(ModelError, match="permission"):
         GgufFile(tmp_path / "m.gguf")
+    for path in (tmp_path, tmp_path / "m.gguf", tmp_path / "no" / "owner/name"):
+        with pytest.raises(ModelError, match="no permission to look into /"):
+            locate(path)

@@ -160,6 +160,15 @@ def test_a_tied_matrix_may_be_stored_as_the_head_alone(tmp_path: Path) -> None:
         read(tmp_path)
 
 
+@pytest.mark.parametrize("before", ["_orig_mod.", "module.", "base_model.model."])
+def test_names_with_a_wrapper_before_them_are_called_so(before: str, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({before + name: each for name, each in state.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=f"tensors have '{before}' before their names"):
+        read(tmp_path)
+
+
 def test_an_index_may_name_tensors_that_nothing_needs(tmp_path: Path) -> None:
     model = tiny_model("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path, max_shard_size="60KB")
