@@ -8,6 +8,12 @@ versions that are right print the same digest of all tokens. `schedule` and `com
 processor, in the engine's thread; what llguidance's matchers take beside is in `all threads`.
 `masks` is how long the executor waits for them, having nothing else to do: with one core for the
 matchers nearly all of their work, with many of them a fraction of it.
+
+    python benchmarks/masks.py --rows 256 --device 1.5 0.008
+
+goes through twice as many answers as rows with a device that takes 1.5 ms a step and 0.008 for each
+of its rows: seconds by a clock that the host's processor time and the device's move, with the rows
+all together, by turns, and as the scheduler chooses.
 """
 
 from __future__ import annotations
@@ -18,12 +24,14 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +92,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "long strings": {"json": LONG},
     "lark": {"grammar": SUMS},
 }
+Done = TypeVar("Done")
 PROMPT, BLOCK_SIZE, WARM_UP = 32, 16, 12
 QUIET = 0.25  # so many of the steps take no longer: others of the machine disturb those least
 # How often a mark (a quote, a bracket, a digit) is drawn where one may come: a model closes what it
@@ -162,12 +171,19 @@ class Bench:
             handles=self.executor.handles,
         )
 
-    def scheduler(self, rows: int, length: int) -> Scheduler:
+    def scheduler(
+        self, rows: int, length: int, clock: Callable[[], float] | None = None
+    ) -> Scheduler:
+        """With a clock one whose plans overlap."""
         pool = BlockPool(rows * (length // BLOCK_SIZE + 2), block_size=BLOCK_SIZE)
-        limits = Limits(rows, max(rows, 8192) + PROMPT, pacing=Pacing(apart=True))
-        guides = self.guides
+        overlap, pacing = clock is not None, Pacing(apart=True)
+        limits = Limits(rows, max(rows, 8192) + PROMPT, pacing=pacing, overlap=overlap)
         scheduler = Scheduler(
-            pool, limits, make_masks=guides.make_masks, accept_all=guides.accept_all
+            pool,
+            limits,
+            make_masks=self.guides.make_masks,
+            accept_all=self.guides.accept_all,
+            clock=clock or time.monotonic,
         )
         scheduler.use(self.executor.handles)
         return scheduler
@@ -245,6 +261,44 @@ def measure(
     return Cost(name, digest.hexdigest()[:12], *found)
 
 
+@dataclass
+class Simulated:
+    """A host that is measured, and a device that is not there."""
+
+    bench: Bench
+    rows: int
+    device: tuple[float, float]  # milliseconds of a step, and of a row in it
+    now: float = 0.0
+
+    def seconds(self, kinds: Sequence[dict[str, Any] | None], by_turns: bool | None) -> float:
+        """For twice as many answers as rows; `by_turns` None: as the scheduler chooses."""
+        self.now, free = 0.0, 0.0
+        scheduler = self.bench.scheduler(self.rows, PROMPT + BLOCK_SIZE + 400, lambda: self.now)
+        if by_turns is not None:
+            scheduler.turns.by_turns = by_turns
+            scheduler.turns._turn = lambda: None  # type: ignore[method-assign]
+        for answer in self.bench.answers(kinds, 2 * self.rows):
+            scheduler.add([answer])
+        on_their_way: deque[tuple[StepResult, float]] = deque()
+        while scheduler.num_unfinished:
+            plan = self._timed(scheduler.schedule) if len(on_their_way) < 2 else None
+            if plan is not None:
+                took = self.device[0] + self.device[1] * len(plan.sampled_rows())
+                free = max(self.now, free) + took / 1e3
+                on_their_way.append((self.bench.executor.run(plan), free))
+            elif on_their_way:
+                result, at = on_their_way.popleft()
+                self.now = max(self.now, at)
+                self._timed(partial(scheduler.commit, result))
+        return self.now
+
+    def _timed(self, do: Callable[[], Done]) -> Done:
+        started = time.thread_time()
+        done = do()
+        self.now += time.thread_time() - started
+        return done
+
+
 def cases() -> dict[str, list[dict[str, Any] | None]]:
     alone: dict[str, list[dict[str, Any] | None]] = {name: [kind] for name, kind in KINDS.items()}
     return {
@@ -278,12 +332,20 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=0, help="or so many made-up tokens")
     parser.add_argument("--only", nargs="+", choices=sorted(cases()))
     parser.add_argument("--profile", type=Path, help="where to write the profile of the only case")
+    parser.add_argument("--device", type=float, nargs=2, help="ms of a step, and of each row in it")
     asked = parser.parse_args()
     bench = Bench(*opened_tokenizer(asked))
     print(f"{asked.rows} rows, {bench.vocab_size:,} tokens, load {os.getloadavg()[0]:.1f}")
     profile = cProfile.Profile() if asked.profile else None
     for name, kinds in cases().items():
-        if not asked.only or name in asked.only:
+        if asked.only and name not in asked.only:
+            continue
+        if asked.device:
+            simulated = Simulated(bench, asked.rows, asked.device)
+            took = [simulated.seconds(kinds, way) for way in (False, True, None)]
+            said = "together {:6.2f}  by turns {:6.2f}  as chosen {:6.2f} s"
+            print(f"{name:<14} {said.format(*took)}", flush=True)
+        else:
             print(measure(bench, name, kinds, asked.rows, asked.steps, profile), flush=True)
     if profile is not None:
         profile.dump_stats(asked.profile)

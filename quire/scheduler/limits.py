@@ -21,6 +21,7 @@ class Limits:
     pacing: Pacing = Pacing()
     shelf_rows: int = 0  # of encoded media that are kept; one item may be larger
     max_adapters: int = 1  # LoRA adapters that run at once
+    overlap: bool = False  # a plan may be made while another one is on its way
 
     @staticmethod
     def in_engine(config: EngineConfig, shelf_rows: int = 0) -> Limits:
@@ -34,4 +35,5 @@ class Limits:
             pacing=Pacing.in_engine(config),
             shelf_rows=shelf_rows,
             max_adapters=1 if config.adapters is None else config.adapters.max_loras,
+            overlap=config.depth > 1,
         )

@@ -43,6 +43,7 @@ from quire.scheduler.scoring import Scoring, unfold
 from quire.scheduler.sequence import Guide, Sequence
 from quire.scheduler.stopping import AcceptAll, accept_each
 from quire.scheduler.trials import Trials
+from quire.scheduler.turns import Turns
 from quire.scheduler.waiting import Waiting
 from quire.scheduler.windows import PastWindows
 from quire.step import DecodeRows, Masks, StepPlan, StepResult
@@ -78,6 +79,7 @@ class Scheduler:
         self.lanes = Lanes(rows, waiting, clock)
         self.media = MediaPlans(rows, limits.shelf_rows, limits.max_num_batched_tokens)
         self.trials = Trials(rows, waiting, limits.max_repeat)
+        self.turns = Turns(rows, clock, overlap=limits.overlap)
         self.held = HeldRows(rows)
         self._groups = PrefixGroups(rows, pool, sought=limits.prefix_groups)
         self._admission = Admission(pool, rows, expected_output)
@@ -234,13 +236,16 @@ class Scheduler:
 
     def _plan_decode(self, draft: Draft) -> DecodeRows | None:
         """Every row whose last token is on the device feeds it; its KV gets a place first. None
-        if there is no place before a result comes back."""
+        if there is no place, or no turn, before a result comes back."""
         rows, placements = self.rows, self._placements
         while True:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
             at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
-            at, spare = self.lanes.within(self.guesses.ready(at), draft.spare)
+            turn = self._turn_of(self.guesses.ready(at))
+            if turn is None:
+                return None
+            at, spare = self.lanes.within(turn, draft.spare)
             lacking, shared = placements.lacking(at, 1), placements.shared_tails(at)
             if self.pool.fits(int(lacking.sum()) + int(shared.sum())):
                 break
@@ -255,6 +260,12 @@ class Scheduler:
         draft.budget -= len(at)
         draft.spare = min(spare, draft.budget)
         return DecodeRows(at, rows.computed[at])
+
+    def _turn_of(self, ready: Ints) -> Ints | None:
+        """Those of the rows that could go on whose turn it is."""
+        if self.lanes.is_hurried:  # then plans do not overlap
+            return ready
+        return self.turns.among(ready, awaited=any(len(sent.plan.decode) for sent in self._sent))
 
     def _plan_prefill(self, draft: Draft) -> None:
         """Prompts that were begun go on, in order of admission, the background's last."""
@@ -313,6 +324,7 @@ class Scheduler:
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
         self._committer.commit(sent, result)
+        self.turns.observe(sent.plan)
         return self._reports.take()
 
     def take_report(self) -> StepReport:

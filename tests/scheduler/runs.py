@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -46,7 +48,13 @@ class Setting:
     optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
     windows: Windows = ONE_GROUP
 
-    def engine(self, pacing: Pacing | None = None) -> Engine:
+    def engine(
+        self,
+        pacing: Pacing | None = None,
+        *,
+        device: FakeExecutor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Engine:
         pool = BlockPool(
             self.num_blocks,
             block_size=self.block_size,
@@ -60,15 +68,17 @@ class Setting:
             prefix_groups=self.prefix_groups,
             speculation=self.speculation,
             pacing=pacing or Pacing(),
+            overlap=self.depth > 1,
         )
         scheduler = Scheduler(
             pool,
             limits,
             expected_output=lambda r: max(1.0, r.max_tokens * self.optimism),
             make_masks=partial(fake_masks, VOCAB),
+            clock=clock,
             times=FreePositions(),
         )
-        return Engine(scheduler, self.executor(pool), depth=self.depth)
+        return Engine(scheduler, device or self.executor(pool), depth=self.depth)
 
     def executor(self, pool: BlockPool | None = None) -> FakeExecutor:
         return FakeExecutor(
@@ -157,7 +167,7 @@ def random_setting(
     )
 
 
-def random_requests(rng: random.Random) -> list[Request]:
+def random_requests(rng: random.Random, guided: float = 0.2) -> list[Request]:
     background = rng.choice([0.0, 0.5, 0.9])  # the share of those who yield
     preambles = [[rng.randrange(5) for _ in range(rng.randint(1, 24))] for _ in range(3)]
     requests = []
@@ -174,7 +184,7 @@ def random_requests(rng: random.Random) -> list[Request]:
                 stop_ids=rng.sample(range(VOCAB), rng.choice([0, 40, 40])),
                 min_tokens=rng.choice([0, 0, 0, rng.randint(0, max_tokens)]),
                 priority=rng.choice([0, 0, 1]),
-                guided=rng.random() < 0.2,
+                guided=rng.random() < guided,
                 background=rng.random() < background,
             )
         )

@@ -1,0 +1,145 @@
+"""Rows by masks: all together, or one half while the host follows the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+
+from quire.engine import Engine
+from quire.executor.executor import PendingStep
+from quire.scheduler import turns
+from quire.scheduler.sequence import Sequence
+from quire.step import StepPlan, StepResult
+from tests.fakes import FakeExecutor, FakeGuide
+from tests.scheduler.runs import Setting, check_run, drain, make_request, random_requests
+from tests.scheduler.runs import random_setting as any_setting
+
+EASY = (0.3, 0.12)  # milliseconds of a step, and of each row in it: a small model
+HARD = (9.0, 0.01)  # a step takes what reading the weights takes
+
+
+@dataclass
+class Computed:
+    """A result that comes when the device is done."""
+
+    device: Device
+    num_rows: int
+    at: float
+
+    def result(self) -> StepResult:
+        self.device.now = max(self.device.now, self.at)
+        return StepResult(np.ones((self.num_rows, 1), np.int32), np.ones(self.num_rows, np.int32))
+
+
+class Device(FakeExecutor):
+    """Takes its time for one plan after the other; `now` is the host's clock."""
+
+    cost, now, free = EASY, 0.0, 0.0
+
+    def submit(self, plan: StepPlan) -> PendingStep:  # type: ignore[override]
+        fixed, each = self.cost
+        self.sizes.append(len(plan.decode))
+        self.free = max(self.now, self.free) + (fixed + each * len(plan.decode)) / 1e3
+        return Computed(self, len(plan.sampled_rows()), self.free)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Of the plans so far."""
+        return []
+
+
+class Following(FakeGuide):
+    """Takes the host's time for each token, and forces none."""
+
+    may_force = False
+
+    def __init__(self, device: Device, milliseconds: float) -> None:
+        super().__init__()
+        self.device, self.seconds = device, milliseconds / 1e3
+
+    def accept(self, token_id: int) -> bool:
+        self.device.now += self.seconds
+        return True
+
+
+def engine_of(rows: int, cost: tuple[float, float]) -> tuple[Engine, Device]:
+    device = Device(40 * rows, 16)
+    device.cost = cost
+    setting = Setting(40 * rows, 16, rows, 8 * rows, max_repeat=1, depth=2, caching=False)
+    return setting.engine(device=device, clock=lambda: device.now), device
+
+
+def run(
+    rows: int, cost: tuple[float, float], each: float, *, always: bool | None = None
+) -> tuple[float, Engine]:
+    """Seconds for twice as many answers as there are rows, of two lengths; `always`: the way they
+    go is not chosen, but this one."""
+    engine, device = engine_of(rows, cost)
+    if always is not None:
+        engine.scheduler.turns.by_turns = always
+        engine.scheduler.turns._turn = lambda: None  # type: ignore[method-assign]
+    for i in range(2 * rows):
+        request = make_request(i, [1, 2, i % 99], 320 >> i % 2)
+        engine.add([Sequence(request, order=i, guide=Following(device, each))])
+    assert len(drain(engine)) == 2 * rows
+    return device.now, engine
+
+
+def test_a_host_as_slow_as_its_device_is_hidden_behind_it() -> None:
+    chosen, engine = run(20, EASY, each=0.12)
+    together, _ = run(20, EASY, each=0.12, always=False)
+    halves, _ = run(20, EASY, each=0.12, always=True)
+    assert halves < 0.8 * together
+    assert chosen < 1.05 * halves
+    assert engine.scheduler.turns.by_turns
+
+
+def test_where_a_step_costs_what_its_weights_cost_rows_go_together() -> None:
+    chosen, engine = run(20, HARD, each=0.02)
+    together, _ = run(20, HARD, each=0.02, always=False)
+    halves, _ = run(20, HARD, each=0.02, always=True)
+    assert together < 0.7 * halves
+    assert chosen < 1.05 * together
+    assert not engine.scheduler.turns.by_turns
+
+
+def test_rows_that_begin_apart_are_brought_together() -> None:
+    """Their prompts fit into several plans, of which two are on their way at once."""
+    engine, device = engine_of(64, HARD)
+    for i in range(64):
+        prompt = [i % 99] * 30
+        engine.add([Sequence(make_request(i, prompt, 40), guide=Following(device, 0.02))])
+    drain(engine)
+    assert len({size for size in device.sizes if size}) > 2, "they do not begin apart"
+    assert device.sizes.count(64) > 30
+
+
+def test_a_few_rows_are_not_halved() -> None:
+    _, engine = run(turns.LEAST_ROWS - 1, EASY, each=0.5)
+    assert isinstance(engine.executor, Device)
+    assert not engine.scheduler.turns.by_turns
+    assert engine.executor.sizes.count(turns.LEAST_ROWS - 1) > 250
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_nobody_writes_anything_else_for_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by masks and others, whatever the clock says: tried often, with two rows and more."""
+    for name, value in {
+        "LEAST_ROWS": 2,
+        "KEPT": 2,
+        "KEPT_AT_MOST": 3,
+        "TIMED": 2,
+        "PASSED": 0,
+    }.items():
+        monkeypatch.setattr(turns, name, value)
+    monkeypatch.setattr(turns, "TIMED_AT_LEAST", 1)
+    rng = random.Random(seed)
+    requests = random_requests(rng, guided=rng.choice([0.5, 1.0]))
+    longest = max(r.num_prompt + r.max_tokens for r in requests)
+    setting = dataclasses.replace(any_setting(rng, longest), depth=rng.choice([2, 3]))
+    check_run(setting.engine(clock=lambda: rng.random() * 1e3), requests, seed)
