@@ -19,9 +19,7 @@ class Sight:
     scale: float
     window: int | None = None  # tokens to either side; None for all
     slopes: Tensor | None = None  # by head: what a score loses for each token between two
-    gains: Tensor | None = (
-        None  # by head and how far ahead what is seen is: [heads, 1 - L to L - 1]
-    )
+    gains: Tensor | None = None  # by head, 1 - L to L - 1 tokens ahead: what a score gains
 
 
 class AttendTexts(Protocol):
