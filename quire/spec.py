@@ -324,6 +324,10 @@ class EncoderSpec:
     qk_norm: bool = False  # of each head of q and k
     scale: float | None = None  # of scores; None: the root of the head's size
     embedding_scale: float = 1.0
+    # Feed-forwards of layers that `has_experts`: so many, and how many of them a token is given to.
+    num_experts: int = 0
+    num_chosen: int = 0
+    expert_period: int = 0
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
 
@@ -331,11 +335,16 @@ class EncoderSpec:
     def keeps_states(self) -> bool:
         return False
 
+    def has_experts(self, layer: int) -> bool:
+        return self.expert_period > 0 and layer % self.expert_period == 1
+
     @property
     def body_weights(self) -> int:
         mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        return self.num_layers * (heads * self.hidden_size + mlp)
+        mixtures = sum(self.has_experts(i) for i in range(self.num_layers))
+        mlps = self.num_layers + mixtures * (self.num_chosen - 1)
+        return self.num_layers * heads * self.hidden_size + mlps * mlp
 
     @property
     def head_weights(self) -> int:

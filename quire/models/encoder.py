@@ -103,6 +103,50 @@ class _Turned:
 
 
 @dataclass(frozen=True, slots=True)
+class _FeedForward:
+    """The feed-forward of a layer, or one expert of it."""
+
+    dtype: torch.dtype  # of what is multiplied
+    up: LinearOp
+    down: LinearOp
+    activation: Op
+    gated: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        made = self.up(x.to(self.dtype))
+        if not self.gated:
+            return self.down(self.activation(made))
+        first, second = made.chunk(2, -1)
+        return self.down(self.activation(first) * second)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """Feed-forwards of which each token is given to the likeliest, by what these are worth. A
+    token's sum has the order of the experts, and products as many rows as they want: its bits do
+    not depend on the others."""
+
+    router: Tensor  # float32 [experts, H]
+    experts: tuple[_FeedForward, ...]
+    after: Tensor  # [H]
+    num_chosen: int
+    padded: Callable[[int], int]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        likely = (x.float().unsqueeze(1) * self.router).sum(-1).softmax(-1)
+        worth, chosen = likely.topk(self.num_chosen)
+        made = self.after.expand_as(x).clone()
+        for i, expert in enumerate(self.experts):
+            tokens, places = (chosen == i).nonzero(as_tuple=True)
+            if len(tokens):
+                rows = x.new_zeros(self.padded(len(tokens)), x.shape[1])
+                rows[: len(tokens)] = x[tokens]
+                found = expert(rows)[: len(tokens)].float()
+                made.index_add_(0, tokens, found * worth[tokens, places, None])
+        return made
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """One layer. `head_norms` are those of q and k; `post_norms` are of what the branches make,
     where that is normed before it is added."""
@@ -112,10 +156,8 @@ class _Layer:
     qkv: LinearOp
     out: LinearOp
     attn_norm: Op
-    up: LinearOp
-    down: LinearOp
+    feed_forward: Op
     mlp_norm: Op
-    activation: Op
     theta: float | None
     attend: AttendTexts
     sight: Sight
@@ -127,9 +169,9 @@ class _Layer:
         if self.spec.norms != "after":
             first, second = self.post_norms
             x = x.add_(first(self._attend(self.attn_norm(x), texts, turned)))
-            return x.add_(second(self._feed_forward(self.mlp_norm(x))))
+            return x.add_(second(self.feed_forward(self.mlp_norm(x))))
         x = self.attn_norm(x.add_(self._attend(x, texts, turned)))
-        return self.mlp_norm(x.add_(self._feed_forward(x)))
+        return self.mlp_norm(x.add_(self.feed_forward(x)))
 
     def _attend(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
         spec = self.spec
@@ -141,13 +183,6 @@ class _Layer:
             turn = turned[self.theta]
             q, k = turn(q), turn(k)
         return self.out(self.attend(q, k, v, texts.groups, self.sight))
-
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        made = self.up(x.to(self.dtype))
-        if not self.spec.gated:
-            return self.down(self.activation(made))
-        first, second = made.chunk(2, -1)
-        return self.down(self.activation(first) * second)
 
 
 class Encoder:
@@ -208,9 +243,9 @@ class _Parts:
 
     def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps, max_len: int) -> None:
         self.spec, self.weights, self.ops = spec, weights, ops
-        up = weights["layers.0.mlp.up.weight"]
-        self.dtype = up.dtype
-        self.slopes = alibi_slopes(spec.num_heads).to(up.device) if spec.alibi else None
+        one = weights["layers.0.attn.o.weight"]
+        self.dtype = one.dtype
+        self.slopes = alibi_slopes(spec.num_heads).to(one.device) if spec.alibi else None
         learned = weights.pop("distances.weight", None)
         self.gains = None if learned is None else distance_gains(learned, max_len)
 
@@ -230,6 +265,28 @@ class _Parts:
             weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None)
         )
 
+    def feed_forward(self, index: int) -> Op:
+        spec, name = self.spec, f"layers.{index}.mlp"
+        inner = activation(spec.activation)
+        if not spec.has_experts(index):
+            up, down = (self.linear(f"{name}.{one}") for one in ("up", "down"))
+            return _FeedForward(self.dtype, up, down, inner, spec.gated)
+        first, second = (
+            self.weights.pop(f"{name}.{one}.weight").chunk(spec.num_experts)
+            for one in ("first", "second")
+        )
+        make = self.ops.make_linear
+        return _Mixture(
+            router=self.weights.pop(f"{name}.router.weight").float(),
+            experts=tuple(
+                _FeedForward(self.dtype, make(a, None), make(b.T.contiguous(), None), inner, False)
+                for a, b in zip(first, second, strict=True)
+            ),
+            after=self.weights.pop(f"{name}.after.bias").float(),
+            num_chosen=spec.num_chosen,
+            padded=self.ops.padded,
+        )
+
     def layer(self, index: int) -> _Layer:
         spec, name = self.spec, f"layers.{index}"
         q_norm, k_norm = (self.norm(f"{name}.attn.{one}_norm") for one in "qk")
@@ -240,10 +297,8 @@ class _Parts:
             qkv=self.linear(f"{name}.attn.qkv"),
             out=self.linear(f"{name}.attn.o"),
             attn_norm=self.norm(f"{name}.attn_norm"),
-            up=self.linear(f"{name}.mlp.up"),
-            down=self.linear(f"{name}.mlp.down"),
+            feed_forward=self.feed_forward(index),
             mlp_norm=self.norm(f"{name}.mlp_norm"),
-            activation=activation(spec.activation),
             theta=spec.thetas[index] if spec.thetas else None,
             attend=self.ops.attend,
             sight=Sight(

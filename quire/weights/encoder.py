@@ -34,7 +34,7 @@ class EncoderWeight:
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
     """Every weight that an encoder has."""
-    names, hidden = family.names, spec.hidden_size
+    names, hidden = family.names_of(spec), spec.hidden_size
     for name, stored, rows in (
         ("embed", names.words, spec.vocab_size),
         ("positions", names.positions, spec.num_positions),
@@ -48,14 +48,13 @@ def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[Encode
     if spec.embed_norm:
         yield from _norm("embed_norm", names.embed_norm, spec)
     for i in range(spec.num_layers):
-        yield from _layer(f"layers.{i}", names.layer.format(i), spec, names, is_first=i == 0)
+        yield from _layer(i, spec, names)
     if spec.norms != "after":
         yield from _norm("norm", names.norm, spec)
 
 
-def _layer(
-    ours: str, theirs: str, spec: EncoderSpec, names: EncoderNames, *, is_first: bool
-) -> Iterator[EncoderWeight]:
+def _layer(index: int, spec: EncoderSpec, names: EncoderNames) -> Iterator[EncoderWeight]:
+    ours, theirs = f"layers.{index}", names.layer.format(index)
     hidden, inner, width = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
     heads = (width, *(spec.num_kv_heads * spec.head_dim,) * 2)
 
@@ -71,10 +70,13 @@ def _layer(
 
     yield from linear("attn.qkv", names.qkv, heads, hidden, spec.attention_bias)
     yield from linear("attn.o", (names.o,), (hidden,), width, spec.attention_bias)
-    halves, biased = (inner,) * (1 + spec.gated), spec.mlp_bias and spec.up_bias
-    yield from linear("mlp.up", names.up, halves, hidden, biased)
-    yield from linear("mlp.down", (names.down,), (hidden,), inner, spec.mlp_bias)
-    if not (is_first and spec.norms == "before" and spec.embed_norm):  # normed already
+    if spec.has_experts(index):
+        yield from _experts(f"{ours}.mlp", theirs, spec, names)
+    else:
+        halves, biased = (inner,) * (1 + spec.gated), spec.mlp_bias and spec.up_bias
+        yield from linear("mlp.up", names.up, halves, hidden, biased)
+        yield from linear("mlp.down", (names.down,), (hidden,), inner, spec.mlp_bias)
+    if not (index == 0 and spec.norms == "before" and spec.embed_norm):  # normed already
         yield from _norm(f"{ours}.attn_norm", theirs + names.attn_norm, spec)
     yield from _norm(f"{ours}.mlp_norm", theirs + names.mlp_norm, spec)
     if spec.norms == "both":
@@ -83,6 +85,20 @@ def _layer(
     if spec.qk_norm:
         yield from _norm(f"{ours}.attn.q_norm", theirs + names.q_norm, spec, spec.head_dim)
         yield from _norm(f"{ours}.attn.k_norm", theirs + names.k_norm, spec, spec.head_dim)
+
+
+def _experts(
+    ours: str, theirs: str, spec: EncoderSpec, names: EncoderNames
+) -> Iterator[EncoderWeight]:
+    count, hidden = spec.num_experts, spec.hidden_size
+    rows = count * spec.intermediate_size
+    for name, stored, shape in (
+        ("router.weight", f"{names.router}.weight", (count, hidden)),
+        ("first.weight", f"{names.experts}.mlp.w1", (rows, hidden)),
+        ("second.weight", f"{names.experts}.mlp.w2", (rows, hidden)),
+        ("after.bias", f"{names.experts}.bias", (hidden,)),
+    ):
+        yield EncoderWeight(f"{ours}.{name}", shape, (theirs + stored,), shape[:1])
 
 
 def _norm(name: str, stored: str, spec: EncoderSpec, width: int = 0) -> Iterator[EncoderWeight]:

@@ -196,8 +196,8 @@ def test_a_config_of_nomic_in_older_words_is_the_same_model(tmp_path: Path) -> N
         [output] = llm.encode(texts(1), plain, pooling_task="token_embed", use_tqdm=False)
     found, expected = output.outputs.data, hidden_of(model, output.prompt_token_ids)
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(UnsupportedModel, match="moe_every_n_layers '2'"):
-        open_llm(tmp_path, hf_overrides={"moe_every_n_layers": 2})
+    with pytest.raises(UnsupportedModel, match="qkv_proj_bias must be false"):
+        open_llm(tmp_path, hf_overrides={"qkv_proj_bias": True})
 
 
 def test_an_encoder_writes_no_text(tmp_path: Path) -> None:

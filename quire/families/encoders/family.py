@@ -65,6 +65,8 @@ class EncoderNames:
     types: str = ""
     distances: str = ""
     norm: str = ""
+    router: str = ""
+    experts: str = ""  # of a layer: what comes before `mlp.w1`, `mlp.w2` and `bias`
     # Whether a stored tensor of both halves of a gated feed-forward has the gate behind.
     gate_behind: bool = False
     # Of a layer, where it has them.
@@ -92,6 +94,10 @@ class EncoderFamily:
     needs: Mapping[str, Any] = field(default_factory=dict)
     # Other keys that change nothing, and why.
     without_effect: Mapping[str, str] = field(default_factory=dict)
+    mixture_names: EncoderNames | None = None  # of its models with experts, where they are others
+
+    def names_of(self, spec: EncoderSpec) -> EncoderNames:
+        return self.mixture_names if self.mixture_names and spec.num_experts else self.names
 
 
 def read_activation(fields: Fields, key: str, default: str) -> Activation:

@@ -1,8 +1,10 @@
-"""NomicBERT: BERT with rotary positions and a gated feed-forward, without biases. No torch."""
+"""NomicBERT: BERT with rotary positions and a gated feed-forward, without biases; its second has
+biases, plain feed-forwards and experts in every second layer. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.families.encoders import bert
 from quire.families.encoders.family import (
@@ -29,8 +31,21 @@ OLDER_WORDS = {
 }
 OFF = (
     *("prenorm", "causal", "parallel_block", "use_rms_norm", "scale_attn_by_inverse_layer_idx"),
-    *("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"),
-    *("rotary_emb_scale_base", "rotary_scaling_factor", "moe_every_n_layers"),
+    *("rotary_emb_interleaved", "rotary_emb_scale_base", "rotary_scaling_factor"),
+    *("moe_normalize_expert_weights", "expert_choice_router"),
+)
+BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
+NAMES = EncoderNames(
+    words="embeddings.word_embeddings",
+    types="embeddings.token_type_embeddings",
+    embed_norm="emb_ln",
+    layer="encoder.layers.{}.",
+    qkv=("attn.Wqkv",),
+    o="attn.out_proj",
+    attn_norm="norm1",
+    up=("mlp.fc12", "mlp.fc11"),
+    down="mlp.fc2",
+    mlp_norm="norm2",
 )
 
 
@@ -43,15 +58,34 @@ def read(fields: Fields) -> EncoderSpec:
         max_model_len=fields.count("max_position_embeddings"),
         num_types=fields.count("type_vocab_size", 2),
         norm_eps=fields.positive("layer_norm_eps", 1e-12),
-        activation=inner_activation(fields, "hidden_act", "silu"),
-        gated=True,
-        attention_bias=False,
-        mlp_bias=False,
+        **_feed_forward(fields),
     )
     if fields.count("head_dim", spec.head_dim) != spec.head_dim:
         raise fields.unsupported("head_dim", f"hidden_size / heads, {spec.head_dim}")
     theta = plain_theta(fields, spec.head_dim, fields.positive("rotary_emb_base", THETA))
     return replace(spec, thetas=(theta,) * spec.num_layers)
+
+
+def _feed_forward(fields: Fields) -> dict[str, Any]:
+    """A gated one without biases in all layers; or a plain one, and experts in every so many."""
+    has_experts = bool(fields.values.get("moe_every_n_layers"))
+    for key in BIASES:
+        if fields.flag(key, has_experts) is not has_experts:
+            raise fields.unsupported(key, f"{str(has_experts).lower()} in this family")
+    named = "gelu" if has_experts else "swiglu"
+    if fields.word("activation_function", named) != named:
+        raise fields.unsupported("activation_function", named)
+    biased = {"attention_bias": has_experts, "mlp_bias": has_experts, "gated": not has_experts}
+    if not has_experts:
+        return {**biased, "activation": inner_activation(fields, "hidden_act", "silu")}
+    count = fields.count("num_experts")
+    return {
+        **biased,
+        "activation": "gelu",
+        "num_experts": count,
+        "num_chosen": fields.count("moe_top_k", most=count),
+        "expert_period": fields.count("moe_every_n_layers"),
+    }
 
 
 def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
@@ -65,22 +99,13 @@ FAMILY = EncoderFamily(
     model_types=("nomic_bert",),
     prefix="nomic_bert.",
     read=read,
-    names=EncoderNames(
-        words="embeddings.word_embeddings",
-        types="embeddings.token_type_embeddings",
-        embed_norm="emb_ln",
-        layer="encoder.layers.{}.",
-        qkv=("attn.Wqkv",),
-        o="attn.out_proj",
-        attn_norm="norm1",
-        up=("mlp.fc12", "mlp.fc11"),
-        down="mlp.fc2",
-        mlp_norm="norm2",
-    ),
+    names=NAMES,
+    mixture_names=replace(NAMES, up=("mlp.fc1",), router="mlp.router.layer", experts="mlp.experts"),
     classifier=classifier,
     only={
         **dict.fromkeys(OFF, (False,)),
-        "activation_function": ("swiglu",),
+        "num_shared_experts": (0,),
+        "ffn_div": (1,),
         "rotary_emb_fraction": (1.0,),
         "scale_attn_weights": (True,),
     },
