@@ -101,7 +101,8 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
         fields = Fields(one if isinstance(one, dict) else {}, MODULES)
         found.append((fields.word("type").rsplit(".", 1)[-1], fields.word("path", "")))
     if not found or found[0][0] != "Transformer":
-        raise UnsupportedModel(f"{MODULES}: the first module must be a Transformer")
+        first = repr(found[0][0][:80]) if found else "none"
+        raise UnsupportedModel(f"{MODULES}: the first module must be a Transformer, it is {first}")
     if found[0][1]:
         raise UnsupportedModel(
             f"{MODULES}: the Transformer is in {found[0][1]!r}; quire has it beside {MODULES}"

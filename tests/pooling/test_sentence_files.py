@@ -20,6 +20,7 @@ from quire.errors import (
     ModelNotFound,
     PromptTooLong,
     QuireError,
+    UnsupportedModel,
 )
 from tests.pooling.tiny import (
     ENCODERS,
@@ -223,6 +224,9 @@ def test_a_directory_that_begins_with_no_transformer_is_refused_by_its_module(
     modules = [{"type": "a.StaticEmbedding", "path": "0_StaticEmbedding"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelNotFound, match="begins with 'StaticEmbedding'"):
+        open_llm(tmp_path)
+    write_model(tmp_path, ENCODERS["bert"])
+    with pytest.raises(UnsupportedModel, match="it is 'StaticEmbedding'"):
         open_llm(tmp_path)
 
 
