@@ -6,6 +6,9 @@ used up, and the program that named the properties does not read them. So {"prop
 gets `"additionalProperties": false`, and {"prefixItems": [A]} gets `"items": false`. Every text
 that is left is valid under the schema as it was given, and some text is left if there was one: what
 several parts of a schema say of the same value, each naming properties of its own, stays open.
+
+Likewise what names members is an object or an array where no type is said: to JSON Schema the same
+words allow every string and number, which nobody means who names properties.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ _MEMBERS = frozenset(
         *("minItems", "maxItems", "uniqueItems"),
     }
 )
+# Which name members, so that they say the type where nothing else does.
+_OF_OBJECTS = frozenset(word for word in _MEMBERS if word.lower().endswith("properties"))
+_OF_OBJECTS -= {"minProperties", "maxProperties"}
+_OF_ARRAYS = frozenset({"items", "prefixItems", "additionalItems", "unevaluatedItems"})
 _SAYS_MORE = _CASES | _LISTED | {"$ref", "propertyNames", "contains", "uniqueItems"}
 _SAYS_ANYTHING = _PARTS | _CASES | _LISTED | _MEMBERS
 
@@ -42,6 +49,8 @@ def close(schema: Any, *, everywhere: bool = False) -> None:
     has_addresses = any("$id" in node for node in found[1:])
     stay = set(map(id, nodes)) if has_addresses else _stay_open(schema, nodes)
     for node in nodes:
+        if id(node) not in stay:
+            _say_type(node)
         named = node.get("properties", node.get("patternProperties"))
         says_nothing = isinstance(named, dict) and "unevaluatedProperties" not in node
         if says_nothing and (everywhere or id(node) not in stay):
@@ -50,6 +59,19 @@ def close(schema: Any, *, everywhere: bool = False) -> None:
         says_nothing = isinstance(first, list) and "unevaluatedItems" not in node
         if says_nothing and first and id(node) not in stay:
             node.setdefault("items" if "prefixItems" in node else "additionalItems", False)
+
+
+def _say_type(node: dict[str, Any]) -> None:
+    """Unless something else speaks of it, or the words are of several types."""
+    others = {"type", "format", "pattern", "minLength", "maxLength", "multipleOf", "minimum"}
+    others |= {"maximum", "exclusiveMinimum", "exclusiveMaximum"} | _PARTS | _LISTED
+    kinds = [
+        kind
+        for kind, words in (("object", _OF_OBJECTS), ("array", _OF_ARRAYS))
+        if not words.isdisjoint(node)
+    ]
+    if len(kinds) == 1 and others.isdisjoint(node):
+        node["type"] = kinds[0]
 
 
 def _stay_open(schema: Any, nodes: list[dict[str, Any]]) -> set[int]:

@@ -326,7 +326,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "constant object": ({"const": {"a": 1, "b": [True, None]}}, AUTOMATON),
     "any JSON": ({}, MASK),
     "any object": ({"type": "object"}, MASK),
-    "no type": ({"properties": {"a": TEXT}}, MASK),
+    "no type": ({"properties": {"a": TEXT}}, AUTOMATON),
     "overlapping": ({"oneOf": [WHOLE, {"type": "number"}]}, REFUSED),
     "typed extras": (
         {"type": "object", "properties": {"id": WHOLE}, "additionalProperties": TEXT},

@@ -19,6 +19,7 @@ from tests.grammar.wild import wild_schema
 NONE = {"additionalProperties": False}
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": {}, "b": {}}, "required": ["a"]}
 OTHER = {"type": "object", "properties": {"c": {}}}
+OBJECT, ARRAY = {"type": "object"}, {"type": "array"}
 REFERENCE = {"$ref": "#/$defs/A"}
 
 
@@ -32,7 +33,7 @@ def after(schema: Any) -> Any:
     ("before", "wanted"),
     [
         (NAMED, {**NAMED, **NONE}),
-        ({"properties": {}}, {"properties": {}, **NONE}),
+        ({"properties": {}}, {"type": "object", "properties": {}, **NONE}),
         ({"items": NAMED, "const": NAMED}, {"items": {**NAMED, **NONE}, "const": NAMED}),
         ({"anyOf": [NAMED, OTHER]}, {"anyOf": [{**NAMED, **NONE}, {**OTHER, **NONE}]}),
         ({"allOf": [NAMED], "title": "A"}, {"allOf": [{**NAMED, **NONE}], "title": "A"}),
@@ -42,9 +43,11 @@ def after(schema: Any) -> Any:
             {**NAMED, "anyOf": [{"required": ["b"]}], **NONE},
         ),
         ({**NAMED, "minProperties": 1}, {**NAMED, "minProperties": 1, **NONE}),
-        ({"patternProperties": {"^x": {}}}, {"patternProperties": {"^x": {}}, **NONE}),
-        ({"prefixItems": [{}, {}]}, {"prefixItems": [{}, {}], "items": False}),
-        ({"items": [{}, NAMED]}, {"items": [{}, {**NAMED, **NONE}], "additionalItems": False}),
+        ({"patternProperties": {"x": {}}}, {**OBJECT, "patternProperties": {"x": {}}, **NONE}),
+        ({"items": {"items": {}}}, {**ARRAY, "items": {**ARRAY, "items": {}}}),
+        ({"additionalProperties": {}}, {**OBJECT, "additionalProperties": {}}),
+        ({"prefixItems": [{}, {}]}, {**ARRAY, "prefixItems": [{}, {}], "items": False}),
+        ({"items": [NAMED]}, {**ARRAY, "items": [{**NAMED, **NONE}], "additionalItems": False}),
     ],
 )
 def test_what_is_named_is_all_there_is(before: Any, wanted: Any) -> None:
@@ -74,7 +77,11 @@ def test_what_is_named_is_all_there_is(before: Any, wanted: Any) -> None:
         {"items": {"$id": "urn:a", **NAMED}},
         {"type": "object"},
         {"prefixItems": [{}], "minItems": 2},
-        {"prefixItems": [{}], "items": {}},
+        {"type": "array", "prefixItems": [{}], "items": {}},
+        {"type": ["array", "null"], "items": {}},
+        {"items": {}, "properties": {}, "additionalProperties": {}},
+        {"items": {}, "minLength": 1},
+        {"maxItems": 3},
     ],
 )
 def test_what_may_be_named_elsewhere_stays_open(schema: Any) -> None:
