@@ -96,8 +96,10 @@ _OTHER_HEADS = ("ForSequenceClassification", "ForTokenClassification", "Model")
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
 
 
-def family_of(architecture: str) -> Family | None:
+def family_of(architecture: object) -> Family | None:
     """The family whose layers an architecture has, whatever its head is for."""
+    if not isinstance(architecture, str):  # whatever a config holds
+        return None
     if architecture in BY_ARCHITECTURE:
         return BY_ARCHITECTURE[architecture]
     for ending in _OTHER_HEADS:

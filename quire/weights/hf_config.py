@@ -111,7 +111,7 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         # Another model's text, read as that model's own config.
         kind = text.get("model_type") or UNSAID_TEXT.model_types[0]
         said = {**said, "architectures": None, "model_type": kind}
-        family = BY_MODEL_TYPE.get(kind)
+        family = BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
         text = {**({} if family is None else family.unsaid), **text}
     return {**{key: value for key, value in config.items() if key != "text_config"}, **text, **said}
 

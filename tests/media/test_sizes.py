@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.errors import CorruptModel
 from quire.families.media import idefics3, internvl, llava_next, pixtral
 from quire.families.media.family import MediaConfig
 from tests.media.families import LINED, MERGED, NEXT, ONE, STRETCHED, TILES
@@ -28,6 +29,24 @@ def config(processor: dict[str, Any], **model: Any) -> MediaConfig:
 def normalised(rules: Any, pixels: Any) -> Any:
     mean, std = (np.array(x)[:, None, None] for x in (rules.normalised.mean, rules.normalised.std))
     return (pixels.astype(np.float32) * rules.normalised.factor - mean) / std
+
+
+ODD = (-1, 10**400, float("nan"), "x", [None], [[1]], {"a": 1}, True)
+ABSURD = [
+    *(("image_mean", bad) for bad in (10**400, float("nan"), "x", [None], [1, 2], {"a": 1})),
+    *(("image_std", bad) for bad in (0, [1, 0.0, 1], "x")),
+    *(("rescale_factor", bad) for bad in ODD),
+    *(("image_grid_pinpoints", bad) for bad in (*ODD, [[1, 0]], [["a", "b"]], [[2**40, 3]])),
+    *(("video_processor", bad) for bad in (None, *(bad for bad in ODD if bad != {"a": 1}))),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ABSURD, ids=repr)
+def test_absurd_values_of_a_processor_are_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(CorruptModel, match=f"config: {key} must be"):
+        llava_next.read(config({key: value}, vision_config={}))
+    with pytest.raises(CorruptModel, match="image_token_index must be a token id"):
+        llava_next.read(config({}, vision_config={}, image_token_index=[]))
 
 
 @pytest.mark.parametrize("split", [True, False])

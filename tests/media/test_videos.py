@@ -21,6 +21,7 @@ from PIL import Image
 
 from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported
+from quire.families.fields import Fields
 from quire.families.media.qwen_videos import FAMILIES, ShapedVideos
 from quire.families.media.qwen_vl import ShapedImages
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, VideoShape
@@ -348,7 +349,7 @@ def test_a_missing_library_is_named(
 def test_frames_of_a_file_are_chosen_as_transformers_does() -> None:
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    normalised = Normalised.of({}, CLIP_MEAN, CLIP_STD)
+    normalised = Normalised.of(Fields({}, "x"), CLIP_MEAN, CLIP_STD)
     images = ShapedImages(
         pad="<p>", patch=4, merge=2, least=64, most=1 << 20, resample=3, normalised=normalised
     )

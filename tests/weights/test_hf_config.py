@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from quire.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from quire.layer_plan import LinearRope, Llama3Rope, mlp_of
 from quire.spec import ModelSpec
 from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
@@ -320,6 +321,21 @@ def test_a_tower_that_no_family_has_is_named() -> None:
     wanted = r"its tower \(vision_config\) or its text \('unheard_of'\).*Gemma3ForCond"
     with pytest.raises(UnsupportedModel, match=wanted):
         spec_from_hf(config)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"text_config": {"model_type": bad}} for bad in ([None], {"a": 1}, 3)),
+        *({"architectures": ["LlavaForConditionalGeneration", bad]} for bad in (3, ["x"], None)),
+        {"architectures": ["XForConditionalGeneration"], "text_config": {"model_type": ["x"]}},
+    ],
+    ids=repr,
+)
+def test_names_that_are_no_words_are_passed_over_or_refused(change: dict[str, Any]) -> None:
+    named = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    with suppress(ModelError):
+        spec_from_hf({**named, "vision_config": {}, "text_config": {}, **change})
 
 
 @pytest.mark.parametrize("whole", [True, False])

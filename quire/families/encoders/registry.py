@@ -87,7 +87,7 @@ def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
     """The spec of a config; UnsupportedModel for values that would make another model."""
     named = fields.values.get("architectures") or []
     for name in named if isinstance(named, list) else []:
-        if ARCHITECTURES.get(name) is not family:
+        if not isinstance(name, str) or ARCHITECTURES.get(name) is not family:
             raise UnsupportedModel(
                 f"{fields.source}: {str(name)[:80]} is not supported; of this family quire runs "
                 f"{', '.join(known for known, one in ARCHITECTURES.items() if one is family)}"

@@ -33,7 +33,7 @@ class MediaConfig:
             Fields(model, "config.json"),
             Fields({**processor, **said}, "the processor's config"),
             Fields(said, "mm_processor_kwargs"),
-            Fields({**processor.get("video_processor", processor), **said}, "that of videos"),
+            Fields({**_of_videos(processor), **said}, "that of videos"),
             token_text,
         )
 
@@ -41,8 +41,9 @@ class MediaConfig:
         """The token whose id the config has under one of these keys."""
         for key in keys:
             if self.model.values.get(key) is not None:
-                (found,) = self.model.ids(key)[:1]
-                return self.token_text(found) or unsaid
+                if not (found := self.model.ids(key)):
+                    raise self.model.wrong(key, "a token id")
+                return self.token_text(found[0]) or unsaid
         return unsaid
 
     def side(self, key: str, unsaid: int) -> int:
@@ -56,6 +57,14 @@ class MediaConfig:
             named = next((name for name in names if value.get(name) is not None), "height")
             return inner.count(named)
         return self.processor.count(key)
+
+
+def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said of videos, which is what is said of images where it is not said apart."""
+    said = processor.get("video_processor", processor)
+    if not isinstance(said, Mapping):
+        raise Fields(processor, "the processor's config").wrong("video_processor", "an object")
+    return said
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def read(config: MediaConfig) -> SquareImages:
         side=config.side("size", 896),
         count=config.model.count("mm_tokens_per_image", 256),
         resample=said.values.get("resample") or BILINEAR,
-        normalised=Normalised.of(said.values, 0.5, 0.5),
+        normalised=Normalised.of(said, 0.5, 0.5),
         # The processor's own files do not decide this: Transformers asks its caller alone.
         pan_and_scan=pieces if config.asked.flag("do_pan_and_scan", False) else None,
     )

@@ -111,7 +111,7 @@ def read(config: MediaConfig) -> TiledImages:
         count=patches**2 // scale**2,
         splits=said.flag("do_image_splitting", True),
         resample=said.values.get("resample") or LANCZOS,
-        normalised=Normalised.of(said.values, 0.5, 0.5),
+        normalised=Normalised.of(said, 0.5, 0.5),
     )
 
 

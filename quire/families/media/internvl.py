@@ -86,7 +86,7 @@ def read(config: MediaConfig) -> StretchedImages:
         fewest=said.count("min_patches", 1, most=MOST_TILES) if cut else 1,
         most=said.count("max_patches", 12, most=MOST_TILES) if cut else 1,
         resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 
 

@@ -49,7 +49,7 @@ def read(config: MediaConfig) -> LlavaImages:
     said, vision = config.processor, config.model.inner("vision_config")
     crop = config.side("crop_size", config.side("size", 336))
     patch = vision.count("patch_size", 14)
-    normalised = Normalised.of(said.values, CLIP_MEAN, CLIP_STD)
+    normalised = Normalised.of(said, CLIP_MEAN, CLIP_STD)
     kept = config.model.word("vision_feature_select_strategy", "default")
     count = (crop // patch) ** 2 + (1 if kept == "full" else 0)
     background = tuple(int(one * 255) for one in normalised.mean)

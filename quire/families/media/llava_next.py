@@ -29,6 +29,7 @@ from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Bytes, Normalised, P
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_GRIDS, _MOST_PIXELS = "image_grid_pinpoints", 1 << 16
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION_SIDES = range(384, 2305, 384)
 SHRUNK_ABOVE = 1.1  # of the side of as many tiles as are kept whole
@@ -141,9 +142,16 @@ def tiles_of(image: Image, grid: tuple[int, int], tile: int, resample: int) -> l
 
 
 def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, int], ...]:
-    given = config.processor.values.get("image_grid_pinpoints")
-    given = given or config.model.values.get("image_grid_pinpoints") or unsaid
-    return tuple((int(high), int(wide)) for high, wide in given)
+    said = next((x for x in (config.processor, config.model) if x.values.get(_GRIDS)), None)
+    if said is None:
+        return tuple((int(high), int(wide)) for high, wide in unsaid)
+    given = said.values[_GRIDS]
+    grids: list[Any] = given if isinstance(given, list) else [None]
+    if not all(isinstance(one, list) and len(one) == 2 for one in grids) or not all(
+        type(side) is int and 0 < side <= _MOST_PIXELS for one in grids for side in one
+    ):
+        raise said.wrong(_GRIDS, f"a list of heights and widths, from 1 to {_MOST_PIXELS:,}")
+    return tuple((high, wide) for high, wide in grids)
 
 
 def read(config: MediaConfig) -> GridImages:
@@ -157,7 +165,7 @@ def read(config: MediaConfig) -> GridImages:
         tile=tile,
         patches=patches,
         resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
         base=patches**2 + (1 if kept == "full" else 0),
     )
 

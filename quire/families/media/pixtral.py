@@ -58,7 +58,7 @@ def read(config: MediaConfig) -> LinedImages:
         unit=patch * config.model.count("spatial_merge_size", 1),
         edge=config.side("size", 1024),
         resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 
 

@@ -74,5 +74,5 @@ def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
         least=least,
         most=most,
         resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )

@@ -63,7 +63,7 @@ def foreign_family(config: Mapping[str, Any]) -> MediaFamily | None:
         return None
     if not isinstance(name, str) or not name.endswith(_ENDING) or family_of(name) is not None:
         return None
-    if (text.get("model_type") or UNSAID_TEXT.model_types[0]) not in BY_MODEL_TYPE:
+    if str(text.get("model_type") or UNSAID_TEXT.model_types[0]) not in BY_MODEL_TYPE:
         return None
     module = name.removesuffix(_ENDING) + "Model"
     return MediaFamily("transformers", (name,), module, read=_unread, embedded=False, foreign=True)

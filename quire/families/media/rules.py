@@ -6,12 +6,14 @@ before anything is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from quire.families.fields import Fields
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,14 +48,17 @@ class Normalised:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, said: Mapping[str, Any], mean: float | tuple[float, ...], std: Any) -> Normalised:
+    def of(cls, said: Fields, mean: float | tuple[float, ...], std: Any) -> Normalised:
         """As a processor's config says; `mean` and `std` where it says nothing."""
-        factor = float(said.get("rescale_factor") or 1 / 255)
-        if said.get("do_rescale") is False:
+        factor = said.positive("rescale_factor", 1 / 255)
+        if said.values.get("do_rescale") is False:
             factor = 1.0
-        if said.get("do_normalize") is False:
+        if said.values.get("do_normalize") is False:
             return cls(factor, (0.0,) * 3, (1.0,) * 3)
-        return cls(factor, _three(said.get("image_mean"), mean), _three(said.get("image_std"), std))
+        stds = _three(said, "image_std", std)
+        if 0.0 in stds:
+            raise said.wrong("image_std", "without 0")
+        return cls(factor, _three(said, "image_mean", mean), stds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +156,13 @@ class ImageRules(MediaRules, Protocol):
         """About how many bytes that takes."""
 
 
-def _three(said: Any, unsaid: Any) -> tuple[float, ...]:
-    given = unsaid if said is None else said
-    numbers = [given] * 3 if isinstance(given, int | float) else list(given)
+def _three(said: Fields, key: str, unsaid: Any) -> tuple[float, ...]:
+    given = said.values.get(key)
+    given = unsaid if given is None else given
+    numbers = given if isinstance(given, list | tuple) else [given] * 3
+    usual = (isinstance(one, int | float) and abs(one) < 1e6 for one in numbers)
+    if len(numbers) != 3 or not all(usual):
+        raise said.wrong(key, "a number, or one for each of three channels")
     return tuple(float(number) for number in numbers)
 
 

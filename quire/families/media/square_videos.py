@@ -62,6 +62,6 @@ def read(config: MediaConfig) -> SquareVideos:
         side=side,
         patches=side // vision.count("patch_size", 14),
         resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said.values, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
         most=said.count("num_frames", MOST_FRAMES),
     )
