@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption
 from quire.jobs.input.jsonl import Values
-from quire.jobs.input.rows import BadRow
+from quire.jobs.input.rows import BadRow, repeated
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -129,9 +129,9 @@ def _opened(path: Path) -> Iterator[_Parquet | _Ipc]:
             raise
         raise _not_arrow(path, error) from None
     try:
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
+        if twice := repeated(names):
             raise InvalidOption(
-                f"{path} names {repeated} twice; every column needs a name of its own. Rename one.",
+                f"{path} names {twice} twice; every column needs a name of its own. Rename one.",
                 parameter="input",
                 value=str(path),
             )

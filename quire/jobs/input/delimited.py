@@ -22,7 +22,7 @@ from quire.errors import InvalidOption
 from quire.jobs.input.fields import Fields, NotDelimited, are_rows, without_end
 from quire.jobs.input.jsonl import LONGEST_ROW
 from quire.jobs.input.packed import open_bytes, unpacking
-from quire.jobs.input.rows import BadRow
+from quire.jobs.input.rows import BadRow, repeated
 
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
@@ -98,9 +98,9 @@ class _Rows:
         except NotDelimited as error:
             raise _no_header(path, f"is no CSV: {error}") from None
         header = fields.found if line is not None and without_end(line) else []
-        repeated = sorted({name for name in header if header.count(name) > 1})
-        if not header or repeated:
-            raise _no_header(path, f"names {repeated} twice" if repeated else "is missing")
+        twice = repeated(header)
+        if not header or twice:
+            raise _no_header(path, f"names {twice} twice" if twice else "is missing")
         if any(_NOT_UTF8.search(name) for name in header):
             raise _no_header(path, "is not UTF-8")
         self._header = header

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,11 @@ class BadRow(Exception):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.message = kind, message
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """Some of the names that come more than once. Tables of genes have 100,000 columns."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)[:5]
 
 
 @dataclass(frozen=True, slots=True)
