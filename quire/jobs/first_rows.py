@@ -11,7 +11,7 @@ from quire.errors import InvalidOption
 from quire.jobs.input.files import InputFile, read_rows
 from quire.jobs.input.rows import BadRow, InputRow
 from quire.jobs.job_parts import make_work
-from quire.jobs.options import JobOptions
+from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.supervise.ahead import Ahead
 from quire.params.rules import show
@@ -37,13 +37,18 @@ def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputF
             first = first or (row, error)
     if first is None or (is_unread and next(islice(read_rows(files), NUM_ROWS, None), None)):
         return
-    raise _unfit(*first, num_rows, is_batch=options.batch)
+    unsaid = options.input == (STDIN,) and options.format is None and first[0].error is not None
+    raise _unfit(*first, num_rows, is_batch=options.batch, is_unsaid=unsaid)
 
 
-def _unfit(row: InputRow, error: BadRow, num_rows: int, *, is_batch: bool) -> InvalidOption:
+def _unfit(
+    row: InputRow, error: BadRow, num_rows: int, *, is_batch: bool, is_unsaid: bool
+) -> InvalidOption:
     which = f"none of the first {num_rows:,} rows" if num_rows > 1 else "the only row that counts"
     can = "can be asked" if num_rows > 1 else "cannot be asked"
     found = f"{which} {can}: {error.message.rstrip('.')}."
+    if is_unsaid:
+        found += " What comes from stdin is read as JSON lines unless --format says otherwise."
     names = list(row.values or ())
     if names:
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""

@@ -325,3 +325,5 @@ def test_stdin_is_spooled_and_an_empty_one_leaves_the_spool(tmp_path: Path) -> N
     with open("/dev/null", "rb") as stream:
         assert Spool(tmp_path, spooled).stream(stream, "jsonl") == spooled
     assert values(spooled) == ROWS
+    with pytest.raises(InvalidOption, match="stdin is packed with gzip"):
+        Spool(tmp_path).stream(io.BytesIO(gzip.compress(lines(ROWS))), "csv")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
 import os
@@ -304,6 +305,19 @@ def test_rows_that_all_lack_what_is_asked_for_are_refused_before_an_engine_start
         with pytest.raises(InvalidOption, match=words):
             begin()
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_table_from_stdin_without_its_format_is_told_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**more: Any) -> Any:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"text,label\na,1\n")))
+        job = Job("-", tmp_path / "out.jsonl", model="m", prompt="{{ text }}", **more)
+        return job.run(progress=False)
+
+    with pytest.raises(InvalidOption, match=r"not JSON.* unless --format says otherwise"):
+        run()
+    assert run(format="csv").num_ok == 1
 
 
 @pytest.mark.parametrize("first", ['{"txt": 1}\n' * 999, "nonsense\n" * 1000])

@@ -23,9 +23,9 @@ _TABLE = "a table of Arrow: let its ending say so, or pass --format arrow"
 _NO_TEXT = {
     b"\xff\xfe": _UTF16,
     b"\xfe\xff": _UTF16,
-    b"\x1f\x8b": "packed with gzip: unpack it, or let its name end in .gz",
-    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or let its name end in .zst",
-    b"\xfd7zXZ\0": "packed with xz: unpack it, or let its name end in .xz",
+    b"\x1f\x8b": "packed with gzip: unpack it, or let a file's name end in .gz",
+    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or let a file's name end in .zst",
+    b"\xfd7zXZ\0": "packed with xz: unpack it, or let a file's name end in .xz",
     b"PK\x03\x04": "a ZIP archive, as workbooks of Excel are: save the table in it as CSV",
     b"PAR1\x15": _TABLE,
     b"ARROW1\0\0": _TABLE,
@@ -40,14 +40,18 @@ def open_bytes(path: Path) -> io.BufferedReader:
     """The file's bytes, unpacked where its name says that they are packed."""
     file = _opened(path)
     try:
-        beginning = file.peek(8)
-        for sign, what in _NO_TEXT.items():
-            if beginning.startswith(sign):
-                raise InvalidOption(f"{path} is {what}", parameter="input", value=str(path))
+        check_text(file.peek(8), str(path))
     except BaseException:
         file.close()
         raise
     return file
+
+
+def check_text(beginning: bytes, name: str) -> None:
+    """Raise InvalidOption where what begins like this can be no text."""
+    for sign, what in _NO_TEXT.items():
+        if beginning.startswith(sign):
+            raise InvalidOption(f"{name} is {what}", parameter="input", value=name)
 
 
 def _opened(path: Path) -> io.BufferedReader:

@@ -17,6 +17,7 @@ from typing import IO, Any, BinaryIO
 from quire.base.sha256 import sha256_of
 from quire.errors import InvalidOption, JobChanged
 from quire.jobs.input.arrow import BATCH_ROWS
+from quire.jobs.input.packed import check_text
 from quire.jobs.input.plain import askable
 from quire.jobs.input.rows import BadRow
 from quire.jobs.store.durable import replacing
@@ -40,6 +41,8 @@ class Spool:
         first = stream.read(1 << 16)
         if not first.strip() and self.known is not None:
             return self.known
+        if format != "arrow":
+            check_text(first, "stdin")  # now, and by a name that its giver knows
         with self._spooling(format) as (file, path):
             file.write(first)
             shutil.copyfileobj(stream, file, 1 << 20)
