@@ -42,13 +42,18 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def save_traceback() -> str:
+    """The name of a file with it, or all of it where no file can be written."""
     import tempfile
     import traceback
 
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="quire-traceback-", suffix=".txt", delete=False, encoding="utf-8"
-    ) as file:
-        file.write(without_secrets(traceback.format_exc()))
+    text = without_secrets(traceback.format_exc())
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="quire-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+    except OSError as error:
+        return f"this, which no file could be made for ({error}):\n{text}"
     return file.name
 
 

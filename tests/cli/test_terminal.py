@@ -234,3 +234,13 @@ def test_a_manifest_of_texts_is_what_the_tests_mean(tmp_path: Path) -> None:
     output = evil_job(tmp_path, "a")
     loaded = Manifest.load(output.with_name(output.name + ".quire"))
     assert loaded == replace(loaded) and EVIL in loaded.model and EVIL in loaded.created
+
+
+def test_a_bug_is_told_whole_where_no_file_can_be_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/there/is/none")
+    with pytest.raises(SystemExit, match=str(exits.BUG)), exits.reported():
+        raise LookupError("odd")
+    said = capsys.readouterr().err
+    assert said.startswith("quire: a bug: LookupError: odd") and 'raise LookupError("odd")' in said
