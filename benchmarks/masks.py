@@ -92,7 +92,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "long strings": {"json": LONG},
     "lark": {"grammar": SUMS},
 }
-Done = TypeVar("Done")
+Done, Clock = TypeVar("Done"), Callable[[], float]
 PROMPT, BLOCK_SIZE, WARM_UP = 32, 16, 12
 QUIET = 0.25  # so many of the steps take no longer: others of the machine disturb those least
 # How often a mark (a quote, a bracket, a digit) is drawn where one may come: a model closes what it
@@ -171,20 +171,13 @@ class Bench:
             handles=self.executor.handles,
         )
 
-    def scheduler(
-        self, rows: int, length: int, clock: Callable[[], float] | None = None
-    ) -> Scheduler:
+    def scheduler(self, rows: int, length: int, clock: Clock | None = None) -> Scheduler:
         """With a clock one whose plans overlap."""
         pool = BlockPool(rows * (length // BLOCK_SIZE + 2), block_size=BLOCK_SIZE)
         overlap, pacing = clock is not None, Pacing(apart=True)
         limits = Limits(rows, max(rows, 8192) + PROMPT, pacing=pacing, overlap=overlap)
-        scheduler = Scheduler(
-            pool,
-            limits,
-            make_masks=self.guides.make_masks,
-            accept_all=self.guides.accept_all,
-            clock=clock or time.monotonic,
-        )
+        given: Any = {"make_masks": self.guides.make_masks, "accept_all": self.guides.accept_all}
+        scheduler = Scheduler(pool, limits, **given, clock=clock or time.monotonic)
         scheduler.use(self.executor.handles)
         return scheduler
 
