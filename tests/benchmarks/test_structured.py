@@ -12,6 +12,7 @@ from quire.grammar.matcher import GrammarMatcher
 from tests.tiny_llm import CONFIG
 
 
+@pytest.mark.long
 def test_it_compares_and_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
