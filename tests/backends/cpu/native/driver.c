@@ -78,6 +78,19 @@ int main(void)
         struct quire_product p = {n[TOKENS], columns, hidden, hidden, normed, packed, NULL, product};
         quire_multiply(&p);
         give(product, n[TOKENS] * columns * 4);
+
+        const float *all_heads = (const float *)qkv; /* before they were turned */
+        struct quire_texts t = {
+            .num_heads = n[HEADS], .num_kv_heads = n[KV_HEADS], .head_dim = n[WIDTH],
+            .q_stride = all, .k_stride = all, .v_stride = all, .window = n[WINDOW] ? n[WINDOW] : -1,
+            .scale = a.scale, .num_texts = n[SEQUENCES], .starts = a.query_starts, .q = all_heads,
+            .k = all_heads + hidden, .v = all_heads + hidden + n[KV_HEADS] * n[WIDTH],
+            .slopes = take(n[HEADS] * 4), .out = malloc(n[TOKENS] * hidden * 4),
+        };
+        t.room = quire_texts_room(&t);
+        t.scratch = malloc(t.room * 4);
+        quire_attend_texts(&t);
+        give(t.out, n[TOKENS] * hidden * 4);
     }
 
     float to_beat, uniforms[QUIRE_CANDIDATES], found[QUIRE_CANDIDATES], best;

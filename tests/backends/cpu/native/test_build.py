@@ -203,6 +203,33 @@ def test_the_real_sources_export_what_the_header_promises() -> None:
     assert [name for name in sorted(names) if not hasattr(found, name)] == []
 
 
+@pytest.mark.parametrize("compiler", ["cc", "aarch64-linux-gnu-gcc"])
+def test_a_compiler_has_nothing_to_say_about_the_real_sources(compiler: str) -> None:
+    read_by(compiler, "-Wextra", *map(str, build.sources()))
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_an_older_compiler_for_arm_leaves_out_what_it_does_not_know(version: int) -> None:
+    """A path of 8-bit products, and not the library: GCC 9 has no int8 matrices."""
+    source = str(build.SOURCES / "int8_arm.c")
+    as_older = ("aarch64-linux-gnu-gcc", "-U__GNUC__", f"-D__GNUC__={version}", source)
+    read_by(*as_older)
+    kept = read_by(*as_older, "-E")
+    known = [name for name in ("unit_dot", "unit_i8mm") if f"void {name}(" in kept]
+    assert known == (["unit_dot"] if version >= 8 else [])
+
+
+def read_by(compiler: str, *arguments: str) -> str:
+    """What a compiler prints that only reads, and is to say nothing."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not here")
+    flags = [flag for flag in build.FLAGS if flag != "-w"]
+    command = [compiler, *flags, "-fsyntax-only", "-Wall", "-Werror", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
 @needs_compiler
 def test_it_computes_in_torchs_threads_and_brings_none() -> None:
     """The threads of a process that used both: as many as torch alone has."""

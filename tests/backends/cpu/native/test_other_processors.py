@@ -21,6 +21,7 @@ from quire.backends.cpu.native import build
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.ops import HeadShape
 from quire.backends.reference import ReferenceKernels
+from quire.backends.texts import Sight, attend_texts
 from quire.sampling.seeds import uniforms
 from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned
 from tests.backends.passes import random_pass
@@ -39,7 +40,8 @@ class Processor:
 
 
 PROCESSORS = {
-    "aarch64": Processor(("aarch64-linux-gnu-gcc",), ("qemu-aarch64",)),
+    # With no more than every Arm of 64 bits has: what is newer, only 8-bit products use.
+    "aarch64": Processor(("aarch64-linux-gnu-gcc",), ("qemu-aarch64", "-cpu", "cortex-a72")),
     "x86-64 with AVX2": Processor(
         ("x86_64-linux-gnu-gcc", "gcc"), ("qemu-x86_64", "-cpu", "Haswell")
     ),
@@ -109,14 +111,15 @@ def test_every_kernel_computes_the_same_there(
     qkv, weight = values(count, all_heads, shape.head_dim), values(hidden)
     angles = torch.randn(count, half, generator=made)
     scores = torch.randn(1, VOCAB, generator=made) * 3
+    slopes = torch.arange(shape.num_heads) / 50 * (window is None)
     noise_keys = keys_for([5], position=12, sample=3)
     numbers = [TYPES[dtype], *sizes, window or 0, len(inputs.context_lens), inputs.num_prefill]
     numbers += [inputs.tables.shape[1], count, num_blocks, VOCAB, -1]
     told = [
         torch.tensor(numbers), torch.tensor([shape.scale], dtype=torch.float64),
         inputs.query_starts, inputs.context_lens, inputs.tables, inputs.slots, qkv,
-        angles.cos(), angles.sin(), keys_turned(cache), weight, noise_keys.low, noise_keys.high,
-        scores,
+        angles.cos(), angles.sin(), keys_turned(cache), weight,
+        *([slopes] if dtype == torch.float32 else []), noise_keys.low, noise_keys.high, scores,
     ]  # fmt: skip
     run = subprocess.run(
         driver, input=b"".join(raw(x) for x in told), capture_output=True, timeout=300
@@ -138,6 +141,11 @@ def test_every_kernel_computes_the_same_there(
     if dtype == torch.float32:
         product = reader.take(dtype, count, 50)
         assert torch.allclose(product, normed @ attended[:50].t(), atol=1e-4, rtol=1e-4)
+        groups = tuple((1, length) for length in inputs.query_starts.diff().tolist())
+        sight = Sight(shape.scale, window, slopes if window is None else None)
+        q, k, v = qkv.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), 1)
+        texts = reader.take(dtype, count, hidden)
+        assert torch.allclose(texts, attend_texts(q, k, v, groups, sight), atol=1e-5, rtol=1e-5)
     best, few, drawn = (int(reader.take(torch.int64, 1)) for _ in range(3))
     assert best == int(scores.argmax()) and few == 1
     assert drawn == int(plain_draw(scores, noise_keys)[0])

@@ -33,6 +33,7 @@ struct rows {
 
 static void some_rows(void *context, int64_t number, int64_t thread)
 {
+    (void)thread;
     const struct rows *rows = context;
     int64_t first = number * rows->step, last = first + rows->step;
     rows->kernel(rows->what, first, last < rows->count ? last : rows->count);

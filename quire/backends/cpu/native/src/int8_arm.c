@@ -13,12 +13,20 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
+/* What a compiler does not know is left out, and the rest still compiles: GCC has dot products from
+ * 8 and int8 matrices from 10 on; clang has either for a function alone from 16 on. */
 #if defined(__clang__)
+#if __clang_major__ >= 16
 #define DOT "dotprod"
 #define I8MM "dotprod,i8mm"
+#endif
 #else
+#if __GNUC__ >= 8
 #define DOT "arch=armv8.2-a+dotprod"
+#endif
+#if __GNUC__ >= 10
 #define I8MM "arch=armv8.2-a+dotprod+i8mm"
+#endif
 #endif
 
 enum {
@@ -31,6 +39,7 @@ enum {
     BYTES_OF_ROWS = 24 << 10, /* that stay in a first-level cache of 64 KB beside a panel */
 };
 
+#if defined(DOT)
 /* The last panel of a matrix whose channels do not fill it. */
 __attribute__((noinline)) static void finish_part(
     Product *p, int64_t m, int64_t n, int32x4_t s0, int32x4_t s1, int32x4_t s2, int32x4_t s3)
@@ -142,7 +151,9 @@ __attribute__((target(DOT))) static void unit_dot(
 {
     UNIT_OF(rows_dot)
 }
+#endif
 
+#if defined(I8MM)
 /* Two rows and two channels at a time, eight products deep. Rows come in pairs (of five rows the
  * sixth is what lies there, and dropped); pairs of channels are put together from two steps of four. */
 __attribute__((target(I8MM), always_inline)) static inline void rows_i8mm(
@@ -208,14 +219,22 @@ __attribute__((target(I8MM))) static void unit_i8mm(
 {
     UNIT_OF(rows_i8mm)
 }
+#endif
 
 struct quire_int8_way quire_int8_way_arm(int64_t path)
 {
     const int64_t features = quire_features();
+    quire_int8_unit *dot = NULL, *i8mm = NULL;
+#if defined(DOT)
+    dot = unit_dot;
+#endif
+#if defined(I8MM)
+    i8mm = unit_i8mm;
+#endif
     if (path == QUIRE_INT8_DOT && features & QUIRE_NEON_DOT)
-        return (struct quire_int8_way){unit_dot, ROWS};
+        return (struct quire_int8_way){dot, ROWS};
     if (path == QUIRE_INT8_I8MM && features & QUIRE_NEON_DOT && features & QUIRE_NEON_I8MM)
-        return (struct quire_int8_way){unit_i8mm, ROWS};
+        return (struct quire_int8_way){i8mm, ROWS};
     return (struct quire_int8_way){NULL, 1};
 }
 #endif

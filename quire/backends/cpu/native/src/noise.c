@@ -87,11 +87,13 @@ static void end_search(struct search *s, const struct quire_draw *d, int64_t lin
 
 static void draw_one(void *context, int64_t line, int64_t thread)
 {
+    (void)thread;
     PICK(draw_line)((const struct quire_draw *)context, line);
 }
 
 static void best_one(void *context, int64_t line, int64_t thread)
 {
+    (void)thread;
     PICK(best_line)((const struct quire_best *)context, line);
 }
 

@@ -26,6 +26,7 @@ static int64_t panels_of(int64_t columns)
 
 static void multiply_one(void *context, int64_t number, int64_t thread)
 {
+    (void)thread;
     const struct quire_product *p = context;
     const int64_t parts = (p->rows + TASK_ROWS - 1) / TASK_ROWS;
     const int64_t first = number % parts * TASK_ROWS;
@@ -48,6 +49,7 @@ struct packing {
 
 static void pack_one(void *context, int64_t number, int64_t thread)
 {
+    (void)thread;
     const struct packing *p = context;
     float *to = p->packed + number * PANEL * p->depth;
     for (int64_t j = 0; j < PANEL; j++) {
