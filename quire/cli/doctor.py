@@ -51,11 +51,12 @@ def doctor(
 
 
 def _python() -> Finding:
-    found = platform.python_version()
-    machine = f"{platform.system()} {platform.machine()}"
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if platform.system() == "Windows":
-        return Finding("python", "missing", f"{found} on {machine}: run quire inside WSL")
-    return Finding("python", "ok", f"{found} on {machine}")
+        return Finding("python", "missing", f"{found}: run quire inside WSL")
+    if platform.system() != "Linux":
+        return Finding("python", "note", f"{found}: quire is tested on Linux alone")
+    return Finding("python", "ok", found)
 
 
 def _version(package: str) -> str | None:

@@ -12,13 +12,14 @@ import math
 import os
 import platform
 import time
+import warnings
 from pathlib import Path
 
 import torch
 
 from quire.backends.cpu.linear import make_linear
+from quire.base.cores import usable_cores
 from quire.base.home import keep, kept
-from quire.executor.cores import usable_cores
 from quire.executor.driver import fast_on, is_hopper
 from quire.options import DeviceFacts
 
@@ -104,7 +105,11 @@ def _measure_dtypes() -> tuple[str, ...]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _faster_than_float32()
+        with warnings.catch_warnings():
+            # Of a format that a processor has not, torch says with a page about its own calls how
+            # it multiplies instead; whether that is fast is what is found out here.
+            warnings.filterwarnings("ignore", r"\w+ failed, switching to ", UserWarning)
+            return _faster_than_float32()
     finally:
         torch.set_num_threads(num_threads)
 

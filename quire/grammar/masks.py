@@ -8,7 +8,6 @@ limit ends with its own error.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.base.boundary import for_row
+from quire.base.cores import usable_cores
 from quire.errors import GrammarFailed, QuireError
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.matcher import GrammarMatcher
@@ -46,9 +46,7 @@ Matcher = GrammarMatcher | RegularMatcher
 
 def mask_threads() -> int:
     """Threads for masks: one core stays with the engine."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # Linux alone
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    return max(1, min(_MAX_THREADS, cores - 1))
+    return max(1, min(_MAX_THREADS, usable_cores() - 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.base.cores import usable_cores
 from quire.base.launchers import without_launchers
 from quire.errors import InvalidOption
-from quire.executor.cores import usable_cores
 
 MOST_REPLICAS = 256
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from quire.cli import exits, main
+from quire.cli.doctor import _python
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
@@ -50,6 +51,15 @@ def test_an_unreachable_hub_and_an_empty_home_are_notes_with_the_way_out(
     assert "quire pull smollm2" in found["hub"]["text"]
     assert "quire pull smollm2" in found["models"]["text"]
     assert "not/there/yet" in found["disk"]["text"]
+
+
+@pytest.mark.parametrize(("system", "state"), [("Linux", "ok"), ("Darwin", "note")])
+def test_where_quire_is_not_tested_it_says_so(
+    system: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.system", lambda: system)
+    found = _python()
+    assert found.state == state and ("tested on Linux alone" in found.text) == (state == "note")
 
 
 def test_offline_is_said(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from quire.executor import cores, probe
+from quire.base import cores
+from quire.executor import probe
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,19 @@ def test_an_emulated_format_is_not_measured_at_length(monkeypatch: pytest.Monkey
     measured = timed(monkeypatch, float32=1.0, bfloat16=300.0, float16=0.5)
     assert probe.fast_dtypes() == ("float16",)
     assert measured.count(torch.bfloat16) == 1
+
+
+def test_of_a_format_that_is_not_there_torch_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(dtype: torch.dtype, size: tuple[int, int, int]) -> float:
+        if dtype == torch.bfloat16:
+            warnings.warn("mkldnn_matmul failed, switching to BLAS gemm:...", stacklevel=1)
+        return 1.0
+
+    monkeypatch.setattr(probe, "_seconds", fake)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert probe.fast_dtypes() == ()
+    assert said == []
 
 
 def test_it_is_measured_once_and_kept_for_the_owner_alone(

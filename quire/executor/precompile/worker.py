@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from quire.executor.cores import usable_cores
+from quire.base.cores import usable_cores
 from quire.executor.driver import Gpu, first_gpu
 from quire.executor.precompile.parent import hash_triton
 from quire.executor.precompile.signatures import Steps

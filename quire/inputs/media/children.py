@@ -27,10 +27,11 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from quire.base.cores import usable_cores
 from quire.base.line_child import import_paths
 from quire.errors import EngineError, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media.allowed import WORDS, bad_medium
@@ -57,7 +58,7 @@ class MediaChildren:
     def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
         """`most` of each decode at once; one more is there for headers, which the engine waits
         for. `seconds` of processor time is the least that an item is given."""
-        self._most = most or min(MOST_CHILDREN, len(os.sched_getaffinity(0)))
+        self._most = most or min(MOST_CHILDREN, usable_cores())
         self._seconds, self._changed = seconds, Condition()
         self._idle: dict[str, list[_Child]] = {decoder: [] for decoder in DECODERS}
         self._count, self._decoding = dict.fromkeys(DECODERS, 0), dict.fromkeys(DECODERS, 0)
@@ -326,14 +327,13 @@ def _as_file(data: bytes | Path) -> BinaryIO:
     """An open file with these bytes, or the regular file of this path."""
     if isinstance(data, Path):
         return open_file(data)
-    file: Any
     if hasattr(os, "memfd_create"):
-        file = os.fdopen(os.memfd_create("quire-media", os.MFD_CLOEXEC), "w+b")
+        file: BinaryIO = os.fdopen(os.memfd_create("quire-media", os.MFD_CLOEXEC), "w+b")
     else:
         file = tempfile.TemporaryFile()  # noqa: SIM115
     file.write(data)
     file.seek(0)
-    return cast(BinaryIO, file)
+    return file
 
 
 def _taken_over(medium: str) -> InvalidPrompt:

@@ -7,13 +7,13 @@ held. So whoever was begun can always go on, and what has been encoded makes roo
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
+from quire.base.cores import usable_cores
 from quire.inputs.media.children import MediaChildren
 from quire.request import Arrays, MediaItem, Request
 
@@ -137,7 +137,7 @@ class MediaPool:
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._threads is None:
-            count = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+            count = min(MOST_THREADS, usable_cores())
             self._threads = ThreadPoolExecutor(count, "quire-media")
         return self._threads
 
