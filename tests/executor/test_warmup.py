@@ -160,7 +160,7 @@ import time, torch
 torch.cuda.current_device = lambda: 0
 from quire.executor.precompile import warmup
 from types import SimpleNamespace
-later = [lambda: time.sleep(0.2)] * 100
+later = [lambda: time.sleep(0.2)] * 5000
 warmup.Calls = lambda *given: SimpleNamespace(
     all=lambda: [], later=lambda: later, of_torch=lambda: [], driver=lambda: None
 )
@@ -170,9 +170,8 @@ print("done", flush=True)
 
 
 def test_a_program_ends_when_it_is_done() -> None:
-    begun = time.monotonic()
+    """All of them would take 1,000 seconds; on a busy machine, importing torch takes a minute."""
     run = subprocess.run(
-        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=200, check=True
     )
     assert run.stdout == "done\n" and not run.stderr
-    assert time.monotonic() - begun < 18  # all of them take 20 seconds
