@@ -19,7 +19,8 @@ def installed() -> dict[str, EntryPoint]:
     """Every processor on offer, by its name."""
     from importlib.metadata import entry_points  # a start of options alone need not wait for it
 
-    return {point.name: point for group in reversed(GROUPS) for point in entry_points(group=group)}
+    offered = entry_points()  # reads what every installed package says, so once
+    return {one.name: one for group in reversed(GROUPS) for one in offered.select(group=group)}
 
 
 def unused_line(used: Iterable[type]) -> str:
