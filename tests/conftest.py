@@ -128,6 +128,14 @@ def native_kernels() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def default_tokenizer_read_once() -> Iterator[None]:
+    from tests.testing.read_once import read_once
+
+    with read_once():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def warm() -> Iterator[None]:
     """Engines that are started, and commands over them, begin with their imports done."""
     from tests.warm import warm_starts

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ class TinyModel:
 
 
 def base_tokenizer() -> Any:
-    """The default model's."""
-    return load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend
+    """A copy of the default model's, to be added to."""
+    return deepcopy(load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend)
 
 
 def byte_tokenizer() -> Any:
