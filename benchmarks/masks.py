@@ -92,7 +92,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "long strings": {"json": LONG},
     "lark": {"grammar": SUMS},
 }
-Done, Clock = TypeVar("Done"), Callable[[], float]
+Done = TypeVar("Done")
+Clock = Callable[[], float]
 PROMPT, BLOCK_SIZE, WARM_UP = 32, 16, 12
 QUIET = 0.25  # so many of the steps take no longer: others of the machine disturb those least
 # How often a mark (a quote, a bracket, a digit) is drawn where one may come: a model closes what it
