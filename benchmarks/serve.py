@@ -2,9 +2,12 @@
 
     python benchmarks/serve.py [--only batch first streams queue]
     python benchmarks/serve.py --model qwen3-0.6b --rows 4000 --option gpu_memory_utilization=0.4
+    python benchmarks/serve.py --model qwen3-0.6b --no-model 0.002+0.000003
 
 One server in a process of its own, without keys, and a client here. Its model is the default one,
-or a shape (benchmarks/models) with random weights; on a GPU two engines must have room at once:
+or a shape (benchmarks/models) with random weights; on a GPU two engines must have room at once.
+With `--no-model` nothing is computed: a pass takes so many seconds, and so many more for each token
+of it, and the rest is the host's (benchmarks/no_model.py):
 
   batch    the same lines by `quire batch`, less what it takes for the first of them, and as a
            batch over HTTP, from the file's upload to "completed"; in turn, twice, the best of each:
@@ -50,6 +53,7 @@ PARTS = ("batch", "first", "streams", "queue")
 CHAT, NAME = "/v1/chat/completions", "served"
 STREAMED = 12  # tokens of a stream that is timed
 PAGE = resource.getpagesize()
+COMMAND = [sys.executable, "-m", "quire"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Server:
 @contextmanager
 def serving(model: Model, *options: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "quire", "serve", model.path, "--port", "0", "--no-key"]
+        command = [*COMMAND, "serve", model.path, "--port", "0", "--no-key"]
         command += [f"--option={name}={value}" for name, value in model.options.items()]
         process = subprocess.Popen(
             [*command, "--name", NAME, "--data", folder, "--grace", "0", *options],
@@ -170,7 +174,7 @@ def offline(model: Model, first: int, rows: int, tokens: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         given, written = Path(folder, "in.jsonl"), Path(folder, "out.jsonl")
         given.write_bytes(batch_lines(first, rows, tokens))
-        command = [sys.executable, "-m", "quire", "batch", str(given), "-o", str(written)]
+        command = [*COMMAND, "batch", str(given), "-o", str(written)]
         command += ["--model", model.path, "--json", "--quiet"]
         command += [f"--option={name}={value}" for name, value in model.options.items()]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -316,12 +320,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--model", default="smollm2", help="a name, a path or a shape")
     parser.add_argument("--option", nargs="+", default=[], help="of both engines: NAME=VALUE")
+    parser.add_argument("--no-model", metavar="SECONDS", help="that a pass takes: 0.002+0.000003")
     parser.add_argument("--streams", type=int, default=512)
     parser.add_argument("--rows", type=int, default=320, help="of a batch")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer of a batch")
     parser.add_argument("--requests", type=int, default=100, help="whose first token is timed")
     parser.add_argument("--queued", type=int, default=10_000)
     arguments = parser.parse_args()
+    if arguments.no_model is not None:
+        COMMAND[-1] = "benchmarks.no_model"
+        os.environ["QUIRE_PASS"] = arguments.no_model
+        os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[1])
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 3 * arguments.queued), hard))
     options = dict(one.split("=", 1) for one in arguments.option)
