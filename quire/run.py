@@ -24,7 +24,6 @@ from quire.request import Request
 from quire.results.finished import Results
 from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
 from quire.results.telling import Telling
-from quire.results.text_watch import Shown
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
 from quire.scheduler.reports import Grown, StepReport
@@ -60,14 +59,14 @@ class Run:
         prepare_media: Callable[[Request], Preparing | None] = lambda request: None,
         between_steps: Callable[[], None] = lambda: None,
         on_finished: Callable[[RequestOutput], None] = lambda output: None,
-        paced: bool = False,
+        telling: Telling | None = None,
     ) -> None:
-        """`on_finished` gets every output that is the last of its request, as a whole. `paced`:
-        where telling of those that grow takes long, it is not done after each step."""
+        """`on_finished` gets every output that is the last of its request, as a whole. `telling`
+        says after which steps there are outputs of those that grow: None, after each."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
-        self._on_finished, self._telling = on_finished, Telling(paced=paced)
+        self._on_finished, self._telling = on_finished, telling or Telling(paced=False)
         self._not_ready: deque[Pending] = deque()
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
         self._cancelled, self._num_seen = list[Result](), 0
@@ -175,7 +174,8 @@ class Run:
             if pending is None:  # it failed, and so will this one, with an error of its own
                 yield from self._add(indices[i], requests[i], order=first + i)
                 continue
-            pending.receivers.append(Receiver(indices[i], requests[i], Shown(requests[i])))
+            shown = self._results.shown(requests[i])
+            pending.receivers.append(Receiver(indices[i], requests[i], shown))
             self._pending[requests[i].number] = pending
 
     def _add(self, index: int, request: Request, *, order: int) -> Iterator[Result]:
@@ -196,7 +196,7 @@ class Run:
         return Pending(
             samples,
             len(samples) if tree is None else len(tree.paths),
-            [Receiver(index, request, Shown(request))],
+            [Receiver(index, request, self._results.shown(request))],
             self._compile_grammar(request.params) if tree is None else None,
             self._prepare_media(request) if request.items else None,
         )

@@ -37,7 +37,8 @@ def put_faults(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     def begin(self: Results, request: Request) -> StopWatch | None:
         fail("beginning", request.prompt)
         made = watch(self, request)
-        if made is not None and "at following" in str(request.prompt):
+        if "at following" in str(request.prompt) and self._tokenizer is not None:
+            made = made or StopWatch(self._tokenizer, request)
             made.follow = lambda token_ids: fail("following", request.prompt)  # type: ignore[method-assign]
         return made
 

@@ -33,19 +33,30 @@ def test_what_takes_little_is_told_after_every_step() -> None:
         assert not list(telling.timed(busy(FREE_SECONDS / 10)))
 
 
-def test_what_takes_long_is_told_half_of_the_time() -> None:
+def test_what_takes_long_is_told_a_quarter_of_the_time() -> None:
     now = 10.0
     telling, first, others = Telling(clock=lambda: now), grown(0), [grown(1), grown(2)]
     assert telling.due(StepReport(grown=[first])) == [first]
     assert not list(telling.timed(busy(3 * FREE_SECONDS)))
     assert telling.due(StepReport(grown=[first, *others])) == []
-    now += 2.9 * FREE_SECONDS
+    now += 8.9 * FREE_SECONDS
     assert telling.due(StepReport()) == []
     now += FREE_SECONDS
     again = Grown(first.sequence, np.zeros(7, np.int32))
     due = telling.due(StepReport(ended=[others[0].sequence], grown=[again]))
     assert due == [again, others[1]], "the newest of each, without those that ended"
     assert telling.due(StepReport()) == []
+
+
+def test_nothing_is_told_before_the_last_went_out() -> None:
+    is_behind, now, first = True, 1.0, grown(0)
+    telling = Telling(is_behind=lambda: is_behind, clock=lambda: now)
+    assert telling.due(StepReport(grown=[first])) == [first], "little of it is no matter"
+    assert not list(telling.timed(busy(2 * FREE_SECONDS)))
+    now += 1.0
+    assert telling.due(StepReport(grown=[first])) == []
+    is_behind, again = False, Grown(first.sequence, np.zeros(2, np.int32))
+    assert telling.due(StepReport(grown=[again])) == [again], "the tokens of both steps"
 
 
 def test_every_step_is_told_to_a_loop_that_takes_its_time() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from quire.outputs import ToolCall
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(msgspec.Struct, frozen=True, omit_defaults=True):
     """A token, how likely it was, and the likeliest ones at its place: (id, text, logprob)."""
 
     token_id: int
@@ -19,8 +19,7 @@ class TokenScore:
     top: tuple[tuple[int, str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     """A tool call that the model wrote; its arguments are the JSON text of an object."""
 
     name: str
@@ -39,8 +38,7 @@ def calls_of(read: Iterable[ToolCall]) -> tuple[Call, ...] | None:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """One answer, or in a stream what is new of it. `content`, `reasoning` and `calls` are the
     parts of the whole text, there when it is finished; `text` is cut nowhere."""
 
@@ -55,16 +53,14 @@ class Answer:
     calls: tuple[Call, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Pooled:
+class Pooled(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pooling model says of a text: float32 numbers, lowest byte first, in this shape."""
 
     shape: tuple[int, ...]
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came for one row. Of a row that streams, answers hold what is new."""
 
     answers: tuple[Answer, ...]
@@ -77,6 +73,6 @@ class Output:
     prompt: str | None = None  # where the row asks to have it back
     prompt_token_ids: tuple[int, ...] | None = None  # the same
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
-    # Seconds from the queue to the device, to the first token, to the end; None: not yet.
+    # Of one that is finished: seconds from the queue to the device, to the first token, to the end.
     timings: tuple[float | None, ...] = ()
     pooled: Pooled | None = None  # of a row that asks for numbers and not for text

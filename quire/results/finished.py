@@ -37,11 +37,14 @@ class Results:
         return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
     def watch(self, request: Request) -> StopWatch | None:
-        """What follows the text of one sample, where its stop strings or its readers need that."""
-        is_read = request.watched and request.params.detokenize
-        if self._tokenizer is None or not (request.params.stop or is_read):
+        """What looks for stop strings in the text of one sample, where there are some."""
+        if self._tokenizer is None or not request.params.stop:
             return None
         return StopWatch(self._tokenizer, request)
+
+    def shown(self, request: Request) -> Shown:
+        """How much its reader has of a request, from nothing on."""
+        return Shown(request, self._tokenizer)
 
     def thoughts(self, request: Request) -> ThoughtWatch | None:
         """What bounds the thoughts of one sample, where its request does."""
@@ -114,12 +117,9 @@ class Results:
         # Sample 0 has the prompt's scores; who is sent what is new gets them once.
         was_told = shown.only_new and shown.num_tokens(0)
         tells = [] if was_told else [one for one in samples if one.sample == 0]
-        answers = []
-        for one in grown:
-            first = shown.num_tokens(one.sequence.sample) if shown.only_new else 0
-            answers.append(shown.show(self._so_far(one, first, shown), first))
-        metrics = _metrics(request, samples)
-        metrics.num_generation_tokens = sum(map(shown.num_tokens, range(request.params.n)))
+        answers = [self._so_far(one, shown) for one in grown]
+        num_tokens = sum(map(shown.num_tokens, range(request.params.n)))
+        metrics = _metrics(request, samples, num_tokens)
         return RequestOutput(
             str(request.number),
             request.prompt,
@@ -132,20 +132,22 @@ class Results:
             num_cached_tokens=samples[0].num_cached,
         )
 
-    def _so_far(self, grown: Grown, first: int, shown: Shown) -> CompletionOutput:
+    def _so_far(self, grown: Grown, shown: Shown) -> CompletionOutput:
         sequence, output_ids = grown.sequence, grown.output_ids
-        watch = sequence.watch
-        text = watch.shown() if isinstance(watch, StopWatch) else ""
-        if sequence.finish_reason is not None:
-            [text] = self._texts([sequence])
-        sample, parts = sequence.sample, tuple(sequence.logprobs)
-        made = shown.made_dicts(sample)
-        logprobs = self._sample_logprobs(sequence, parts, output_ids, made)
+        sample, ended = sequence.sample, sequence.finish_reason is not None
+        text = shown.part(sample, self._texts([sequence])[0]) if ended else shown.text(grown)
+        first = shown.num_tokens(sample) if shown.only_new else 0
+        shown.count(sample, len(output_ids))
+        logprobs = total = None
+        if sequence.request.params.num_logprobs is not None:
+            parts, made = tuple(sequence.logprobs), shown.made_dicts(sample)
+            logprobs = self._sample_logprobs(sequence, parts, output_ids, made)
+            total = shown.total_logprob(sample, parts)
         return CompletionOutput(
             index=sample,
             text=text,
             token_ids=output_ids[first:].tolist(),
-            cumulative_logprob=None if logprobs is None else shown.total_logprob(sample, parts),
+            cumulative_logprob=total,
             logprobs=None if logprobs is None else logprobs.since(first),
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
@@ -307,17 +309,24 @@ def _shown_ids(sequence: Sequence) -> Ints:
     return ids[:-1] if stopped_by_token else ids
 
 
-def _metrics(request: Request, samples: Many[Sequence]) -> RequestStateStats:
-    timings = [s.timings for s in samples]
-    first, queued = min(t.first_token for t in timings), timings[0].queued
+def _metrics(
+    request: Request, samples: Many[Sequence], num_tokens: int | None = None
+) -> RequestStateStats:
+    """`num_tokens`: those of all samples, where that is known."""
+    timings = samples[0].timings
+    first, last = timings.first_token, timings.last_token
+    for other in samples[1:]:
+        first, last = min(first, other.timings.first_token), max(last, other.timings.last_token)
+    if num_tokens is None:
+        num_tokens = sum(len(s.output_ids) for s in samples)
     return RequestStateStats(
-        num_generation_tokens=sum(len(s.output_ids) for s in samples),
+        num_generation_tokens=num_tokens,
         arrival_time=request.arrival,
-        queued_ts=queued,
-        scheduled_ts=timings[0].scheduled,
+        queued_ts=timings.queued,
+        scheduled_ts=timings.scheduled,
         first_token_ts=first,
-        last_token_ts=max(t.last_token for t in timings),
-        first_token_latency=first - queued if first else 0.0,
+        last_token_ts=last,
+        first_token_latency=first - timings.queued if first else 0.0,
         is_corrupted=any(s.error is not None for s in samples),
     )
 

@@ -1,8 +1,9 @@
-"""When readers are told of answers that grow: after every step, unless telling takes longer than
-the steps between.
+"""When readers are told of answers that grow: after every step, unless that takes too much of the
+time: then, and while what they were told last is still on its way, steps are gathered.
 
-An output for each of 512 answers costs the engine's thread several steps of a small model. So it is
-told at most half of the time; an output then has the tokens of several steps.
+An output for each of 512 answers costs the engine's thread several steps of a small model, and
+whoever sends them as much again. So a quarter of the time is spent on it at most; an output then
+has the tokens of several steps.
 """
 
 from __future__ import annotations
@@ -15,17 +16,25 @@ from quire.scheduler.reports import Grown, StepReport
 from quire.scheduler.sequence import Sequence
 
 FREE_SECONDS = 0.002  # of the processor: this much is no matter after every step
+REST = 3  # times what telling took, until the next time
 Made = TypeVar("Made")
 
 
 class Telling:
     """What has grown and was not yet told."""
 
-    def __init__(self, *, paced: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
-        """One that is not `paced` is told of every step, whatever that takes."""
-        self._paced, self._clock = paced, clock
+    def __init__(
+        self,
+        *,
+        paced: bool = True,
+        is_behind: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """One that is not `paced` is told of every step, whatever that takes. `is_behind`: what
+        was told last has not gone out yet."""
+        self._paced, self._is_behind, self._clock = paced, is_behind, clock
         self._owed: dict[Sequence, Grown] = {}
-        self._next = 0.0  # when it may be told again
+        self._next = 0.0  # when it may be told again; 0: at any time
 
     def due(self, report: StepReport) -> list[Grown]:
         """What is to be told now, of this step and of earlier ones: the newest of each answer. What
@@ -33,7 +42,7 @@ class Telling:
         self._owed.update((one.sequence, one) for one in report.grown)
         for sequence in report.ended:
             self._owed.pop(sequence, None)
-        if not self._owed or self._clock() < self._next:
+        if not self._owed or (self._next and (self._clock() < self._next or self._is_behind())):
             return []
         due, self._owed = list(self._owed.values()), {}
         return due
@@ -44,5 +53,5 @@ class Telling:
         before = time.thread_time()
         yield from outputs
         took = time.thread_time() - before
-        if self._paced and took > FREE_SECONDS:
-            self._next = self._clock() + took
+        is_long = self._paced and took > FREE_SECONDS
+        self._next = self._clock() + REST * took if is_long else 0.0

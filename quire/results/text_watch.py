@@ -11,6 +11,7 @@ from quire.outputs import CompletionOutput, RequestOutput
 from quire.request import Request
 from quire.results.stop_strings import StopMatch, StopStrings
 from quire.sampling_params import RequestOutputKind
+from quire.scheduler.reports import Grown
 from quire.step import Scores
 
 
@@ -23,21 +24,12 @@ class StopWatch:
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         params = request.params
         self._stops = StopStrings(params.stop or (), params.include_stop_str_in_output)
-        self._text = Detokenizer(
-            tokenizer,
-            request.plain_ids,
-            skip_special_tokens=params.skip_special_tokens,
-            spaces_between_special_tokens=params.spaces_between_special_tokens,
-        )
+        self._text = _detokenizer(tokenizer, request)
         self._pieces: list[str] = []
-        self._unread: list[int] = []
         self._num_tokens, self._min_tokens = 0, params.min_tokens
         self._match: StopMatch | None = None
 
     def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
-        if not self._stops:  # its text is read when somebody is shown it
-            self._unread += token_ids
-            return None
         # Of tokens before the least number the text is taken, and a stop in it is none.
         early = max(self._min_tokens - 1 - self._num_tokens, 0)
         self._num_tokens += len(token_ids)
@@ -67,17 +59,10 @@ class StopWatch:
         """The whole text of an answer that ended, cut where a stop string was found."""
         if self._match is not None:
             return self._joined()[: self._match.cut_at]
-        self._read()
         self._pieces.append(self._text.finish())
         return self._joined()
 
-    def _read(self) -> None:
-        if self._unread:
-            self._pieces.append(self._text.push(self._unread))
-            self._unread = []
-
     def _joined(self) -> str:
-        self._read()
         self._pieces = ["".join(self._pieces)]
         return self._pieces[0]
 
@@ -85,7 +70,12 @@ class StopWatch:
 class Shown:
     """How much of a watched request's answers its reader has: tokens and characters by sample."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        self._request = request
+        self._tokenizer = tokenizer if request.params.detokenize else None
+        # Of samples in which no stop string is looked for: texts are read as they are shown.
+        self._readers: dict[int, Detokenizer] = {}
+        self._whole: dict[int, str] = {}
         self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
         self._tokens: dict[int, int] = {}
         self._characters: dict[int, int] = {}
@@ -107,15 +97,32 @@ class Shown:
         only those of new tokens."""
         return None if self.only_new else self._made.setdefault(sample, MadeDicts())
 
-    def show(self, answer: CompletionOutput, first: int) -> CompletionOutput:
-        """The answer, made for this reader and beginning with token `first`, as it is wanted."""
-        sample, text = answer.index, answer.text
-        before = self._characters.get(sample, 0)
-        self._tokens[sample] = first + len(answer.token_ids)
-        self._characters[sample] = len(text)
+    def text(self, grown: Grown) -> str:
+        """What the reader is shown of an answer that goes on: all of its text so far, or what is
+        new."""
+        watch, sample = grown.sequence.watch, grown.sequence.sample
+        if isinstance(watch, StopWatch):
+            return self.part(sample, watch.shown())
+        if self._tokenizer is None:
+            return ""
+        reader = self._readers.get(sample)
+        if reader is None:
+            reader = self._readers[sample] = _detokenizer(self._tokenizer, self._request)
+        new = reader.push(grown.output_ids[self.num_tokens(sample) :])
         if self.only_new:
-            answer.text = text[before:]
-        return answer
+            self._characters[sample] = self._characters.get(sample, 0) + len(new)
+            return new
+        whole = self._whole[sample] = self._whole.get(sample, "") + new
+        return whole
+
+    def part(self, sample: int, text: str) -> str:
+        """Of all the text of a sample, what the reader is shown."""
+        before, self._characters[sample] = self._characters.get(sample, 0), len(text)
+        return text[before:] if self.only_new else text
+
+    def count(self, sample: int, num_tokens: int) -> None:
+        """The reader has so many tokens of a sample."""
+        self._tokens[sample] = num_tokens
 
     def last(self, output: RequestOutput) -> RequestOutput:
         """The finished output as the reader wants it."""
@@ -124,5 +131,17 @@ class Shown:
         return output
 
     def _rest(self, answer: CompletionOutput) -> CompletionOutput:
-        first = self.num_tokens(answer.index)
-        return self.show(answer.since(first), first)
+        sample, rest = answer.index, answer.since(self.num_tokens(answer.index))
+        self.count(sample, len(answer.token_ids))
+        rest.text = self.part(sample, answer.text)
+        return rest
+
+
+def _detokenizer(tokenizer: Tokenizer, request: Request) -> Detokenizer:
+    params = request.params
+    return Detokenizer(
+        tokenizer,
+        request.plain_ids,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+    )

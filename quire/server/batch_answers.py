@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body

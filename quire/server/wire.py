@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import msgspec
@@ -10,18 +9,17 @@ import msgspec
 from quire.openai_api.outputs import Output
 
 
-@dataclass(slots=True)
-class Message:
+class Message(msgspec.Struct):
     """Any of them; `kind` says which fields it has (child/__init__.py)."""
 
     kind: str
     id: int = -1
-    rows: list[tuple[int, Output]] = field(default_factory=list)
+    rows: list[tuple[int, Output]] = msgspec.field(default_factory=list)
     error_type: str = ""
     error: str = ""
     param: str | None = None
     value: Any = None
-    facts: dict[str, Any] = field(default_factory=dict)  # of ready and metrics
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)  # of ready and metrics
 
 
 class Tokenized(TypedDict):

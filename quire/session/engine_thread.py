@@ -18,6 +18,7 @@ from quire.errors import EngineClosed, EngineError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.request import Request
+from quire.results.telling import Telling
 from quire.run import Refused, Run, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.session.priorities import priorities_of
@@ -120,10 +121,12 @@ class EngineThread:
         hand_over: Callable[[list[News]], None],
         *,
         on_idle: Callable[[], None] = lambda: None,
+        is_behind: Callable[[], bool] = lambda: False,
         hurried: bool = False,
     ) -> None:
         """`hand_over` is called on the thread with what a step made: an output for each request
         that has one, or the error that ended it; `on_idle` before it waits for requests.
+        While what was handed over `is_behind`, there is nothing new of answers that grow.
         `hurried`: requests that are not in the background are waited for."""
         self._on_idle, self._hurried = on_idle, hurried
         self.failure: BaseException | None = None  # what ended the engine, if it was not closed
@@ -135,7 +138,7 @@ class EngineThread:
         self.in_engine: dict[int, Submission] = {}  # the same by their numbers there
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
-        self._run: Run = session.new_run(self._between_steps, paced=True)
+        self._run: Run = session.new_run(self._between_steps, telling=Telling(is_behind=is_behind))
         self._thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
         self._thread.start()
 

@@ -23,6 +23,7 @@ from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
 from quire.request import Request
 from quire.results.finished import Results
+from quire.results.telling import Telling
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
 from quire.session.adapters import AskedAdapters, asked_adapters
@@ -120,7 +121,7 @@ class Session:
         """Drive the engine over these windows."""
         return self.new_run(between_steps).outputs(windows)
 
-    def new_run(self, between_steps: Callable[[], None], *, paced: bool = False) -> Run:
+    def new_run(self, between_steps: Callable[[], None], *, telling: Telling | None = None) -> Run:
         """A run that is yet to be given its windows."""
         return Run(
             self.engine,
@@ -131,7 +132,7 @@ class Session:
             prepare_media=partial(self.media.prepare, self.engine.scheduler.media.holds),
             between_steps=between_steps,
             on_finished=self._metrics.count,
-            paced=paced,
+            telling=telling,
         )
 
     def plan(

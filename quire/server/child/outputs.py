@@ -49,7 +49,7 @@ class Place:
             prompt=output.prompt if self.prompt_back else None,
             prompt_token_ids=ids,
             prompt_logprobs=self._prompt_scores(output),
-            timings=tuple(timings_of(output)),
+            timings=tuple(timings_of(output)) if output.finished else (),
             pooled=self._pooled(output),
         )
 

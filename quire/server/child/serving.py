@@ -71,7 +71,11 @@ class ServingEngine:
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
         self._engine = EngineThread(
-            session, self._hand_over, on_idle=lambda: board.move(Phase.IDLE), hurried=True
+            session,
+            self._hand_over,
+            on_idle=lambda: board.move(Phase.IDLE),
+            is_behind=writer.is_behind,
+            hurried=True,
         )
         Heartbeat(board, self._engine.thread)
 

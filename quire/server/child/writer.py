@@ -25,10 +25,18 @@ class Writer(threading.Thread):
         super().__init__(name="quire-writer", daemon=True)
         self._file = file
         self._messages: queue.Queue[Callable[[], list[Made]] | Made] = queue.Queue(MOST_UNWRITTEN)
+        self._num_given = self._num_written = 0  # of those that are yet to be made
         self.start()
 
     def send(self, message: Callable[[], list[Made]] | Made) -> None:
+        if callable(message):  # from one thread alone
+            self._num_given += 1
         self._messages.put(message)
+
+    def is_behind(self) -> bool:
+        """Whether some that were to be made are not written yet: they take their time, or whoever
+        reads them does."""
+        return self._num_written < self._num_given
 
     def run(self) -> None:
         while True:
@@ -38,6 +46,7 @@ class Writer(threading.Thread):
             view = memoryview(data)
             while view:
                 view = view[os.write(self._file, view) :]
+            self._num_written += callable(message)
             self._messages.task_done()
 
     def flush(self) -> None:
