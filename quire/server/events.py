@@ -8,9 +8,9 @@ never reads is cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +18,7 @@ from quire.openai_api.errors import ApiError, server_error
 from quire.server.limits import PING_SECONDS, SLOW_READER_SECONDS
 from quire.server.replies import error_response, json_bytes
 
+Made = TypeVar("Made")
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n"
 _HEADERS = [
@@ -43,95 +44,116 @@ class EventResponse:
         self._events, self._last = events, last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(scope, receive, send))
-        gone = asyncio.ensure_future(until_gone(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await unless_gone(receive, self._send(scope, receive, send))
+        except ClientGone:
+            pass  # nobody is there to be told
         finally:
-            gone.cancel()
-            if not sending.done():
-                sending.cancel()
-            with suppress(asyncio.CancelledError):
-                await sending
             close = getattr(self._events, "aclose", None)
             if close is not None:
                 await close()
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = asyncio.create_task(_first(self._events))
-        try:
-            await asyncio.wait({first}, timeout=PING_SECONDS)
-            failure = first.exception() if first.done() else None
-            if isinstance(failure, ApiError):
-                await error_response(failure)(scope, receive, send)
-                return
-            if failure is not None:
-                raise failure
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._send_events(first, scope, send)
-        finally:
-            first.cancel()
-            await asyncio.wait({first})  # the iterator is closed next
-
-    async def _send_events(self, first: asyncio.Task[bytes], scope: Scope, send: Send) -> None:
         writing = _Writing(send)
-        pinging = asyncio.create_task(writing.ping(at_once=not first.done()))
         try:
-            async with asyncio.timeout(None) as writing.patience:
-                await writing.write(await first)
-                async for event in self._events:
-                    await writing.write(event)
-                await writing.write(self._last)
+            async with asyncio.timeout(None) as patience:
+                with writing.watched(patience):
+                    async for event in self._events:
+                        await writing.write(event)
+                    await writing.write(self._last, more=False)
         except TimeoutError:
             scope.get("quire.cut", lambda: None)()
             return
         except ApiError as error:
-            await send(_body(event_of(error.body()), more=True))
-        except Exception:  # the headers are out: an event is all that can still be told
-            failed = server_error("the server failed on this request", code="internal_error")
-            await send(_body(event_of(failed.body()), more=False))
+            if not writing.is_begun:
+                await error_response(error)(scope, receive, send)
+                return
+            await writing.write(event_of(error.body()), more=False)
+        except Exception:
+            if writing.is_begun:  # the headers are out: an event is all that can still be told
+                failed = server_error("the server failed on this request", code="internal_error")
+                await writing.write(event_of(failed.body()), more=False)
             raise
-        finally:
-            pinging.cancel()
-        await send(_body(b"", more=False))
-
-
-async def _first(events: AsyncIterator[bytes]) -> bytes:
-    return await anext(events, b"")
 
 
 class _Writing:
-    """The body of one stream. `send` waits while the reader has too much unread, which `patience`
-    bounds. A stream that has nothing to say for long sends comments, which clients skip: proxies
-    cut connections that look dead."""
+    """The body of one stream. `send` waits while the reader has too much unread, which is borne
+    for a while. A stream that has nothing to say for long sends comments, which clients skip:
+    proxies cut connections that look dead."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
-        self.patience: asyncio.Timeout
-        self._loop = asyncio.get_running_loop()
+        self.is_begun = False
+        self._send, self._loop = send, asyncio.get_running_loop()
         self._last = self._loop.time()
+        self._is_writing = False  # since `_last`
 
-    async def write(self, data: bytes) -> None:
-        self._last = self._loop.time()
-        self.patience.reschedule(self._last + SLOW_READER_SECONDS)
-        await self._send(_body(data, more=True))
-        self.patience.reschedule(None)
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        self._last, self._is_writing = self._loop.time(), True
+        if not self.is_begun:
+            self.is_begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._is_writing = False
 
-    async def ping(self, *, at_once: bool) -> None:
-        """Until cancelled. A line alone: after an empty one clients look for an event."""
-        if at_once:
-            await self._send(_body(PING, more=True))
-        while True:
-            await asyncio.sleep(PING_SECONDS)
-            if self._loop.time() - self._last >= PING_SECONDS:
-                await self._send(_body(PING, more=True))
+    @contextmanager
+    def watched(self, patience: asyncio.Timeout) -> Iterator[None]:
+        """A timer looks after it: a task, or a timer for each event, would cost as much as the
+        event does."""
+        pings: set[asyncio.Task[None]] = set()
+        each = min(PING_SECONDS, SLOW_READER_SECONDS)
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer
+            now = self._loop.time()
+            most = SLOW_READER_SECONDS if self._is_writing else PING_SECONDS
+            due = self._last + most
+            if now >= due and self._is_writing:
+                patience.reschedule(now)
+                return
+            if now >= due:
+                # A line alone: after an empty one clients look for an event.
+                pings.add(ping := self._loop.create_task(self.write(PING)))
+                ping.add_done_callback(pings.discard)
+                due = now + PING_SECONDS
+            timer = self._loop.call_at(min(due, now + each), look)
+
+        timer = self._loop.call_later(each, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for ping in tuple(pings):
+                ping.cancel()
 
 
-def _body(data: bytes, *, more: bool) -> dict[str, object]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+class ClientGone(ApiError):
+    """The client left, and whatever is answered is read by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__(400, "the client left", code="client_gone")
 
 
-async def until_gone(receive: Receive) -> None:
-    """Until the client is; its body was read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_gone(receive: Receive, work: Awaitable[Made]) -> Made:
+    """What the work gives; ClientGone, with the work ended, where the client leaves before. Its
+    body was read."""
+    # Thousands may wait: the work is done in the task that is there, and cancelled in it.
+    me, is_gone = asyncio.current_task(), False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        is_gone = True
+        if me is not None:
+            me.cancel()
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and me is not None and not me.uncancel():
+            raise ClientGone from None
+        raise
+    finally:
+        watching.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,12 +20,11 @@ from quire.openai_api.outputs import Output
 from quire.openai_api.pooling import PoolAsked, check_task
 from quire.server.answering import whole_outputs
 from quire.server.endpoint import Endpoint
-from quire.server.events import EventResponse, event_of, until_gone
+from quire.server.events import EventResponse, event_of, unless_gone
 from quire.server.reading import read_json
 from quire.server.replies import json_response
 from quire.server.services import Lane, Services, key_of
 
-Made = TypeVar("Made")
 _PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
 
 
@@ -61,46 +60,22 @@ async def outputs_of(
 ) -> list[Output]:
     """The finished output of each row of a body; a client that leaves ends them all."""
     work = whole_outputs(services, asked, lane=lane_of(asked), key_id=key_of(request))
-    return await unless_gone(request, work)
-
-
-async def unless_gone(request: Request, work: Awaitable[Made]) -> Made:
-    """What the work gives; a client that leaves ends it."""
-    # Thousands may wait: the work is done in the task that is there, and cancelled in it.
-    me, receive, is_gone = asyncio.current_task(), request.receive, False
-
-    async def watch() -> None:
-        nonlocal is_gone
-        await until_gone(receive)
-        is_gone = True
-        if me is not None:
-            me.cancel()
-
-    watching = asyncio.ensure_future(watch())
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if is_gone and me is not None and not me.uncancel():
-            raise ApiError(400, "the client left", code="client_gone") from None
-        raise
-    finally:
-        watching.cancel()
+    return await unless_gone(request.receive, work)
 
 
 async def _events(
     services: Services, asked: Asked, stream: Stream, key_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream as bytes. The first comes with the engine's first word, so that
-    what is refused is refused with its own status."""
+    """The chunks of a stream as bytes, those that come together as one piece. The first comes with
+    the engine's first word, so that what is refused is refused with its own status."""
     is_open = False
     async with aclosing(row_outputs(services, asked, key_id)) as outputs:
         async for row, output in outputs:
-            if not is_open:
-                is_open = True
-                for chunk in stream.opening():
-                    yield event_of(chunk)
-            for chunk in stream.feed(row, output):
-                yield event_of(chunk)
+            chunks = [] if is_open else [*stream.opening()]
+            chunks += stream.feed(row, output)
+            is_open = True
+            if chunks:
+                yield b"".join(map(event_of, chunks))
     for chunk in stream.closing():
         yield event_of(chunk)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,12 +45,12 @@ class Guard:
         request_id = f"req_{secrets.token_hex(12)}"
         scope["quire.request_id"] = request_id
 
-        async def send_named(message: Message) -> None:
+        def send_named(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 scope[ANSWERED] = True
                 named = (b"x-request-id", request_id.encode())
                 message["headers"] = [*message.get("headers", ()), named]
-            await send(message)
+            return send(message)
 
         try:
             scope["quire.key_id"] = self._admitted(scope)
