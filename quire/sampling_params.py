@@ -290,22 +290,26 @@ class SamplingParams:
         set but not built."""
         # Of this class: one that a script made of it may be made in another way.
         params = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
+        params.settle()
+        return params
+
+    def settle(self) -> None:
+        """Refuse what is not built, and have one form for what means the same, so that equal
+        requests compare equal. Not for parameters that are a caller's."""
         for name, status in _NOT_HONOURED:
-            if _asks_nothing(params, name):
+            if _asks_nothing(self, name):
                 continue
-            value = getattr(params, name)
+            value = getattr(self, name)
             if status.kind == "refused":
                 raise NotSupported(f"SamplingParams({name}={show(value)}): {status.why}")
             warn(f"SamplingParams({name}={show(value)}) has no effect. {status.why}")
-        if params.guided_decoding is not None:
-            params.structured_outputs, params.guided_decoding = params.guided_decoding, None
-        # One form for what means the same, so that equal requests compare equal.
-        if params.temperature == 0.0:
-            params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
-        if params.top_k > MAX_INT32:
-            params.top_k = 0
-        params.min_tokens = min(params.min_tokens, MAX_INT32)
-        return params
+        if self.guided_decoding is not None:
+            self.structured_outputs, self.guided_decoding = self.guided_decoding, None
+        if self.temperature == 0.0:
+            self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+        if self.top_k > MAX_INT32:
+            self.top_k = 0
+        self.min_tokens = min(self.min_tokens, MAX_INT32)
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:

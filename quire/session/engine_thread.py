@@ -35,7 +35,7 @@ class Submission:
 
     `background`: it yields to whatever else there is. `chat`: its answer is taken apart as that
     of a chat, for tool calls too if it has `tools`. `search`: its answers are those of a beam
-    search."""
+    search. `own_params`: the parameters are checked, and nobody else has them."""
 
     prompt: Any
     params: SamplingParams | PoolingParams
@@ -45,6 +45,7 @@ class Submission:
     chat: bool = False
     tools: bool = False
     search: BeamSearchParams | None = None
+    own_params: bool = False
     lora_request: Any = None
     request_id: str = ""
     reader: Any = None
@@ -263,6 +264,7 @@ def read_asked(session: Session, asked: Submission) -> Request | Refused:
     read = session.intake.read_watched(
         asked.prompt,
         params,
+        own_params=asked.own_params,
         priority=asked.priority,
         tokenization_kwargs=asked.tokenization_kwargs,
         background=asked.background,

@@ -153,6 +153,7 @@ class Intake:
         prompt: Any,
         params: SamplingParams,
         *,
+        own_params: bool = False,
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
         background: bool = False,
@@ -161,12 +162,13 @@ class Intake:
         adapters: AskedAdapters | None = None,
     ) -> Request | Refused:
         """One prompt, whose answer is wanted step by step. `chat`: it was written out from a
-        conversation, and its answer is taken apart as such."""
+        conversation, and its answer is taken apart as such. `own_params`: the parameters are
+        checked, and nobody else has them."""
         reading: Reading = self._answers.for_text
         if chat:
             reading = partial(self._answers.for_chat, with_tools=with_tools)
         call = _Call(
-            ParamCopies(params),
+            ParamCopies.own(params) if own_params else ParamCopies(params),
             reading,
             [priority],
             adapters,

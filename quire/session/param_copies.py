@@ -44,6 +44,13 @@ class ParamCopies:
         self._copies: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         self._alike: dict[tuple[Any, ...], SamplingParams] = {}
 
+    @classmethod
+    def own(cls, params: SamplingParams) -> ParamCopies:
+        """Of parameters that are checked and that nobody else has: they are kept as they are."""
+        made = cls(params)
+        made._copies[id(params)] = params, params
+        return made
+
     def check_count(self, num_prompts: int) -> None:
         if isinstance(self._params, SamplingParams) or len(self._params) == num_prompts:
             return

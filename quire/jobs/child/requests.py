@@ -91,7 +91,7 @@ def failed(row: int, error: QuireError) -> Message:
 
 
 def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
-    """Parameters from plain data; raises InvalidParams or NotSupported."""
+    """Parameters from plain data as the engine keeps them; raises InvalidParams, NotSupported."""
     fields = dict(given)
     if (wanted := fields.pop("structured_outputs", None)) is not None:
         fields["structured_outputs"] = _structured_outputs(wanted)
@@ -105,7 +105,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
             parameter=strange[0],
         )
     params = SamplingParams(**fields)
-    params.checked_copy()  # refuses what is not built now, and not when the row runs
+    params.settle()
     return params
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 TELL_SECONDS = 0.5
+_NOT_PREPARED = SamplingParams()  # of rows that are not, which nobody reads
 
 
 class ServingEngine:
@@ -118,7 +119,8 @@ class ServingEngine:
         )
         asked = Submission(
             None,
-            SamplingParams(),
+            _NOT_PREPARED,
+            own_params=True,
             priority=row.get("priority", 0),
             request_id=str(row["id"]),
             reader=place,
