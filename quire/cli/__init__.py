@@ -92,7 +92,8 @@ def main(arguments: list[str] | None = None) -> None:
         except _Usage as error:
             described = io.StringIO()
             error.show(described)
-            more = _value_of(error) + _other_spelling(error)
+            words = sys.argv[1:] if arguments is None else arguments
+            more = _value_of(error) + _other_spelling(error, words)
             terminal.say(described.getvalue().rstrip("\n") + more, err=True)
             sys.exit(error.exit_code)
         except typer.Abort:
@@ -106,19 +107,25 @@ def _value_of(error: Any) -> str:
     return "" if found is None else f", got {rules.show(found()[0]['input'])}"
 
 
-def _other_spelling(error: Any) -> str:
+def _other_spelling(error: Any, words: list[str]) -> str:
     """What to write instead of an option that is an argument here (`serve --model X`, `serve -m X`
-    as other commands have it), or that is one of the engine's (`serve X --max-model-len 4096`)."""
-    word = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
+    as other commands have it), or that is one of the engine's (`serve X --max-model-len 4096`,
+    `serve X -dp 2`)."""
+    option = str(getattr(error, "option_name", None) or "")
+    word = option.lstrip("-").replace("-", "_")
     if not word or error.ctx is None:
         return ""
     for parameter in error.ctx.command.params:
         if parameter.param_type_name == "argument" and parameter.name.startswith(word):
             path, name = error.ctx.command_path, parameter.name.upper()
             return f"\nThe {parameter.name} is given without an option: {path} {name} ..."
+    from quire.options.engine_args import SHORT
     from quire.options.table import OPTIONS
 
     takes_options = any("--option" in parameter.opts for parameter in error.ctx.command.params)
+    # Of -dp the command line itself knows that there is no -d.
+    short = {flag: name for name, flag in SHORT.items() if flag in words}
+    word = next((name for flag, name in short.items() if flag.startswith(option)), word)
     name = word if word in OPTIONS else word.removeprefix("no_")
     if takes_options and name in OPTIONS:
         value = "VALUE" if name == word else "false"

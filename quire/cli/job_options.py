@@ -15,7 +15,9 @@ from quire.jobs.run_options import SAMPLING_FLAGS, Flag, flags, with_flags
 Verb = TypeVar("Verb", bound=Callable[..., None])
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
-Ranks = Annotated[int | None, typer.Option(help=SAMPLING_FLAGS["tensor_parallel_size"].help)]
+_RANKS = SAMPLING_FLAGS["tensor_parallel_size"]
+Ranks = Annotated[int | None, typer.Option(*_RANKS.names, help=_RANKS.help)]
+JudgeRanks = Annotated[int | None, typer.Option(help=_RANKS.help)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 

@@ -49,7 +49,7 @@ def score(
     judge_option: Annotated[
         list[str] | None, typer.Option(help="Engine option of the judge: NAME=VALUE.")
     ] = None,
-    judge_tensor_parallel_size: o.Ranks = None,
+    judge_tensor_parallel_size: o.JudgeRanks = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Score what a run has stored, and keep the scores beside it."""

@@ -155,7 +155,11 @@ SAMPLING_FLAGS: dict[str, Flag] = {
     "stop": Flag("A text that ends an answer; may be repeated.", type=list[str]),
     "param": Flag("Any other sampling parameter: NAME=VALUE.", type=list[str]),
     "option": Flag("An option of the engine: NAME=VALUE.", type=list[str]),
-    "tensor_parallel_size": Flag("GPUs, or ranks on a CPU, that divide the model.", type=int),
+    "tensor_parallel_size": Flag(
+        "GPUs, or ranks on a CPU, that divide the model.",
+        ("--tensor-parallel-size", "-tp"),
+        type=int,
+    ),
 }
 ENGINE_FLAGS = ("tensor_parallel_size",)
 

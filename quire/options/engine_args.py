@@ -15,7 +15,7 @@ from quire.options.table import OPTIONS
 from quire.params.unknown import names_unknown
 
 # Flags of one dash that scripts and their readers type for an option.
-_SHORT = {
+SHORT = {
     "attention_config": "-ac",
     "compilation_config": "-cc",
     "data_parallel_size": "-dp",
@@ -76,7 +76,7 @@ class _EngineArgs:
         parser.add_argument("--model", default=None)
         for name, option in OPTIONS.items():
             flag = "--" + name.replace("_", "-")
-            flags = [flag, _SHORT[name]] if name in _SHORT else [flag]
+            flags = [flag, SHORT[name]] if name in SHORT else [flag]
             if isinstance(option.default, bool):
                 parser.add_argument(*flags, action=BooleanOptionalAction, default=option.default)
             elif option.is_flag:  # of three: unset is what quire chooses

@@ -138,6 +138,8 @@ def test_an_argument_written_as_an_option_is_said_to_have_none(
     [
         ("--max-model-len", "--option max_model_len=VALUE"),
         ("--no-enable-prefix-caching", "--option enable_prefix_caching=false"),
+        ("-dp", "--option data_parallel_size=VALUE"),
+        ("-q", "--option quantization=VALUE"),
     ],
 )
 def test_an_option_of_the_engine_as_an_option_of_a_verb_is_said_to_be_one(
