@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,9 @@ Names = list[str] | None
 GIB = 1 << 30
 # Not QUIRE_HOME, which may be deleted at any time: people's files are kept here.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
+# How long a request may have to wait for a thread that reads or writes rows of batches, several
+# times on its way: ten times as long where nothing is said.
+SWITCH_SECONDS = 0.0005
 
 
 def serve(
@@ -79,6 +83,7 @@ def serve(
     serving = Serving(settings, keys)
     stored = f"the one made first ({folder / 'keys'} has its hash; --new-key adds one)"
     key = "none is needed" if no_key else made or ("yours" if api_key else stored)
+    sys.setswitchinterval(SWITCH_SECONDS)
     serving.run(lambda: _tell(serving, key))
 
 

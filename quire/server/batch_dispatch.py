@@ -16,9 +16,9 @@ from quire.jobs.input.work import WorkRow
 from quire.replicas.suspects import Suspects
 from quire.replicas.task import Task
 from quire.server.batch_engine import EngineCrashed, EngineUnavailable
+from quire.server.limits import AT_ONCE
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
-AT_ONCE = 32  # rows that are handed out before others in the server have their turn
 MOST_BYTES = 256 << 20  # of all rows in flight, which may hold images; one may be larger
 PAUSE = 1.0  # seconds before an engine that takes no rows is asked again
 MOST_CULPRITS = 3  # rows in a row, without an answer in between: then it is not the rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,8 +22,10 @@ from quire.openai_api.errors import ApiError, bad, not_supported, server_error, 
 from quire.openai_api.outputs import Output
 from quire.server.engine_life import COMMAND, EngineLife
 from quire.server.engine_totals import EngineTotals
+from quire.server.limits import AT_ONCE
 from quire.server.metrics import Metrics
 from quire.server.queueing import Queueing
+from quire.server.row_reading import RowReading
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
 
@@ -32,37 +35,6 @@ MOST_FALLS = 16
 MOST_UNREAD = 4096  # outputs that wait for a reader; then its row is given up
 _LOOK_SECONDS = 5.0
 _FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
-
-
-class _Reading:
-    """A row in the engine, and its one reader. Thousands may wait: a queue of asyncio's would take
-    three kilobytes for each."""
-
-    def __init__(self, number: int, message: dict[str, Any], lane: Lane) -> None:
-        self.number, self.message, self.lane = number, message, lane
-        self._came: list[Output | ApiError] = []
-        self._awaited: asyncio.Future[None] | None = None
-        self.was_shown = self.is_over = False
-        self.num_falls = 0  # engines that died with it on the device
-        # Rows of batches are not asked again here: the batches look for the culprit.
-        self.most_falls = 0 if message.pop("once", False) else 1
-
-    def give(self, one: Output | ApiError) -> None:
-        self.is_over = isinstance(one, ApiError) or one.finished
-        self.was_shown = True
-        self._came.append(one)
-        if self._awaited is not None and not self._awaited.done():
-            self._awaited.set_result(None)
-
-    @property
-    def num_unread(self) -> int:
-        return len(self._came)
-
-    async def next(self) -> Output | ApiError:
-        while not self._came:
-            self._awaited = asyncio.get_running_loop().create_future()
-            await self._awaited
-        return self._came.pop(0)
 
 
 class Bridge:
@@ -77,7 +49,9 @@ class Bridge:
         self._told: Mapping[str, Any] = {}  # what the engine said last of itself
         self._totals = EngineTotals()
         self._life: EngineLife | None = None
-        self._readings: dict[int, _Reading] = {}
+        self._readings: dict[int, RowReading] = {}
+        # What came for the batch lane: hundreds of rows may end in one step.
+        self._late: deque[tuple[RowReading, Output | ApiError]] = deque()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next, self._falls, self._restarts = 0, 0, 0
         self._changed = asyncio.Event()  # the state, once
@@ -163,15 +137,33 @@ class Bridge:
         reading = self._readings.get(number)
         if reading is None:  # it was given up
             return
+        if reading.lane == "interactive":
+            self._give(reading, one)
+            return
+        if not self._late:
+            asyncio.get_running_loop().call_soon(self._deliver_late)
+        self._late.append((reading, one))
+
+    def _deliver_late(self, most: int = AT_ONCE) -> None:
+        """Wake up so many readers of the batch lane, and then let others have their turn."""
+        for _ in range(min(most, len(self._late))):
+            self._give(*self._late.popleft())
+        if self._late:
+            asyncio.get_running_loop().call_soon(self._deliver_late)
+
+    def _give(self, reading: RowReading, one: Output | ApiError) -> None:
+        if reading.number not in self._readings:  # it was given up meanwhile
+            return
         if reading.num_unread >= MOST_UNREAD:
-            self._send({"kind": "abort", "ids": [number]})
+            self._send({"kind": "abort", "ids": [reading.number]})
             one = server_error("the answer was not read in time", code="slow_reader")
         reading.give(one)
         if reading.is_over:
-            self._readings.pop(number, None)
+            self._readings.pop(reading.number, None)
 
     def _fell(self, held: set[int], code: int, stderr_tail: str) -> None:
         """The engine is gone."""
+        self._deliver_late(len(self._late))
         self._life, self._told = None, {}
         self._totals.engine_ended()
         failure, self._failure = self._failure, None
@@ -212,7 +204,7 @@ class Bridge:
         if self._life is not None:
             self._life.send(message)
 
-    def _ask(self, reading: _Reading) -> None:
+    def _ask(self, reading: RowReading) -> None:
         self._send({"kind": "ask", "rows": [reading.message]})
 
     async def generate(
@@ -224,7 +216,7 @@ class Bridge:
         with self.queueing.slot(row, lane, self.capacity):
             self._next += 1
             message = {**row, "id": self._next, "lane": lane, "salt": salt_of(row, key_id)}
-            reading = _Reading(self._next, message, lane)
+            reading = RowReading(self._next, message, lane)
             self._readings[reading.number] = reading
             if self.state in ("ready", "draining") and self._life is not None:
                 self._ask(reading)

@@ -12,3 +12,4 @@ HEADER_SECONDS = 10.0  # until the headers are there
 MOST_UNSENT = 1 << 20  # bytes that a reader may leave unread
 PING_SECONDS = 15.0  # a stream that says nothing for so long shows that it lives
 SLOW_READER_SECONDS = 30.0  # with that many unread, it is cut
+AT_ONCE = 8  # rows of batches that are looked at before others have their turn

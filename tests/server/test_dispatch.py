@@ -1,13 +1,20 @@
-"""Rows of batches on their way to the engine: few at a time, and within a bound of bytes."""
+"""Rows of batches on their way to the engine and back: few at a time, and within a bound of
+bytes."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from quire.jobs.input.work import WorkRow
+from quire.openai_api.outputs import Answer, Output
 from quire.server.batch_dispatch import Dispatcher
+from quire.server.bridge import Bridge
+from quire.server.limits import AT_ONCE
+from quire.server.services import Lane, Settings
+from quire.server.wire import Message
 
 
 class Rows:
@@ -47,3 +54,28 @@ def test_rows_in_flight_have_a_bound_of_bytes(size: int, at_once: int) -> None:
         running.cancel()
 
     asyncio.run(run())
+
+
+def test_whoever_waits_for_an_answer_does_not_wait_behind_a_batch_that_ends(tmp_path: Path) -> None:
+    """Where hundreds of rows end in one step, and one token came for a reader."""
+    came: list[Lane] = []
+
+    async def read(bridge: Bridge, lane: Lane) -> None:
+        async for _ in bridge.generate({"params": {}}, lane=lane):
+            came.append(lane)
+
+    async def run() -> None:
+        bridge = Bridge(Settings("fake", ("fake",), tmp_path))
+        lanes: list[Lane] = [*["batch"] * 200, "interactive"]
+        tasks = [asyncio.create_task(read(bridge, lane)) for lane in lanes]
+        await asyncio.sleep(0)
+        output = Output((Answer(0, "a", finish_reason="stop"),), True)
+        bridge._take(Message("delta", rows=[(i + 1, output) for i in range(201)]))
+        while "interactive" not in came:
+            await asyncio.sleep(0)
+        assert len(came) <= 4 * AT_ONCE
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+    assert len(came) == 201

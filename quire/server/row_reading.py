@@ -1,0 +1,41 @@
+"""A row that is in the engine, and whoever waits for what it writes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from quire.openai_api.errors import ApiError
+from quire.openai_api.outputs import Output
+from quire.server.services import Lane
+
+
+class RowReading:
+    """With its one reader. Thousands may wait: a queue of asyncio's would take
+    three kilobytes for each."""
+
+    def __init__(self, number: int, message: dict[str, Any], lane: Lane) -> None:
+        self.number, self.message, self.lane = number, message, lane
+        self._came: list[Output | ApiError] = []
+        self._awaited: asyncio.Future[None] | None = None
+        self.was_shown = self.is_over = False
+        self.num_falls = 0  # engines that died with it on the device
+        # Rows of batches are not asked again here: the batches look for the culprit.
+        self.most_falls = 0 if message.pop("once", False) else 1
+
+    def give(self, one: Output | ApiError) -> None:
+        self.is_over = isinstance(one, ApiError) or one.finished
+        self.was_shown = True
+        self._came.append(one)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._came)
+
+    async def next(self) -> Output | ApiError:
+        while not self._came:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+        return self._came.pop(0)
