@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from quire.layer_plan import (
     AttentionPlan,
@@ -149,11 +149,8 @@ class ModelSpec:
         attention = 4 * self.num_attending * self.num_heads * self.head_dim
         # A state is read twice and written once by every token.
         states = 6 * sum(state.matrix_numbers for state in self.states if state is not None)
-        return (
-            (2 * self.body_weights + states) * tokens
-            + attention * context
-            + 2 * self.head_weights * sampled
-        )
+        drawn = 2 * self.head_weights * sampled
+        return (2 * self.body_weights + states) * tokens + attention * context + drawn
 
     @property
     def is_plain(self) -> bool:
@@ -307,7 +304,8 @@ class EncoderSpec:
     norm_eps: float
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False  # activation(first half) * second half of one product
-    norms: Literal["after", "before", "both"] = "after"  # of branches; but "after": the end's too
+    # Of the branches of each layer; where it is not behind them alone, there is one at the end.
+    norms: Literal["after", "before", "both"] = "after"
     norm_kind: Literal["layer", "rms", "rms_one_plus"] = "layer"  # the last's factor is 1 + w
     embed_norm: bool = True  # which the first layer's norm before attention then would repeat
     norm_bias: bool = True
@@ -324,31 +322,24 @@ class EncoderSpec:
     qk_norm: bool = False  # of each head of q and k
     scale: float | None = None  # of scores; None: the root of the head's size
     embedding_scale: float = 1.0
-    # Feed-forwards of layers that `has_experts`: so many, and how many of them a token is given to.
-    num_experts: int = 0
-    num_chosen: int = 0
+    num_experts: int = 0  # feed-forwards of a layer that `has_experts`
+    num_chosen: int = 0  # of them, those that a token is given to
     expert_period: int = 0
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
-
-    @property
-    def keeps_states(self) -> bool:
-        return False
+    keeps_states: ClassVar[bool] = False
+    head_weights: ClassVar[int] = 0
 
     def has_experts(self, layer: int) -> bool:
         return self.expert_period > 0 and layer % self.expert_period == 1
 
     @property
     def body_weights(self) -> int:
-        mlp = (3 if self.gated else 2) * self.hidden_size * self.intermediate_size
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
-        mixtures = sum(self.has_experts(i) for i in range(self.num_layers))
-        mlps = self.num_layers + mixtures * (self.num_chosen - 1)
-        return self.num_layers * heads * self.hidden_size + mlps * mlp
-
-    @property
-    def head_weights(self) -> int:
-        return 0
+        inner = (3 if self.gated else 2) * self.intermediate_size
+        mixtures = sum(map(self.has_experts, range(self.num_layers)))
+        inner *= self.num_layers + mixtures * (self.num_chosen - 1)
+        return (self.num_layers * heads + inner) * self.hidden_size
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step, as ModelSpec has it; but a token sees all of its text."""

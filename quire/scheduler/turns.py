@@ -11,6 +11,7 @@ for a while.
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Callable
 
 from quire.request import Ints
@@ -35,7 +36,8 @@ class Turns:
         """`overlap`: a plan may be made while another one is on its way."""
         self.by_turns = False
         self._rows, self._clock, self._overlap = rows, clock, overlap
-        self._times: list[tuple[float, int]] = []  # of the last plans: seconds, and their rows
+        # Of the last plans: seconds, and their rows.
+        self._times = deque[tuple[float, int]](maxlen=2 * (PASSED + TIMED))
         self._last, self._num_rows = clock(), 0
         self._kept, self._left = KEPT, KEPT
         self._usual: float | None = None  # what a token takes the usual way, while the other runs
@@ -100,6 +102,6 @@ class Turns:
 
     def _seconds_each(self, tokens: int) -> float:
         """What a token of one row took, by the last so many of all rows."""
-        times = self._times[-self._plans(tokens) :]
+        times = list(self._times)[-self._plans(tokens) :]
         most = DISTURBED * statistics.median(seconds for seconds, _ in times)
         return sum(min(seconds, most) for seconds, _ in times) / sum(count for _, count in times)

@@ -126,18 +126,25 @@ def test_a_few_rows_are_not_halved() -> None:
     assert engine.executor.sizes.count(turns.LEAST_ROWS - 1) > 250
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_nobody_writes_anything_else_for_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows by masks and others, whatever the clock says: tried often, with two rows and more."""
-    for name, value in {
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way is changed every few tokens, with two rows and more."""
+    few = {
         "LEAST_ROWS": 2,
         "KEPT": 2,
         "KEPT_AT_MOST": 3,
         "TIMED": 2,
+        "TIMED_AT_LEAST": 1,
         "PASSED": 0,
-    }.items():
+    }
+    for name, value in few.items():
         monkeypatch.setattr(turns, name, value)
-    monkeypatch.setattr(turns, "TIMED_AT_LEAST", 1)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("seed", range(16))
+def test_nobody_writes_anything_else_for_it(seed: int) -> None:
+    """Rows by masks and others, whatever the clock says."""
     rng = random.Random(seed)
     requests = random_requests(rng, guided=rng.choice([0.5, 1.0]))
     longest = max(r.num_prompt + r.max_tokens for r in requests)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quire.errors import UnsupportedModel
 from quire.families import gemma3
-from quire.families.encoders.family import EncoderFamily, EncoderNames, HeadPart, read_encoder
+from quire.families.encoders import eurobert
+from quire.families.encoders.family import EncoderFamily, HeadPart, read_encoder
 from quire.families.fields import Fields
 from quire.families.reading import read_window
 from quire.spec import EncoderSpec
@@ -64,17 +66,9 @@ FAMILY = EncoderFamily(
     model_types=("gemma3_text",),
     prefix="model.",
     read=read,
-    names=EncoderNames(
-        words="embed_tokens",
-        embed_norm="",
-        layer="layers.{}.",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        o="self_attn.o_proj",
-        attn_norm="input_layernorm",
-        up=("mlp.gate_proj", "mlp.up_proj"),
-        down="mlp.down_proj",
+    names=replace(
+        eurobert.NAMES,
         mlp_norm="pre_feedforward_layernorm",
-        norm="norm",
         attn_post_norm="post_attention_layernorm",
         mlp_post_norm="post_feedforward_layernorm",
         q_norm="self_attn.q_norm",

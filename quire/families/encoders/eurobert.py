@@ -15,6 +15,19 @@ from quire.families.fields import Fields
 from quire.families.reading import num_layers, read_heads
 from quire.spec import EncoderSpec
 
+NAMES = EncoderNames(
+    words="embed_tokens",
+    embed_norm="",
+    layer="layers.{}.",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    o="self_attn.o_proj",
+    attn_norm="input_layernorm",
+    up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    norm="norm",
+)
+
 
 def read(fields: Fields) -> EncoderSpec:
     heads = read_heads(fields)
@@ -51,18 +64,7 @@ FAMILY = EncoderFamily(
     model_types=("eurobert",),
     prefix="model.",
     read=read,
-    names=EncoderNames(
-        words="embed_tokens",
-        embed_norm="",
-        layer="layers.{}.",
-        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        o="self_attn.o_proj",
-        attn_norm="input_layernorm",
-        up=("mlp.gate_proj", "mlp.up_proj"),
-        down="mlp.down_proj",
-        mlp_norm="post_attention_layernorm",
-        norm="norm",
-    ),
+    names=NAMES,
     classifier=classifier,
     without_effect={
         "attention_dropout": "training",
