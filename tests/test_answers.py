@@ -144,7 +144,12 @@ def test_channels_are_read_though_the_text_leaves_their_marks_out(tmp_path: Path
     with tiny_llm(tmp_path, chat_template=PLAIN) as llm:
         session = llm._session
         row: dict[str, Any] = {"messages": CHAT, "params": {}}
-        assert Preparing(session).prepare(row).params.skip_special_tokens  # type: ignore[union-attr]
+
+        def prepared() -> Any:
+            [made] = Preparing(session).prepare_each([row])
+            return made
+
+        assert prepared().params.skip_special_tokens
         llm.set_tokenizer(with_channels(llm))
 
         def ask(text: str, **options: Any) -> CompletionOutput:
@@ -159,7 +164,6 @@ def test_channels_are_read_though_the_text_leaves_their_marks_out(tmp_path: Path
         answer = ask(f'{HIDDEN}{call}{{"city": "Oslo"}}', tools=TOOLS)
         assert (answer.reasoning, answer.content, answer.tool_calls) == ("Hm.", "", (WEATHER,))
         # A server shows parts while they are written, and sees them by their marks.
-        made = Preparing(session).prepare(row).params
-        assert not made.skip_special_tokens  # type: ignore[union-attr]
+        assert not prepared().params.skip_special_tokens
         row["params"] = {"skip_special_tokens": True}
-        assert Preparing(session).prepare(row).params.skip_special_tokens  # type: ignore[union-attr]
+        assert prepared().params.skip_special_tokens

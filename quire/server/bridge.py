@@ -50,6 +50,7 @@ class Bridge:
         self._totals = EngineTotals()
         self._life: EngineLife | None = None
         self._readings: dict[int, RowReading] = {}
+        self._asking: dict[int, RowReading] = {}  # of the batch lane, on their way to the engine
         # What came for the batch lane: hundreds of rows may end in one step.
         self._late: deque[tuple[RowReading, Output | ApiError]] = deque()
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -205,7 +206,19 @@ class Bridge:
             self._life.send(message)
 
     def _ask(self, reading: RowReading) -> None:
-        self._send({"kind": "ask", "rows": [reading.message]})
+        if reading.lane == "interactive":
+            self._send({"kind": "ask", "rows": [reading.message]})
+            return
+        if not self._asking:
+            asyncio.get_running_loop().call_soon(self._ask_late)
+        self._asking[reading.number] = reading
+
+    def _ask_late(self) -> None:
+        """Rows of batches that came together, in one message: each wakes threads of the engine."""
+        asking, self._asking = self._asking, {}
+        rows = [one.message for one in asking.values() if one.number in self._readings]
+        if rows:
+            self._send({"kind": "ask", "rows": rows})
 
     async def generate(
         self, row: Row, *, lane: Lane = "interactive", key_id: str = LOCAL

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from quire.base.boundary import for_row
-from quire.errors import EngineClosed, EngineError
+from quire.errors import EngineClosed, EngineError, QuireError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.request import Request
@@ -26,6 +27,8 @@ from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
 READ_IN_A_HURRY = 8  # requests of the background between two steps: each takes some tenths of a ms
+READ_TOGETHER = 64  # at other times: whoever comes meanwhile waits for that, and not for all rows
+READING = "its prompt was read"
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +57,7 @@ class Submission:
 
 
 News = tuple[Submission, RequestOutput | BaseException]
+_Read = Request | RequestOutput | BaseException
 
 
 class _Inbox:
@@ -66,11 +70,12 @@ class _Inbox:
         self._given_up: deque[Submission] = deque()
         self._changed = threading.Condition()
 
-    def ask(self, asked: Submission) -> None:
+    def ask(self, asked: Sequence[Submission]) -> None:
         with self._changed:
             if self.closed:
                 raise EngineClosed("the engine was shut down; make a new one to go on")
-            (self._background if asked.background else self._new).append(asked)
+            for one in asked:
+                (self._background if one.background else self._new).append(one)
             self._changed.notify_all()
 
     @property
@@ -101,10 +106,16 @@ class _Inbox:
             self._changed.notify_all()
             return new
 
-    def wait_for_room(self, most: Callable[[], int]) -> None:
-        """Until fewer than so many are in the background, or the inbox is closed."""
+    def wait_for_room(self, most: Callable[[], int]) -> int:
+        """Until a quarter of so many in the background is missing, so that what comes next comes
+        together, or the inbox is closed; how many are missing, at least one."""
+
+        def missing() -> int:
+            return most() - len(self._background)
+
         with self._changed:
-            self._changed.wait_for(lambda: len(self._background) < most() or self.closed)
+            self._changed.wait_for(lambda: missing() >= max(most() // 4, 1) or self.closed)
+            return max(missing(), 1)
 
     def take_given_up(self) -> list[Submission]:
         with self._changed:
@@ -151,21 +162,22 @@ class EngineThread:
     def thread(self) -> threading.Thread:
         return self._thread
 
-    def ask(self, asked: Submission) -> None:
+    def ask(self, *asked: Submission) -> None:
         if self.failure is not None:
             raise EngineError(f"the engine ended before: {self.failure}") from self.failure
         self._inbox.ask(asked)
 
-    def wait_for_room(self) -> None:
-        """Until more of the background is wanted: what is made ready before holds memory, as images
-        do, and takes time from the steps of those whose answers are read."""
-        self._inbox.wait_for_room(
+    def wait_for_room(self) -> int:
+        """Until more of the background is wanted, and how many: what is made ready before holds
+        memory, as images do, and takes time from the steps of those whose answers are read."""
+        return self._inbox.wait_for_room(
             lambda: 4 * READ_IN_A_HURRY if self._is_hurried else self._capacity
         )
 
     @property
     def _is_hurried(self) -> bool:
-        return self._session.engine.scheduler.lanes.is_hurried
+        has_newcomer = self._hurried and self._inbox.is_urgent
+        return has_newcomer or self._session.engine.scheduler.lanes.is_hurried
 
     def give_up(self, asked: Submission) -> None:
         """Cancel it, wherever it is; its last output has finish_reason "abort"."""
@@ -207,9 +219,9 @@ class EngineThread:
             wait = not self._running and engine.idle
             if wait:
                 self._on_idle()
-            for asked in self._inbox.take_new(wait=wait, background=self._num_to_read()):
-                self._num_read += asked.background
-                item = self._read(asked)
+            new = self._inbox.take_new(wait=wait, background=self._num_to_read())
+            self._num_read += sum(asked.background for asked in new)
+            for asked, item in self._read(new):
                 if not isinstance(item, Request):
                     self._news.append((asked, item))
                     continue
@@ -222,19 +234,33 @@ class EngineThread:
             yield window
 
     def _num_to_read(self) -> int:
-        """Of the background before the next step, which those wait for whose answers are read."""
+        """Of the background in one go, before others are looked for again; none where a step comes
+        first, which those wait for whose answers are read."""
         if not self._run.wants_more:
             return 0
         most = READ_IN_A_HURRY if self._is_hurried else self._capacity
-        return max(most - self._num_read, 0)
+        return max(min(most - self._num_read, READ_TOGETHER), 0)
 
-    def _read(self, asked: Submission) -> Request | RequestOutput | BaseException:
-        """The request of one prompt, or what its reader gets instead."""
+    def _read(self, new: list[Submission]) -> Iterator[tuple[Submission, _Read]]:
+        """The request of each prompt, or what its reader gets instead. Those of the background are
+        read together: that takes less of the thread than one by one."""
+        for kind, some in groupby(new, key=_kind):
+            alike = list(some)
+            if kind is None:
+                yield from ((asked, self._read_alone(asked)) for asked in alike)
+                continue
+            items = for_row(READING, read_asked, self._session, alike)
+            if isinstance(items, QuireError):  # one of them: find out which, the others are good
+                yield from ((asked, self._read_alone(asked)) for asked in alike)
+            else:
+                yield from zip(alike, map(_without_number, items), strict=True)
+
+    def _read_alone(self, asked: Submission) -> _Read:
         if asked.given_up:
             answer = CompletionOutput(0, "", [], None, None, finish_reason="abort")
             return RequestOutput(asked.request_id, None, None, None, [answer], True)
-        item = for_row("its prompt was read", read_asked, self._session, asked)
-        return item.error if isinstance(item, Refused) else item
+        items = for_row(READING, read_asked, self._session, [asked])
+        return items if isinstance(items, QuireError) else _without_number(items[0])
 
     def _between_steps(self) -> None:
         if self._inbox.closed:
@@ -251,27 +277,44 @@ class EngineThread:
             self._hand_over(news)
 
 
-def read_asked(session: Session, asked: Submission) -> Request | Refused:
-    """The request that is asked for, or why there is none."""
-    params = asked.params
-    if isinstance(params, PoolingParams):
-        [priority] = priorities_of([asked.priority], 0, 1)
-        made = session.read_pooling(
-            *(asked.prompt, params, asked.tokenization_kwargs, priority),
-            lora_request=asked.lora_request,
-        )
-        return made if isinstance(made, Refused) else replace(made, background=asked.background)
+def _kind(asked: Submission) -> tuple[bool, ...] | None:
+    """Those of one kind can be read together; None: it is read alone."""
+    is_plain = asked.tokenization_kwargs is None and asked.search is None and not asked.given_up
+    if not (asked.background and is_plain and isinstance(asked.params, SamplingParams)):
+        return None
+    return asked.chat, asked.tools, asked.own_params
+
+
+def _without_number(item: Request | Refused) -> Request | QuireError:
+    return item.error if isinstance(item, Refused) else item
+
+
+def read_asked(session: Session, some: Sequence[Submission]) -> Window:
+    """The requests that are asked for, or why there is none: one, or several of a kind."""
+    first = some[0]
+    if isinstance(first.params, PoolingParams):
+        return [_read_pooling(session, first, first.params)]
+    lora = first.lora_request if len(some) == 1 else [asked.lora_request for asked in some]
     read = session.intake.read_watched(
-        asked.prompt,
-        params,
-        own_params=asked.own_params,
-        priority=asked.priority,
-        tokenization_kwargs=asked.tokenization_kwargs,
-        background=asked.background,
-        chat=asked.chat,
-        with_tools=asked.tools,
-        adapters=session.asked_adapters(asked.lora_request),
+        [asked.prompt for asked in some],
+        [asked.params for asked in some if isinstance(asked.params, SamplingParams)],
+        own_params=first.own_params,
+        priority=[asked.priority for asked in some],
+        tokenization_kwargs=first.tokenization_kwargs,
+        background=first.background,
+        chat=first.chat,
+        with_tools=first.tools,
+        adapters=session.asked_adapters(lora),
     )
-    if asked.search is None or isinstance(read, Refused):
+    if first.search is None:
         return read
-    return replace(read, search=asked.search)
+    return [r if isinstance(r, Refused) else replace(r, search=first.search) for r in read]
+
+
+def _read_pooling(session: Session, asked: Submission, params: PoolingParams) -> Request | Refused:
+    [priority] = priorities_of([asked.priority], 0, 1)
+    made = session.read_pooling(
+        *(asked.prompt, params, asked.tokenization_kwargs, priority),
+        lora_request=asked.lora_request,
+    )
+    return made if isinstance(made, Refused) else replace(made, background=asked.background)

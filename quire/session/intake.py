@@ -150,34 +150,33 @@ class Intake:
 
     def read_watched(
         self,
-        prompt: Any,
-        params: SamplingParams,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
         *,
         own_params: bool = False,
-        priority: int = 0,
+        priority: Sequence[int],
         tokenization_kwargs: dict[str, Any] | None = None,
         background: bool = False,
         chat: bool = False,
         with_tools: bool = False,
         adapters: AskedAdapters | None = None,
-    ) -> Request | Refused:
-        """One prompt, whose answer is wanted step by step. `chat`: it was written out from a
-        conversation, and its answer is taken apart as such. `own_params`: the parameters are
-        checked, and nobody else has them."""
+    ) -> Window:
+        """One window of prompts, whose answers are wanted step by step. `chat`: they were written
+        out from conversations, and their answers are taken apart as such. `own_params`: the
+        parameters are checked, and nobody else has them."""
         reading: Reading = self._answers.for_text
         if chat:
             reading = partial(self._answers.for_chat, with_tools=with_tools)
         call = _Call(
             ParamCopies.own(params) if own_params else ParamCopies(params),
             reading,
-            [priority],
+            priority,
             adapters,
             tokenization_kwargs,
             watched=True,
             background=background,
         )
-        [made] = self._make([prompt], call, 0)
-        return made
+        return self._make(list(prompts), call, 0)
 
     def look(self, prompt: Any) -> QuireError | None:
         """See what the headers of a prompt's media say, before it is read where others wait for

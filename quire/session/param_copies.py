@@ -45,10 +45,10 @@ class ParamCopies:
         self._alike: dict[tuple[Any, ...], SamplingParams] = {}
 
     @classmethod
-    def own(cls, params: SamplingParams) -> ParamCopies:
+    def own(cls, params: Sequence[SamplingParams]) -> ParamCopies:
         """Of parameters that are checked and that nobody else has: they are kept as they are."""
         made = cls(params)
-        made._copies[id(params)] = params, params
+        made._copies = {id(one): (one, one) for one in params}
         return made
 
     def check_count(self, num_prompts: int) -> None:

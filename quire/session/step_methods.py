@@ -55,7 +55,7 @@ class StepMethods:
             asked = Submission(
                 prompt, params, priority, tokenization_kwargs, lora_request=lora_request
             )
-            made = read_asked(session, asked)
+            [made] = read_asked(session, [asked])
             if isinstance(made, Refused):
                 raise made.error
             if arrival_time is not None:

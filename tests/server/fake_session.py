@@ -4,9 +4,10 @@ the fake executor of the jobs' tests, words that bring it down included."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import EngineError
+from quire.errors import EngineError, QuireError
 from quire.openai_api.outputs import Output
 from quire.outputs import RequestOutput
 from quire.replicas.wire import Message
@@ -45,19 +46,20 @@ def make(model: str, options: dict[str, Any]) -> Session:
 def make_faulty(model: str, options: dict[str, Any]) -> Session:
     """The same, with the faults of tests/faults_of_rows.py, and two more places for them."""
     put_faults()
-    as_it_was, prepare = Place.output, Preparing.prepare
+    as_it_was, prepare = Place.output, Preparing.prepare_each
 
     def send(self: Place, output: RequestOutput) -> Output:
         fail("sending", output.prompt)
         return as_it_was(self, output)
 
-    def read(self: Preparing, row: Message) -> Prepared:
-        fail("preparing", row.get("prompt"))
-        if "no memory at preparing" in str(row.get("prompt")):
-            raise MemoryError("made up")
-        if "a slow host" in str(row.get("messages")):
-            time.sleep(2)
-        return prepare(self, row)
+    def read(self: Preparing, rows: Sequence[Message]) -> list[Prepared | QuireError]:
+        for row in rows:
+            fail("preparing", row.get("prompt"))
+            if "no memory at preparing" in str(row.get("prompt")):
+                raise MemoryError("made up")
+            if "a slow host" in str(row.get("messages")):
+                time.sleep(2)
+        return prepare(self, rows)
 
-    Place.output, Preparing.prepare = send, read  # type: ignore[method-assign]
+    Place.output, Preparing.prepare_each = send, read  # type: ignore[method-assign]
     return make(model, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,3 +80,31 @@ def test_whoever_waits_for_an_answer_does_not_wait_behind_a_batch_that_ends(tmp_
 
     asyncio.run(run())
     assert len(came) == 201
+
+
+def test_rows_of_a_batch_go_to_the_engine_together_and_once(tmp_path: Path) -> None:
+    class Sent:
+        def __init__(self) -> None:
+            self.rows: list[list[int]] = []
+
+        def send(self, message: Any) -> None:
+            self.rows += [[row["id"] for row in message.get("rows", ())]]
+
+    async def run() -> None:
+        bridge, sent = Bridge(Settings("fake", ("fake",), tmp_path)), Sent()
+        bridge.state, bridge._life = "ready", sent  # type: ignore[assignment]
+
+        async def read(lane: Lane) -> None:
+            async for _ in bridge.generate({"params": {}}, lane=lane):
+                pass
+
+        lanes: list[Lane] = ["batch", "batch", "interactive", "batch"]
+        tasks = [asyncio.create_task(read(lane)) for lane in lanes]
+        await asyncio.sleep(0)
+        bridge._take(Message("ready"))  # an engine that began meanwhile is told all of them
+        await asyncio.sleep(0.01)
+        assert sent.rows == [[3], [3], [1, 2, 4]]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from quire.base import boundary
 from quire.errors import RowError
 from tests.faults_of_rows import PLACES, put_faults
 from tests.server.serving import chat, client, serving, until
+from tests.server.stored import lines_of
+from tests.server.test_batch_engines import create, ended, lines
 from tests.tiny_llm import tiny_llm
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -69,6 +72,27 @@ def test_a_server_answers_the_others(tmp_path: Path, caplog: pytest.LogCaptureFi
     for place in ("stopping.py", "engine_thread.py", "run.py", "serving.py", "requests.py"):
         assert place in noted
     assert "made up" not in noted  # what an error says may quote a prompt
+
+
+def test_a_batch_has_the_answers_of_all_others(tmp_path: Path) -> None:
+    """Its rows are prepared and read in groups, and the group does not end with one of them."""
+    wrong = [f"fault at {place}" for place in ("preparing", "reading", "beginning", "ending")]
+    wrong += ["panic at reading", "no memory at preparing"]
+    prompts = [*(f"calm {i}" for i in range(50)), *wrong, ""]
+    random.Random(1).shuffle(prompts)
+    asked = [
+        {"custom_id": f"of {prompt}", "url": TEXT, "body": {**text(prompt), "max_tokens": 3}}
+        for prompt in prompts
+    ]
+    session = "tests.server.fake_session:make_faulty"
+    with serving(tmp_path, session=session) as server, client(server) as http:
+        batch = ended(http, create(http, lines_of(*asked), TEXT))
+        assert batch["request_counts"] == {"total": 57, "completed": 50, "failed": 7}
+        failed = {line["custom_id"]: line for line in lines(http, batch["error_file_id"])}
+        assert failed.pop("of ")["response"]["status_code"] == 400
+        assert set(failed) == {f"of {prompt}" for prompt in wrong}
+        assert {line["error"]["code"] for line in failed.values()} == {"row_error"}
+        assert not server.bridge.stats().restarts
 
 
 def test_rows_of_an_engine_that_failed_are_asked_again(

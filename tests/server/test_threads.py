@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
-from quire.server.child.threads import PreparingThreads
+from quire.sampling_params import SamplingParams
+from quire.server.child.threads import PreparingThreads, Taken
 from quire.server.child.writer import Writer
+from quire.session.engine_thread import Submission
+from tests.server.serving import until
 
 
 def chat(*parts: dict[str, Any]) -> dict[str, Any]:
@@ -18,18 +22,59 @@ def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+class Preparing:
+    """What was prepared by which threads, for an engine that has room when it is let."""
+
+    def __init__(self) -> None:
+        self.by: dict[str, str] = {}  # the name of each row -> of its thread
+        self.groups: list[list[str]] = []
+        self.has_room = threading.Event()
+        self.threads = PreparingThreads(self._prepare, self._wait_for_room)
+
+    def _wait_for_room(self) -> int:
+        assert self.has_room.wait(30)
+        return 5
+
+    def _prepare(self, some: Sequence[Taken]) -> None:
+        names = [asked.request_id for _, asked in some]
+        thread = threading.current_thread().name.partition("_")[0]
+        self.by |= dict.fromkeys(names, thread)
+        self.groups.append(names)
+
+    def add(self, background: bool, **rows: dict[str, Any]) -> None:
+        params = SamplingParams()
+        self.threads.prepare(
+            [
+                (row, Submission(None, params, background=background, request_id=name))
+                for name, row in rows.items()
+            ]
+        )
+
+
 def test_nobody_is_prepared_behind_rows_that_take_longer() -> None:
     """A batch waits for room in its threads, so that no row that is waited for may be there: not
     a picture of a host either."""
-    text, came, fetched = chat(), chat(image("data:image/png;base64,")), chat(image("HTTP://a/b"))
-    threads = PreparingThreads()
-    rows = [{"prompt": "a"}, text, came, fetched, chat(image("data:,"), image("http://a"))]
-    awaited = [threads.of(row, background=False) for row in rows]
-    assert awaited[0] is awaited[1] and awaited[3] is awaited[4]
-    assert len({id(one) for one in awaited[1:4]}) == 3
-    batch = [threads.of(row, background=True) for row in rows]
-    assert batch[0] is batch[1] is not batch[2] is batch[3]
-    assert not {id(one) for one in awaited} & {id(one) for one in batch}
+    made = Preparing()
+    here, far = image("data:image/png;base64,"), image("HTTP://a/b")
+    made.add(True, later={"prompt": "a"}, seen_later=chat(here))
+    made.add(False, prompt={"prompt": "a"}, text=chat(), here=chat(here), far=chat(far))
+    made.add(False, both=chat(here, far))
+    until(lambda: len(made.by) == 5)
+    assert made.by["prompt"] == made.by["text"] and made.by["far"] == made.by["both"]
+    made.has_room.set()
+    until(lambda: len(made.by) == 7)
+    kinds = [made.by[name] for name in ("text", "here", "far", "later", "seen_later")]
+    assert len(set(kinds)) == 5
+
+
+def test_rows_of_a_batch_are_prepared_together_as_far_as_there_is_room() -> None:
+    made = Preparing()
+    names = [f"row{i}" for i in range(23)]
+    made.add(True, **{name: {"prompt": name} for name in names})
+    made.has_room.set()
+    until(lambda: len(made.by) == 23)
+    assert sorted(map(len, made.groups)) == [3, 5, 5, 5, 5]
+    assert all(group == sorted(group, key=names.index) for group in made.groups)
 
 
 def test_a_writer_is_behind_until_its_reader_has_what_was_made() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from quire import SamplingParams
-from quire.session.engine_thread import EngineThread, News, Submission
+from quire.session.engine_thread import READ_TOGETHER, EngineThread, News, Submission
 from tests.server.fake_session import make
 from tests.server.serving import until
 
@@ -36,9 +36,10 @@ class Slow:
 class Thread:
     """One whose requests with a seed wait for a gate."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = ROWS) -> None:
         self.gate, self.news = threading.Event(), list[News]()
-        self.made = EngineThread(make(f"fake:rows={ROWS}", {}), self.news.extend, hurried=True)
+        self.session = make(f"fake:rows={rows}", {})
+        self.made = EngineThread(self.session, self.news.extend, hurried=True)
         self._num_asked = 0
         run: Any = self.made._run
         run._compile_grammar = lambda params: Slow(self.gate) if params.seed is not None else None
@@ -48,6 +49,11 @@ class Thread:
         self._num_asked += 1  # no two alike: those would be one
         prompt = {"prompt_token_ids": [1, 2, self._num_asked]}
         self.made.ask(Submission(prompt, params, background=background))
+
+    def ask_together(self, count: int) -> None:
+        params = SamplingParams(max_tokens=2, ignore_eos=True)
+        prompts = [{"prompt_token_ids": [3, i, 4]} for i in range(count)]
+        self.made.ask(*(Submission(prompt, params, background=True) for prompt in prompts))
 
     @property
     def num_finished(self) -> int:
@@ -94,3 +100,29 @@ def test_room_in_the_background_is_waited_for(thread: Thread) -> None:
     thread.gate.set()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_the_background_is_read_in_groups_and_newcomers_between_them() -> None:
+    thread = Thread(4 * READ_TOGETHER)
+    read, step = thread.session.intake.read_watched, thread.session.engine.step
+    happened: list[str] = []
+
+    def read_watched(prompts: Sequence[Any], params: Any, **more: Any) -> Any:
+        happened.append(f"{len(prompts)} {'behind' if more['background'] else 'urgent'}")
+        if len(happened) == 2:  # the second group is being read
+            thread.ask(slow=False)
+        return read(prompts, params, **more)
+
+    def stepping() -> Any:
+        happened.append("step")
+        return step()
+
+    thread.session.intake.read_watched = read_watched  # type: ignore[method-assign]
+    thread.session.engine.step = stepping  # type: ignore[method-assign]
+    try:
+        thread.ask_together(4 * READ_TOGETHER)
+        until(lambda: thread.num_finished == 4 * READ_TOGETHER + 1)
+    finally:
+        thread.made.close()
+    group = f"{READ_TOGETHER} behind"
+    assert happened[:4] == [group, group, "1 urgent", "step"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import InvalidParams
+from quire.jobs.child.requests import MOST_KNOWN, SharedParams, sampling_params
 from quire.sampling_params import SamplingParams
 from quire.session.param_copies import _LISTS, _OBJECTS, ParamCopies
 
@@ -120,3 +121,36 @@ class Short(SamplingParams):
 
 def test_a_class_of_a_scripts_own_is_copied_as_what_it_says() -> None:
     assert ParamCopies(Short(seed=3)).at(0) == SamplingParams(max_tokens=2, seed=3)
+
+
+def test_rows_that_say_the_same_have_parameters_of_their_own() -> None:
+    shared = SharedParams()
+    rows: list[dict[str, Any]] = [
+        {"seed": 1, "temperature": 0.5, "stop": ["a"]},
+        {"seed": 2, "temperature": 0.5, "stop": ["a"]},
+        {"temperature": 0.5, "stop": ["a"]},
+        {"seed": -1, "temperature": 0.5, "stop": ["a"]},
+        *({"max_tokens": i + 1} for i in range(2 * MOST_KNOWN)),
+    ]
+    for given in [*rows, *rows]:
+        made = shared.read(given)
+        assert made == sampling_params(given)
+        made.skip_special_tokens = False  # as a server does for some
+    assert len(shared._known) <= MOST_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"n": 1}, {"n": True}),
+        ({"seed": 1}, {"seed": 1.0}),
+        ({"seed": 1}, {"seed": 2**64}),
+        ({"max_tokens": None}, {"max_tokens": float("nan")}),
+        ({"stop": ["a"]}, {"stop": "['a']", "stop_token_ids": "a"}),
+    ],
+)
+def test_no_row_passes_because_another_one_did(good: Any, bad: Any) -> None:
+    shared = SharedParams()
+    shared.read(good)
+    with pytest.raises(InvalidParams):
+        shared.read(bad)

@@ -29,7 +29,7 @@ from quire.errors import (
 from quire.inputs.media.allowed import WORDS
 from quire.inputs.media.urls import MediaUrl
 from quire.jobs.input.prompts import Preamble
-from quire.params.rules import show
+from quire.params.rules import MAX_SEED, show
 from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -54,6 +54,7 @@ _TYPES: tuple[tuple[type[QuireError], str], ...] = (
 )
 _INDEX = re.compile(r"\Aprompt \d+: ")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+MOST_KNOWN, LONGEST_KEY = 64, 4096  # parameters that are remembered, and characters of each
 
 
 def error_type(error: QuireError) -> str:
@@ -107,6 +108,30 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     params = SamplingParams(**fields)
     params.settle()
     return params
+
+
+class SharedParams:
+    """The same, checked once for all rows that say the same, their seeds aside: in a batch most
+    do. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, SamplingParams] = {}
+
+    def read(self, given: Mapping[str, Any]) -> SamplingParams:
+        """Parameters of the row's own; lists in them are shared, and nobody's to change."""
+        seed, key = given.get("seed"), repr({**given, "seed": None})
+        is_plain = seed is None or type(seed) is int and 0 <= seed <= MAX_SEED
+        if not is_plain or len(key) > LONGEST_KEY:
+            return sampling_params(given)
+        found = self._known.get(key)
+        if found is None:
+            found = sampling_params(given)
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = found
+        params = copy.copy(found)
+        params.seed = seed
+        return params
 
 
 def _structured_outputs(wanted: Any) -> StructuredOutputsParams:
@@ -188,6 +213,7 @@ class RequestReader:
         self._tokenizer, self._preamble, self._chat = tokenizer, preamble, chat
         self._max_model_len = max_model_len
         self._settings = [sampling_params(each) for each in settings]
+        self._shared = SharedParams()
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
         """A request, or what is wrong, for each row; the chats among them are encoded together."""
@@ -211,7 +237,7 @@ class RequestReader:
 
     def _params(self, row: Mapping[str, Any]) -> SamplingParams:
         own, seed = row.get("params"), row.get("seed")
-        params = sampling_params(own) if own is not None else self._settings[row.get("setting", 0)]
+        params = self._settings[row.get("setting", 0)] if own is None else self._shared.read(own)
         if "schema" in row:
             params = copy.copy(params)
             params.structured_outputs = StructuredOutputsParams(json=row["schema"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, kept_part, num_kept
 from quire.inputs.thoughts import after_thoughts
 from quire.inputs.tokenizer import Tokenizer, check_text
-from quire.jobs.child.requests import refuse_far_too_long, sampling_params
+from quire.jobs.child.requests import SharedParams, attempt, refuse_far_too_long
 from quire.outputs import RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.replicas.wire import Message
@@ -43,11 +43,31 @@ class Prepared:
     search: BeamSearchParams | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text that is to be encoded: the `part` of it that gives the last `keep` tokens, or all."""
+
+    chat: ChatText
+    part: ChatText
+    add_special_tokens: bool
+    keep: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A row whose text is yet to be encoded; one of token ids has none."""
+
+    row: Message
+    params: SamplingParams
+    search: BeamSearchParams | None
+    text: _Text | None
+
+
 class Preparing:
     """For one model."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self._session, self._shared = session, SharedParams()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -56,12 +76,26 @@ class Preparing:
             raise NotSupported("text needs a tokenizer, and the engine has none; send token ids")
         return tokenizer
 
-    def prepare(self, row: Message) -> Prepared:
-        """The request of a row; raises a QuireError that says what is wrong with it."""
+    def prepare_each(self, rows: Sequence[Message]) -> list[Prepared | QuireError]:
+        """The request of each row, or what is wrong with it; their texts are encoded together,
+        which takes less than one by one."""
+        begun = [attempt(partial(self._begin, row)) for row in rows]
+        texts = [one.text for one in begun if isinstance(one, _Begun) and one.text is not None]
+        encoded = iter(self._encode(texts))
+
+        def finished(one: _Begun | Prepared | QuireError) -> Prepared | QuireError:
+            if not isinstance(one, _Begun):
+                return one
+            ids = None if one.text is None else next(encoded)
+            return ids if isinstance(ids, QuireError) else attempt(partial(self._finish, one, ids))
+
+        return [finished(one) for one in begun]
+
+    def _begin(self, row: Message) -> _Begun | Prepared:
         if "pool" in row:
             return self._pooling(row, row["pool"])
         self._session.intake.check()
-        params = sampling_params(row["params"])
+        params = self._shared.read(row["params"])
         params.output_kind = (
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
         )
@@ -71,7 +105,11 @@ class Preparing:
         search = None
         if "beam" in row:
             search, params = self._searching(params, row["beam"])
-        prompt = self.prompt_of(row, params)
+        return _Begun(row, params, search, self._text_of(row, params))
+
+    def _finish(self, begun: _Begun, ids: Ints | None) -> Prepared:
+        row, params = begun.row, begun.params
+        prompt = self._prompt(row, begun.text, ids)
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
         if "messages" in row and params.structured_outputs is not None:
@@ -79,7 +117,7 @@ class Preparing:
             params.structured_outputs = after_thoughts(
                 params.structured_outputs, prompt["prompt"], self.tokenizer, tag
             )
-        return Prepared(prompt, params, search=search)
+        return Prepared(prompt, params, search=begun.search)
 
     def _searching(
         self, given: SamplingParams, beam: Message
@@ -118,41 +156,48 @@ class Preparing:
         kwargs = {name: wanted[name] for name in ("add_special_tokens",) if name in wanted}
         return Prepared(given, params, kwargs, partial(pooling.pooled, asked=asked))
 
-    def prompt_of(self, row: Message, params: SamplingParams | None = None) -> dict[str, Any]:
-        """The prompt as token ids, with its text where it has one; cut as the parameters say, and
-        whole where there are none."""
+    def prompt_of(self, row: Message) -> dict[str, Any]:
+        """The prompt as token ids, whole, with its text where it has one."""
+        text, ids = self._text_of(row, None), None
+        if text is not None:
+            [ids] = self._encode([text])
+        if isinstance(ids, QuireError):
+            raise ids
+        return self._prompt(row, text, ids)
+
+    def _prompt(self, row: Message, text: _Text | None, ids: Ints | None) -> dict[str, Any]:
+        if text is None or ids is None:
+            return {"prompt_token_ids": row["prompt"], **self._text_back(row)}
+        if not len(ids):
+            raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
+        chat = text.chat
+        return {"prompt_token_ids": ids.tolist(), "prompt": chat.text, **self._media(chat)}
+
+    def _text_of(self, row: Message, params: SamplingParams | None) -> _Text | None:
+        """What is to be encoded, cut as the parameters say, and whole where there are none; None
+        for a prompt that is token ids."""
         if "messages" in row:
             chat = render_conversation(row["messages"], self.tokenizer, **row.get("chat", {}))
             add = bool(row.get("add_special_tokens", False))
         elif isinstance(row["prompt"], str):
             chat, add = ChatText(row["prompt"]), bool(row.get("add_special_tokens", True))
         else:
-            return {"prompt_token_ids": row["prompt"], **self._text_back(row)}
+            return None
         check_text(chat.text)
-        ids = self._whole(chat, add) if params is None else self._fitting(chat, add, params)
-        if not len(ids):
-            raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
-        return {"prompt_token_ids": ids.tolist(), "prompt": chat.text, **self._media(chat)}
+        if params is None:
+            _refuse_long(chat.text)
+            return _Text(chat, chat, add)
+        return self._fitting(chat, add, params)
 
-    def _whole(self, chat: ChatText, add: bool) -> Ints:
-        if len(chat.text) > LONGEST_COUNTED:
-            raise InvalidPrompt(
-                f"the text has {len(chat.text):,} characters; up to {LONGEST_COUNTED:,} are made "
-                "into tokens here, which takes seconds: send it in parts",
-                parameter="prompt",
-            )
-        return self.encode(chat, add)
-
-    def _fitting(self, chat: ChatText, add: bool, params: SamplingParams) -> Ints:
-        """The ids of a text that is cut where the parameters say so, or else is not too long."""
+    def _fitting(self, chat: ChatText, add: bool, params: SamplingParams) -> _Text:
+        """A text that is cut where the parameters say so, or else is not too long."""
         most, keep = self._session.model.config.max_model_len, params.truncate_prompt_tokens
         keep = most if keep is None else num_kept(keep, params.max_tokens, most)
         if keep >= most or chat.media is not None:  # media are not cut
             refuse_far_too_long(chat.text, self.tokenizer, most)
-            return self.encode(chat, add)
+            return _Text(chat, chat, add)
         part = kept_part(chat.text, keep, self._encode_part)
-        ids = self.encode(chat.since(part.start), add)
-        return kept_end(ids, keep, self.tokenizer.bos_id if add else None)
+        return _Text(chat, chat.since(part.start), add, keep)
 
     def _encode_part(self, text: str) -> Ints:
         return self.tokenizer.encode(text, False)
@@ -174,11 +219,20 @@ class Preparing:
             return {}
         return {"multi_modal_data": reader.looked_at(chat.media).data}
 
-    def encode(self, text: ChatText, add_special_tokens: bool) -> Ints:
-        [ids] = self.tokenizer.encode_each([text], add_special_tokens)
-        if isinstance(ids, QuireError):
-            raise ids
-        return ids
+    def _encode(self, texts: Sequence[_Text]) -> list[Ints | QuireError]:
+        """The ids of each that stay, or what is wrong with it."""
+        found: dict[int, Ints | QuireError] = {}
+        for add in (False, True):
+            at = [i for i, text in enumerate(texts) if text.add_special_tokens is add]
+            if at:
+                some = self.tokenizer.encode_each([texts[i].part for i in at], add)
+                found |= zip(at, some, strict=True)
+        return [self._kept(text, found[i]) for i, text in enumerate(texts)]
+
+    def _kept(self, text: _Text, ids: Ints | QuireError) -> Ints | QuireError:
+        if text.keep is None or isinstance(ids, QuireError):
+            return ids
+        return kept_end(ids, text.keep, self.tokenizer.bos_id if text.add_special_tokens else None)
 
     def _text_back(self, row: Message) -> dict[str, Any]:
         """The text of token ids, where it is wanted before the answer."""
@@ -189,3 +243,12 @@ class Preparing:
         if not all(0 <= token < vocabulary for token in ids):
             return {}  # refused where all prompts are checked
         return {"prompt": self.tokenizer.decode(ids, skip_special_tokens=False)}
+
+
+def _refuse_long(text: str) -> None:
+    if len(text) > LONGEST_COUNTED:
+        raise InvalidPrompt(
+            f"the text has {len(text):,} characters; up to {LONGEST_COUNTED:,} are made into "
+            "tokens here, which takes seconds: send it in parts",
+            parameter="prompt",
+        )

@@ -7,7 +7,7 @@ slow template keeps the engine from its next step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,7 +32,7 @@ from quire.server.child.calls import Calls
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.reasoning import ReasoningCount
-from quire.server.child.threads import PreparingThreads
+from quire.server.child.threads import PreparingThreads, Taken
 from quire.server.child.writer import Writer, encoded
 from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.metrics import Histogram, Metric
@@ -60,7 +60,6 @@ class ServingEngine:
         self._lora = lora or {}
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
-        self._threads = PreparingThreads()
         # Nobody waits behind a book that is to be counted.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
         self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
@@ -78,6 +77,7 @@ class ServingEngine:
             is_behind=writer.is_behind,
             hurried=True,
         )
+        self._threads = PreparingThreads(self._prepare, self._engine.wait_for_room)
         Heartbeat(board, self._engine.thread)
 
     def facts(self) -> Message:
@@ -96,8 +96,8 @@ class ServingEngine:
     def take(self, message: Message) -> None:
         """Act on a message of the server's."""
         if message["kind"] == "ask":
-            for row in message["rows"]:
-                self._take_row(row)
+            some = [(row, self._taken(row)) for row in message["rows"]]
+            self._threads.prepare(some)
         elif message["kind"] == "abort":
             for number in message["ids"]:
                 asked = self._asked.get(number)
@@ -106,7 +106,7 @@ class ServingEngine:
         elif message["kind"] == "call":
             self._call_threads.submit(self._answer_call, message)
 
-    def _take_row(self, row: Message) -> None:
+    def _taken(self, row: Message) -> Submission:
         """A place for the row at once, so that it can be given up while it is prepared."""
         params = row.get("params", {})
         place = Place(
@@ -130,17 +130,35 @@ class ServingEngine:
             lora_request=self._lora.get(row.get("model", "")),
         )
         self._asked[place.id] = asked
-        threads = self._threads.of(row, background=asked.background)
-        threads.submit(self._prepare, row, asked)
+        return asked
 
-    def _prepare(self, row: Message, asked: Submission) -> None:
-        if asked.background:
-            self._engine.wait_for_room()
-        failed = _attempt(lambda: self._enter(asked, self._preparing.prepare(row)))
+    def _prepare(self, some: Sequence[Taken]) -> None:
+        """Give the engine what these rows ask for, and refuse those that are wrong."""
+        made = _attempt(lambda: self._preparing.prepare_each([row for row, _ in some]))
+        if isinstance(made, QuireError) and len(some) > 1:  # find out which: the others are good
+            for one in some:
+                self._prepare([one])
+            return
+        each = [made] if isinstance(made, QuireError) else made
+        ready: list[Submission] = []
+        for (_, asked), found in zip(some, each, strict=True):
+            failed = self._filled(asked, found)
+            if isinstance(failed, QuireError):
+                self._refuse(asked, failed)
+            else:
+                ready.append(asked)
+        failed = _attempt(partial(self._engine.ask, *ready))
         if isinstance(failed, QuireError) and self._engine.failure is None:
-            self._refuse(asked, failed)
+            for asked in ready:
+                self._refuse(asked, failed)
 
-    def _enter(self, asked: Submission, made: Prepared) -> None:
+    def _filled(self, asked: Submission, found: Prepared | QuireError) -> QuireError | None:
+        """What is wrong with the row, if anything is."""
+        if isinstance(found, QuireError):
+            return found
+        return _attempt(partial(self._fill, asked, found))
+
+    def _fill(self, asked: Submission, made: Prepared) -> None:
         asked.prompt, asked.params = made.prompt, made.params
         asked.tokenization_kwargs, asked.search = made.tokenization, made.search
         asked.reader.pooled = made.pooled
@@ -151,7 +169,6 @@ class ServingEngine:
                 isinstance(made.params, SamplingParams)
                 and begins_in_format(made.params.structured_outputs)
             )
-        self._engine.ask(asked)
 
     def _refuse(self, asked: Submission, error: QuireError) -> None:
         self._writer.send(self._refusal(asked, error))

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from quire.replicas.wire import Message
+from quire.session.engine_thread import Submission
 
 FEW, MORE = 2, 4
+TOGETHER = 64  # rows of batches that are prepared in one go
+Taken = tuple[Message, Submission]
+Prepare = Callable[[Sequence[Taken]], None]
 
 
 class PreparingThreads:
-    """Rows of batches come by the hundred, and wait there until they are wanted; a picture takes
-    longer than a text, and one of a slow host longer than one that came along."""
+    """Rows of batches come by the hundred, and wait here until the engine has room for them; a
+    picture takes longer than a text, and one of a slow host longer than one that came along."""
 
-    def __init__(self) -> None:
+    def __init__(self, prepare: Prepare, wait_for_room: Callable[[], int]) -> None:
+        """`wait_for_room` returns once the engine wants rows of batches, with their number."""
+        self._prepare, self._wait_for_room = prepare, wait_for_room
         self._text = ThreadPoolExecutor(FEW, "quire-prepare")
         self._media = ThreadPoolExecutor(MORE, "quire-prepare-media")
         self._fetched = ThreadPoolExecutor(MORE, "quire-fetch-media")
-        self._batches = ThreadPoolExecutor(FEW, "quire-prepare-batches")
         self._batch_media = ThreadPoolExecutor(MORE, "quire-prepare-batch-media")
+        self._batches: deque[Taken] = deque()
+        self._changed = threading.Condition()
+        for _ in range(FEW):
+            name = "quire-prepare-batches"
+            threading.Thread(target=self._prepare_batches, name=name, daemon=True).start()
 
-    def of(self, row: Message, *, background: bool) -> ThreadPoolExecutor:
-        media = _media_parts(row)
-        if background:
-            return self._batch_media if media else self._batches
+    def prepare(self, some: Sequence[Taken]) -> None:
+        """Have these prepared, on some thread."""
+        batches = []
+        for row, asked in some:
+            media = _media_parts(row)
+            if not asked.background:
+                self._pool(media).submit(self._prepare, [(row, asked)])
+            elif media:
+                self._batch_media.submit(self._prepare_later, (row, asked))
+            else:
+                batches.append((row, asked))
+        if batches:
+            with self._changed:
+                self._batches += batches
+                self._changed.notify()
+
+    def _pool(self, media: Sequence[Message]) -> ThreadPoolExecutor:
         if any(map(_is_fetched, media)):
             return self._fetched
         return self._media if media else self._text
+
+    def _prepare_later(self, one: Taken) -> None:
+        self._wait_for_room()
+        self._prepare([one])
+
+    def _prepare_batches(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._batches)
+            most = min(self._wait_for_room(), TOGETHER)
+            with self._changed:
+                count = min(most, len(self._batches))
+                some = [self._batches.popleft() for _ in range(count)]
+            if some:  # the other thread may have had them
+                self._prepare(some)
 
 
 def _media_parts(row: Message) -> list[Message]:
