@@ -63,12 +63,21 @@ class Engine:
         self.executor.handles.add_request(samples[0].request)
         self.scheduler.add(samples)
 
+    @property
+    def is_hurried(self) -> bool:
+        """Somebody waits for steps to be short."""
+        return self.scheduler.lanes.is_hurried
+
+    @property
+    def takes_plan(self) -> bool:
+        """Fewer plans are on their way than may be."""
+        # A plan that waits behind another is one that a newcomer waits for.
+        alone = self.is_hurried or self.scheduler.trials.are_due
+        return len(self._in_flight) < (1 if alone else self.depth)
+
     def step(self) -> StepReport:
         """Submit a plan, or wait for the oldest result; says what happened."""
-        # A plan that waits behind another is one that a newcomer waits for.
-        alone = self.scheduler.lanes.is_hurried or self.scheduler.trials.are_due
-        depth = 1 if alone else self.depth
-        if len(self._in_flight) < depth:
+        if self.takes_plan:
             plan = self.scheduler.schedule()
             if plan is not None:
                 before = time.perf_counter()

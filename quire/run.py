@@ -22,6 +22,7 @@ from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
 from quire.results.finished import Results
+from quire.results.late import Late
 from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
 from quire.results.telling import Telling
 from quire.sampling_params import SamplingParams
@@ -69,7 +70,7 @@ class Run:
         self._on_finished, self._telling = on_finished, telling or Telling(paced=False)
         self._not_ready: deque[Pending] = deque()
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
-        self._cancelled, self._num_seen = list[Result](), 0
+        self._cancelled, self._num_seen, self._late = list[Result](), 0, Late()
 
     def outputs(
         self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
@@ -110,16 +111,17 @@ class Run:
 
     @property
     def is_empty(self) -> bool:
-        return self._engine.idle and not self._not_ready and not self._cancelled
+        return self._engine.idle and not (self._not_ready or self._cancelled or self._late)
 
     def _advance(self) -> Iterator[Result]:
-        yield from self._made_ready(wait=self._engine.idle)
-        if not self._engine.idle:
-            report = self._step()
-            if due := self._telling.due(report):
-                yield from self._telling.timed(self._grown(due))
-            for sequence in report.ended:
-                yield from self._ended(sequence)
+        engine = self._engine
+        yield from self._made_ready(wait=engine.idle)
+        report = StepReport() if engine.idle else self._step()
+        if due := self._telling.due(report):
+            yield from self._telling.timed(self._grown(due))
+        may_wait = engine.takes_plan and not engine.idle
+        for sequence in self._late.due(report.ended, may_wait, is_hurried=engine.is_hurried):
+            yield from self._ended(sequence)
         self._between_steps()
         cancelled, self._cancelled = self._cancelled, []
         yield from cancelled
@@ -329,6 +331,7 @@ class Run:
         pending = [sample for one in self._pending.values() for sample in one.samples]
         self._pending.clear()
         self._not_ready.clear()
+        self._late.clear()
         try:
             self._engine.abort(pending)
             self._engine.drain()

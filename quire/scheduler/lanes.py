@@ -24,6 +24,9 @@ MOST_STRETCH = 2.0  # times what a pass takes without background rows
 LEAST_PASS = 256  # tokens of any pass where no request waits
 MEMORY = 8  # passes; older ones fade
 LEAST_SPARE = 16  # tokens of a background prompt in a hurried pass
+# Background rows that begin in one pass: each takes the host some tenths of a millisecond, and
+# whoever comes meanwhile waits for all of them.
+MOST_BEGUN, MOST_BEGUN_IN_A_HURRY = 64, 8
 
 
 class Lanes:
@@ -49,6 +52,13 @@ class Lanes:
     def is_hurried(self) -> bool:
         """Whether plans are to be short, and one at a time."""
         return self._hurry_until > 0.0 and self._clock() < self._hurry_until
+
+    @property
+    def most_begun(self) -> int:
+        """Rows of the background that may begin in one pass."""
+        if self.is_hurried:
+            return MOST_BEGUN_IN_A_HURRY
+        return MOST_BEGUN if self.is_serving else self._rows.capacity
 
     @property
     def num_background(self) -> int:

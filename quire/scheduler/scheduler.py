@@ -279,8 +279,10 @@ class Scheduler:
         max_wait = self._reports.long_wait(self.limits.max_wait)
         self._admission.begin()
         self._adapters.begin(self._clock(), max_wait)
+        left = self.lanes.most_begun
         while draft.budget > 0:
-            sequence = self._adapters.next(self._clock(), max_wait, background=draft.spare > 0)
+            background = draft.spare > 0 and left > 0
+            sequence = self._adapters.next(self._clock(), max_wait, background=background)
             if sequence is None or not self._admission.has_rows(sequence):
                 return
             budget = draft.spare if sequence.request.background else draft.budget
@@ -291,6 +293,7 @@ class Scheduler:
                 return
             if self._admission.has_room(sequence, cached, budget):
                 self._begin(sequence, cached, draft)
+                left -= sequence.request.background
             elif self.num_running or self._sent:
                 return
             else:

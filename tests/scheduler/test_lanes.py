@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quire.engine import Engine
-from quire.scheduler.lanes import Lanes
+from quire.scheduler.lanes import MOST_BEGUN, MOST_BEGUN_IN_A_HURRY, Lanes
 from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import TURNS, Waiting
 from quire.step import StepPlan
@@ -161,6 +161,23 @@ def test_where_others_may_come_a_pass_of_the_background_is_bounded() -> None:
     large: Any = SimpleNamespace(repeat=1, num_tokens=2_000, prefill=())
     lanes.observe(large, 0.1)
     assert lanes.spare(16_384) == 10_000, "a token of a large pass takes half as long"
+
+
+def test_where_others_may_come_few_rows_of_the_background_begin_in_a_pass() -> None:
+    """What the host does for each of them is waited for by all."""
+    plenty = dict.fromkeys(("max_num_seqs", "max_num_batched_tokens", "num_blocks"), 4000)
+    for is_serving, is_hurried, most in (
+        (False, False, 200),
+        (True, False, MOST_BEGUN),
+        (True, True, MOST_BEGUN_IN_A_HURRY),
+    ):
+        engine = setting(**plenty).engine()
+        engine.scheduler.lanes.is_serving = is_serving
+        if is_hurried:
+            engine.scheduler.lanes.attend()
+        for number in range(200):
+            engine.add(background(number, prompt=1))
+        assert len(planned(engine).prefill) == most
 
 
 def test_a_row_of_the_background_yields_even_where_there_is_only_one() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from quire import SamplingParams
+from quire.outputs import RequestOutput
+from quire.results.late import LATE, LATE_IN_A_HURRY
 from quire.session.engine_thread import READ_TOGETHER, EngineThread, News, Submission
 from tests.server.fake_session import make
 from tests.server.serving import until
@@ -36,9 +38,9 @@ class Slow:
 class Thread:
     """One whose requests with a seed wait for a gate."""
 
-    def __init__(self, rows: int = ROWS) -> None:
+    def __init__(self, model: str = f"fake:rows={ROWS}") -> None:
         self.gate, self.news = threading.Event(), list[News]()
-        self.session = make(f"fake:rows={rows}", {})
+        self.session = make(model, {})
         self.made = EngineThread(self.session, self.news.extend, hurried=True)
         self._num_asked = 0
         run: Any = self.made._run
@@ -50,14 +52,18 @@ class Thread:
         prompt = {"prompt_token_ids": [1, 2, self._num_asked]}
         self.made.ask(Submission(prompt, params, background=background))
 
-    def ask_together(self, count: int) -> None:
-        params = SamplingParams(max_tokens=2, ignore_eos=True)
+    def ask_together(self, count: int, max_tokens: int = 2) -> None:
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         prompts = [{"prompt_token_ids": [3, i, 4]} for i in range(count)]
         self.made.ask(*(Submission(prompt, params, background=True) for prompt in prompts))
 
     @property
     def num_finished(self) -> int:
-        return sum(getattr(one, "finished", False) for _, one in self.news)
+        return sum(is_last(one) for _, one in self.news)
+
+
+def is_last(one: object) -> bool:
+    return isinstance(one, RequestOutput) and one.finished
 
 
 @pytest.fixture
@@ -103,7 +109,7 @@ def test_room_in_the_background_is_waited_for(thread: Thread) -> None:
 
 
 def test_the_background_is_read_in_groups_and_newcomers_between_them() -> None:
-    thread = Thread(4 * READ_TOGETHER)
+    thread = Thread(f"fake:rows={4 * READ_TOGETHER}")
     read, step = thread.session.intake.read_watched, thread.session.engine.step
     happened: list[str] = []
 
@@ -126,3 +132,27 @@ def test_the_background_is_read_in_groups_and_newcomers_between_them() -> None:
         thread.made.close()
     group = f"{READ_TOGETHER} behind"
     assert happened[:4] == [group, group, "1 urgent", "step"]
+
+
+@pytest.mark.parametrize("someone_reads", [False, True])
+def test_of_answers_of_the_background_that_end_together_some_are_made_between_two_steps(
+    someone_reads: bool,
+) -> None:
+    thread = Thread(f"fake:rows={2 * LATE[0]}:delay=0.005")
+    made, count = list[int](), 2 * LATE[0]
+
+    def hand_over(news: list[News]) -> None:
+        made.append(sum(asked.background and is_last(one) for asked, one in news))
+        thread.news.extend(news)
+
+    thread.made._hand_over = hand_over
+    try:
+        thread.ask_together(count, max_tokens=40)
+        until(lambda: thread.session.engine.scheduler.num_running == count)
+        if someone_reads:
+            thread.ask(slow=False)
+        until(lambda: thread.num_finished == count + someone_reads)
+    finally:
+        thread.made.close()
+    # They begin in two passes, and so they end in two.
+    assert max(made) == (LATE_IN_A_HURRY[0] if someone_reads else LATE[0])
