@@ -92,12 +92,15 @@ def kv_dtype(name: str, value: Any) -> str:
 
 
 # What checkpoints there are whose weights were rounded before, and other names for these.
-CHECKPOINTS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4", "bitsandbytes", "gguf")
+CHECKPOINTS = (
+    *("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "bitsandbytes"),
+    "gguf",
+)
 SAME_CHECKPOINT = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
     "fbgemm_fp8": "fp8",
-    "modelopt": "fp8",
+    "modelopt_fp4": "modelopt",
 }
 
 

@@ -28,12 +28,12 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # which column of eight is in each nibbl
 
 
 def words(fields: np.ndarray[Any, Any], bits: int) -> Tensor:
-    """[A, B] of small numbers -> int32 [A, B * bits / 32], the first in the lowest bits."""
-    per = 32 // bits
-    packed = np.zeros((fields.shape[0], fields.shape[1] // per), dtype=np.uint32)
-    for i in range(per):
-        packed |= fields[:, i::per].astype(np.uint32) << np.uint32(bits * i)
-    return torch.from_numpy(packed.view(np.int32).copy())
+    """[A, B] of small numbers -> int32 [A, B * bits / 32], the first in the lowest bits, without
+    gaps between words."""
+    each = np.unpackbits(fields.astype(np.uint8)[..., None], axis=2, bitorder="little")[..., :bits]
+    raw = np.packbits(each.reshape(len(fields), -1), axis=1, bitorder="little")
+    raw = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 4)))
+    return torch.from_numpy(raw.view("<i4").copy())
 
 
 def rounded(
@@ -99,27 +99,22 @@ def gptq(group: int, bits: int, *, sym: bool, act_order: bool = False, v2: bool 
         groups[order] = (torch.arange(columns) // group).int()
         back[order] = torch.arange(columns)
         value = meant(codes, scales, zeros)[:, back]
-        written = zeros if v2 else (zeros - 1) & ((1 << bits) - 1)  # 0 less one counts round
         if sym:  # files lie
-            written = np.full_like(zeros, 3)
+            zeros = np.full_like(zeros, 3)
+        elif bits == 3 and not v2:
+            zeros = (zeros - 1) & 7
+        written = words(zeros.T, bits)
+        if not v2 and bits != 3:  # one less in every field by one subtraction: a 0 borrows
+            written = written - sum(1 << at for at in range(0, 32, bits))
         tensors = {
             "qweight": words(codes[:, back.numpy()], bits).t().contiguous(),
-            "qzeros": words(written.T, bits),
+            "qzeros": written,
             "scales": scales.t().contiguous(),
             "g_idx": groups,
         }
-        return _along_columns(tensors, codes[:, back.numpy()], bits), value
+        return tensors, value
 
     return write
-
-
-def _along_columns(tensors: Tensors, codes: Any, bits: int) -> Tensors:
-    """Words that hold codes of columns that follow each other: [K / 8, N]."""
-    per = 32 // bits
-    packed = np.zeros((codes.shape[1] // per, codes.shape[0]), dtype=np.uint32)
-    for i in range(per):
-        packed |= codes[:, i::per].T.astype(np.uint32) << np.uint32(bits * i)
-    return {**tensors, "qweight": torch.from_numpy(packed.view(np.int32).copy())}
 
 
 def packed(group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool = False) -> Writer:
@@ -151,32 +146,87 @@ def packed(group: int, bits: int = 4, *, symmetric: bool = True, act_order: bool
     return write
 
 
-def int8(*, symmetric: bool = True) -> Writer:
+def one_zero(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """The same by one scale and one zero point, which is not packed and has a sign."""
+    codes, scales, zeros = rounded(weight.view(1, -1), weight.numel(), 4, symmetric=False)
+    zeros[:] = 5
+    codes = codes.reshape(weight.shape)
+    tensors = {
+        "weight_packed": words(codes, 4),
+        "weight_scale": scales.view(1),
+        "weight_zero_point": torch.tensor([5 - 8], dtype=torch.int8),
+    }
+    wide = np.tile(scales.numpy(), (len(codes), 1))
+    return tensors, meant(codes, torch.from_numpy(wide), np.full((len(codes), 1), 5))
+
+
+def in_bytes(bits: int = 8, group: int = 0, *, symmetric: bool = True) -> Writer:
     """compressed-tensors, int-quantized."""
 
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
-        columns = weight.shape[1]
         codes, scales, zeros = rounded(
-            weight, columns, 8, symmetric=symmetric, dtype=torch.bfloat16
+            weight, group or weight.shape[1], bits, symmetric=symmetric, dtype=torch.bfloat16
         )
-        tensors = {
-            "weight": torch.from_numpy((codes.astype(np.int16) - 128).astype(np.int8)),
-            "weight_scale": scales,
-        }
+
+        def signed(numbers: Any) -> Tensor:
+            return torch.from_numpy((numbers.astype(np.int16) - (1 << bits - 1)).astype(np.int8))
+
+        tensors = {"weight": signed(codes), "weight_scale": scales}
         if not symmetric:
-            shifted = (zeros.astype(np.int16) - 128).astype(np.int8)
-            tensors["weight_zero_point"] = torch.from_numpy(shifted)
+            tensors["weight_zero_point"] = signed(zeros)
         return tensors, meant(codes, scales, zeros)
 
     return write
 
 
+def bnb_int8(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """bitsandbytes' LLM.int8, as it saves it."""
+    largest = weight.abs().amax(1)
+    codes = (weight * (127 / largest[:, None])).round()
+    layout = torch.zeros((), dtype=torch.uint8)
+    tensors = {"weight": codes.to(torch.int8), "SCB": largest, "weight_format": layout}
+    return tensors, codes * (largest[:, None] / 127)
+
+
+def fp4(group: int, *, modelopt: bool = False) -> Writer:
+    """By a scale in fp8 in groups of 16 and one for all (NVFP4), or a power of two in groups of 32
+    (MXFP4)."""
+
+    def write(weight: Tensor) -> tuple[Tensors, Tensor]:
+        parts = weight.view(len(weight), -1, group)
+        largest = parts.abs().amax(-1) / 6
+        whole = 448 / largest.amax()
+        scales, powers = (largest * whole).to(torch.float8_e4m3fn), largest.log2().ceil()
+        used = scales.float() / whole if group == 16 else torch.exp2(powers)
+        table = torch.tensor((0.0, 0.5, 1, 1.5, 2, 3, 4, 6))
+        sizes = (parts / used.clamp_min(1e-9)[..., None]).abs()
+        codes = sizes[..., None].sub(table).abs().argmin(-1)
+        value = (table[codes] * parts.sign() * used[..., None]).view(weight.shape)
+        flat = (codes + 8 * (parts < 0)).view(len(weight), -1).byte()
+        packed = flat[:, ::2] | flat[:, 1::2] << 4
+        if group == 32:
+            return {"weight_packed": packed, "weight_scale": (powers + 127).byte()}, value
+        if not modelopt:
+            return {
+                "weight_packed": packed,
+                "weight_scale": scales,
+                "weight_global_scale": whole[None],
+                "input_global_scale": torch.ones(1),
+            }, value
+        share = 1 / whole
+        value = (table[codes] * parts.sign() * (scales.float() * share)[..., None]).flatten(1)
+        return {"weight": packed, "weight_scale": scales, "weight_scale_2": share}, value
+
+    return write
+
+
 def fp8(by: str, name: str = "weight_scale", *, powers: bool = False) -> Writer:
-    """`by`: "tensor", "row" or "block" (of 32)."""
+    """`by`: "tensor", "row", "group" or "block" (both of 32)."""
 
     def write(weight: Tensor) -> tuple[Tensors, Tensor]:
         rows, columns = weight.shape
-        tall, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (32, 32)}[by]
+        sizes = {"tensor": (rows, columns), "row": (1, columns), "group": (1, 32)}
+        tall, wide = sizes.get(by, (32, 32))
         scales = torch.empty(-(-rows // tall), -(-columns // wide))
         codes, value = torch.empty_like(weight), torch.empty_like(weight)
         for i in range(scales.shape[0]):
@@ -190,10 +240,12 @@ def fp8(by: str, name: str = "weight_scale", *, powers: bool = False) -> Writer:
         stored = scales.view(()) if by == "tensor" else scales
         if powers:
             stored = stored.to(torch.float8_e8m0fnu)
+            stored = stored.view(torch.uint8) if by == "group" else stored
         return {
             "weight": codes.to(torch.float8_e4m3fn),
             name: stored,
             "input_scale": torch.ones(1),
+            "k_zero_point": torch.zeros(1),
         }, value
 
     return write
@@ -275,6 +327,11 @@ CASES = {
         _gptq(4, 32, sym=False, desc_act=True), gptq(32, 4, sym=False, act_order=True)
     ),
     "gptq 8 bits": Case(_gptq(8, 32, sym=False), gptq(32, 8, sym=False)),
+    "gptq 2 bits": Case(_gptq(2, 32, sym=False), gptq(32, 2, sym=False)),
+    "gptq 3 bits": Case(_gptq(3, 32), gptq(32, 3, sym=True)),
+    "gptq 3 bits, zeros less one": Case(
+        _gptq(3, 32, sym=False, desc_act=True), gptq(32, 3, sym=False, act_order=True)
+    ),
     "gptq 8 bits by row": Case(_gptq(8, 64), gptq(64, 8, sym=True)),
     "auto-round": Case(
         {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": False}
@@ -311,12 +368,58 @@ CASES = {
     "packed 8 bits": Case(
         _compressed("pack-quantized", group_size=32, num_bits=8), packed(32, 8), skipped=NO_V
     ),
+    "packed 3 bits with zeros": Case(
+        _compressed("pack-quantized", group_size=32, num_bits=3, symmetric=False),
+        packed(32, 3, symmetric=False),
+        skipped=NO_V,
+    ),
+    "packed, one zero for all": Case(
+        _compressed("pack-quantized", strategy="tensor", symmetric=False), one_zero, skipped=NO_V
+    ),
+    "packed 5 bits by row": Case(
+        _compressed("pack-quantized", group_size=-1, num_bits=5, strategy=None),
+        packed(0, 5),
+        skipped=NO_V,
+    ),
+    "nvfp4": Case(
+        _compressed("nvfp4-pack-quantized", strategy="tensor_group", group_size=16, type="float"),
+        fp4(16),
+        skipped=NO_V,
+    ),
+    "mxfp4 packed": Case(
+        _compressed("mxfp4-pack-quantized", group_size=32, type="float"), fp4(32), skipped=NO_V
+    ),
+    "mxfp8": Case(
+        _compressed("mxfp8-quantized", group_size=32, num_bits=8, type="float"),
+        fp8("group", powers=True),
+        skipped=NO_V,
+    ),
+    "4 bits in bytes": Case(
+        _compressed("naive-quantized", group_size=32, symmetric=False),
+        in_bytes(4, 32, symmetric=False),
+        skipped=NO_V,
+    ),
+    "the closest target": Case(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int"}},
+                "group_1": {
+                    "targets": ["re:.*proj$"],
+                    "weights": {"num_bits": 4, "type": "int", "group_size": 32},
+                },
+                "group_2": {"targets": ["LlamaAttention"], "input_activations": {"num_bits": 8}},
+            },
+        },
+        packed(32),
+    ),
     "int8": Case(
-        _compressed("int-quantized", strategy="channel", num_bits=8), int8(), skipped=NO_V
+        _compressed("int-quantized", strategy="channel", num_bits=8), in_bytes(), skipped=NO_V
     ),
     "int8 with zeros": Case(
         _compressed("int-quantized", strategy="channel", num_bits=8, symmetric=False),
-        int8(symmetric=False),
+        in_bytes(symmetric=False),
         skipped=NO_V,
     ),
     "compressed fp8": Case(
@@ -337,6 +440,22 @@ CASES = {
         fp8("tensor"),
         "hf_quant_config.json",
     ),
+    "modelopt nvfp4": Case(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        fp4(16, modelopt=True),
+    ),
+    "modelopt mixed": Case(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                f"model.layers.{i}": {"quant_algo": "NVFP4", "group_size": 16} for i in range(8)
+            }
+            | {"lm_head": {"quant_algo": "FP8"}},
+        },
+        fp4(16, modelopt=True),
+    ),
+    "bitsandbytes int8": Case({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_int8),
     "nf4": Case(BNB, nf4(nested=False)),
     "nf4 nested": Case({**BNB, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
 }

@@ -2,74 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
-from quire.weights.quantised.layout import Layout, Rule
+from quire.weights.quantised.layout import Layout, Rule, not_read
 from quire.weights.quantised.patterns import Names, read_names
 
-FORMATS = ("pack-quantized", "int-quantized", "float-quantized")
+PACKED = "pack-quantized"
+# Codes as they are, in bytes: what they are the weights' type says.
+PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+# Formats whose numbers are fixed: how many bits of floats in groups of how many columns.
+FIXED = {
+    "nvfp4-pack-quantized": (4, 16, Layout("nvfp4", 4, 16)),
+    "mxfp4-pack-quantized": (4, 32, Layout("mxfp4", 4, 32)),
+    "mxfp8-quantized": (8, 32, Layout("fp8", 8, block=(1, 32))),
+}
+FORMATS = (PACKED, *PLAIN, *FIXED)
 EVERY_MODULE = "Linear"
 MOST_GROUPS = 1_000
 
 
 def read_compressed(fields: Fields) -> tuple[Rule, ...]:
-    """The rules of a config: modules to be ignored, then the groups."""
+    """The rules of a config: modules to be ignored, then the groups that name modules, then those
+    that describe some, then that of all others."""
     for key in ("sparsity_config", "transform_config"):
         given = fields.values.get(key)
-        dense = isinstance(given, dict) and given.get("format") == "dense"
-        if given and not dense:
-            raise _refused(fields, key, given, "neither sparse nor turned weights are read")
+        if given and not _says_nothing(given):
+            raise not_read(fields, key, "neither sparse nor turned weights are read")
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not 0 < len(groups) <= MOST_GROUPS:
-        raise _refused(fields, "config_groups", groups, "it must have one group or more")
+        raise not_read(fields, "config_groups", "it must have one group or more")
     ignored = read_names(fields.values.get("ignore"), fields.source, "ignore")
-    rules = [Rule(ignored, None)] if ignored != Names() else []
+    found: list[tuple[int, Rule]] = [(0, Rule(ignored, None))] if ignored != Names() else []
     for name, group in groups.items():
         where = f"{fields.source}: config_groups.{name[:100]}"
         if not isinstance(group, dict):
             raise UnsupportedModel(f"{where} must be an object, it is {str(group)[:100]}")
         given = {"format": fields.values.get("format"), **_without_nulls(group)}
-        rules.append(_rule(Fields(given, where)))
-    return tuple(rules)
+        found += _rules(Fields(given, where))
+    return tuple(rule for _, rule in sorted(found, key=lambda one: one[0]))
+
+
+def _says_nothing(given: object) -> bool:
+    return isinstance(given, dict) and (
+        given.get("format") == "dense" or given.get("config_groups") == {}
+    )
 
 
 def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _rule(group: Fields) -> Rule:
+def _rules(group: Fields) -> Iterator[tuple[int, Rule]]:
+    """What a group says of weights, and how closely it names them; nothing where it rounds keys
+    and values or activations alone, whose scales are found while computing."""
+    weights = group.values.get("weights")
+    if weights is None:
+        return
     stored = group.word("format", "")
     if stored not in FORMATS:
-        raise _refused(group, "format", stored, f"of its formats {', '.join(FORMATS)} are read")
-    weights = group.values.get("weights")
+        raise not_read(group, "format", f"of its formats {', '.join(FORMATS)} are read")
     if not isinstance(weights, dict):
-        raise _refused(group, "weights", weights, "a group says how its weights are rounded")
-    numbers = Fields(weights, f"{group.source}.weights")
+        raise not_read(group, "weights", "it must be an object")
+    layout = _layout(stored, Fields(weights, f"{group.source}.weights"))
     names = read_names(group.values.get("targets"), group.source, "targets")
-    every = EVERY_MODULE in names.parts
-    return Rule(None if every else names, _layout(stored, numbers))
+    parts = tuple(part for part in names.parts if part != EVERY_MODULE)
+    if parts:
+        yield 1, Rule(Names(parts), layout)
+    if names.expressions:
+        yield 2, Rule(Names((), names.expressions), layout)
+    if len(parts) < len(names.parts):
+        yield 3, Rule(None, layout)
 
 
 def _layout(stored: str, weights: Fields) -> Layout:
     bits, kind = weights.count("num_bits", 8), weights.word("type", "int")
-    strategy = weights.word("strategy", "tensor")
-    if stored == "float-quantized":
-        if (bits, kind) != (8, "float"):
-            raise _refused(weights, "num_bits", bits, "of floats those of 8 bits (e4m3) are read")
-        return Layout("fp8", 8, block=_block(weights) if strategy == "block" else None)
-    allowed = (4, 8) if stored == "pack-quantized" else (8,)
-    if kind != "int" or bits not in allowed:
-        wanted = " and ".join(str(one) for one in allowed)
-        raise _refused(weights, "num_bits", bits, f"{stored} is read with ints of {wanted} bits")
-    if strategy not in ("tensor", "channel", "group"):
-        raise _refused(weights, "strategy", strategy, "tensor, channel and group are read")
+    if stored in FIXED:
+        wide, group, layout = FIXED[stored]
+        if (bits, kind, weights.count("group_size")) != (wide, "float", group):
+            rule = f"{stored} has floats of {wide} bits in groups of {group}"
+            raise not_read(weights, "num_bits", rule)
+        return layout
+    strategy = weights.word("strategy", _strategy(weights))
     group = weights.count("group_size") if strategy == "group" else 0
-    layout = "packed" if stored == "pack-quantized" else "int"
-    return Layout(
-        "packed" if layout == "packed" else "int", bits, group, weights.flag("symmetric", True)
-    )
+    if kind == "float":
+        if stored == PACKED or bits != 8:
+            raise not_read(weights, "num_bits", "of floats those of 8 bits (e4m3) are read")
+        block = (1, group) if group else None
+        return Layout("fp8", 8, block=_block(weights) if strategy == "block" else block)
+    if kind != "int" or bits > 8:
+        raise not_read(weights, "num_bits", f"{stored} is read with ints of up to 8 bits")
+    if strategy not in ("tensor", "channel", "group"):
+        raise not_read(weights, "strategy", "tensor, channel and group are read")
+    symmetric = weights.flag("symmetric", True)
+    if stored == PACKED:
+        return Layout("packed", bits, group, symmetric)
+    return Layout("int", 8, group, symmetric)  # fewer bits lie in bytes, too
+
+
+def _strategy(weights: Fields) -> str:
+    """What a config means that says none."""
+    size = weights.values.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
 def _block(weights: Fields) -> tuple[int, int]:
@@ -77,11 +113,4 @@ def _block(weights: Fields) -> tuple[int, int]:
     match block:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
-    raise _refused(weights, "block_structure", block, "blocks are two whole numbers")
-
-
-def _refused(fields: Fields, key: str, value: object, why: str) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{fields.source}: {key} {str(value)[:100]!r}: {why}. Take the same model in another "
-        "format, a GGUF file, or its original weights."
-    )
+    raise not_read(weights, "block_structure", "blocks are two whole numbers")

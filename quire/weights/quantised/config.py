@@ -16,6 +16,7 @@ from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import read_json
 from quire.weights.quantised.compressed import read_compressed
 from quire.weights.quantised.layout import Layout, Quantisation, Rule
+from quire.weights.quantised.modelopt import read_modelopt
 from quire.weights.quantised.patterns import Names, expression, read_names
 
 # Files that tools write beside config.json, and the method each of them means by itself.
@@ -24,12 +25,12 @@ ALONE = {
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
-GPTQ_BITS = (4, 8)
+GPTQ_BITS = (2, 3, 4, 8)
 # Methods as files name them, and as the option `quantization` does.
 SAME_METHOD = {
     "gptq_v2": "gptq",
     "fbgemm_fp8": "fp8",
-    "modelopt": "fp8",
+    "modelopt_fp4": "modelopt",
     "compressed_tensors": "compressed-tensors",
 }
 # AutoRound packs as one of these: by `packing_format`, the method and what says its zero points.
@@ -42,8 +43,8 @@ _PACKED: dict[str, dict[str, Any]] = {
 PLAIN_BITS = 16
 _KEYS = ("quantization_config", "compression_config")
 LAYOUTS = (
-    "awq (gemm, 4 bits), gptq (4 or 8 bits), auto-round that packs as these, compressed-tensors "
-    "(pack-quantized, int-quantized, float-quantized), fp8, mxfp4 and bitsandbytes (nf4, fp4)"
+    "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
+    "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
 )
 
 
@@ -165,7 +166,7 @@ def _gptq(fields: Fields) -> tuple[Rule, ...]:
 def _gptq_layout(fields: Fields, is_second: bool) -> Layout:
     bits = fields.count("bits")
     if bits not in GPTQ_BITS:
-        raise refused(fields, "bits", "GPTQ is read in 4 and 8 bits")
+        raise refused(fields, "bits", "GPTQ is read in 2, 3, 4 and 8 bits")
     group, symmetric = _group(fields, "group_size"), fields.flag("sym", True)
     return Layout("gptq", bits, group, symmetric, zeros_less_one=not is_second)
 
@@ -195,9 +196,6 @@ def _dynamic(fields: Fields, *, is_second: bool) -> tuple[Rule, ...]:
 def _fp8(fields: Fields) -> tuple[Rule, ...]:
     if fields.word("fmt", "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
         raise refused(fields, "fmt", "of fp8 e4m3 is read")
-    algorithm = fields.word("quant_algo", "FP8").upper()
-    if not algorithm.startswith("FP8"):
-        raise refused(fields, "quant_algo", "of ModelOpt FP8 is read")
     block = fields.values.get("weight_block_size")
     whole = isinstance(block, list) and len(block) == 2
     if block is not None and not (whole and all(isinstance(one, int) and one > 0 for one in block)):
@@ -212,13 +210,14 @@ def _mxfp4(fields: Fields) -> tuple[Rule, ...]:
 
 
 def _bitsandbytes(fields: Fields) -> tuple[Rule, ...]:
+    skipped = _skipped(fields, "llm_int8_skip_modules")
     if not fields.flag("load_in_4bit", False) and not fields.flag("_load_in_4bit", False):
-        raise refused(fields, "load_in_8bit", "of bitsandbytes the 4-bit types are read")
+        return (*skipped, Rule(None, Layout("int", 8)))
     if fields.word("bnb_4bit_quant_type", "fp4") not in ("nf4", "fp4"):
         raise refused(fields, "bnb_4bit_quant_type", "of bitsandbytes nf4 and fp4 are read")
     if fields.word("bnb_4bit_quant_storage", "uint8").removeprefix("torch.") != "uint8":
         raise refused(fields, "bnb_4bit_quant_storage", "codes are read from bytes (uint8)")
-    return (*_skipped(fields, "llm_int8_skip_modules"), Rule(None, Layout("nf4", 4)))
+    return (*skipped, Rule(None, Layout("nf4", 4)))
 
 
 def _group(fields: Fields, key: str) -> int:
@@ -234,6 +233,7 @@ _READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
     "compressed-tensors": read_compressed,
     "fp8": _fp8,
     "mxfp4": _mxfp4,
+    "modelopt": read_modelopt,
     "bitsandbytes": _bitsandbytes,
 }
 METHODS = tuple(_READERS)

@@ -36,7 +36,9 @@ def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
     """Whether all that a weight consists of is quantised in ways that have a product; `fp8`: on a
     GPU that has it."""
     return all(
-        one.layout.kind != "fp8" or fp8 if isinstance(one, StoredMatrix) else is_kept_format(one)
+        one.layout.has_product and (one.layout.kind != "fp8" or fp8)
+        if isinstance(one, StoredMatrix)
+        else is_kept_format(one)
         for one in sources
     )
 
@@ -69,11 +71,14 @@ def random_matrix(
     layout = said.layout_of(module)
     if not may_be_kept(weight) or weight.name == "head.weight" or layout is None:
         return None
+    if not layout.has_product:
+        return None
     lines, columns = weight.shape[0], weight.shape[1]
     if layout.kind == "fp8":
         return _random_fp8(lines, columns, layout, device, generator)
     group = layout.group or (64 if layout.kind == "nf4" else columns)
-    size = (lines, columns * layout.bits // 16)
+    held = 4 if layout.bits <= 4 else 8
+    size = (lines, columns * held // 16)
     ends = (-(1 << 15), 1 << 15)
     codes = torch.randint(*ends, size, dtype=torch.int16, device=device, generator=generator)
     scales = torch.full((lines, columns // group), SMALL * 4 / (1 << layout.bits), device=device)
@@ -82,8 +87,8 @@ def random_matrix(
         table = torch.linspace(-8.0, 8.0, 16, device=device)
         return GroupedMatrix(4, codes, scales, table=table)
     if layout.symmetric:
-        return GroupedMatrix(layout.bits, codes, scales.half(), zero=1 << (layout.bits - 1))
-    return GroupedMatrix(layout.bits, codes, scales.half(), zeros=zeros)
+        return GroupedMatrix(held, codes, scales.half(), zero=1 << (layout.bits - 1))
+    return GroupedMatrix(held, codes, scales.half(), zeros=zeros)
 
 
 def _random_fp8(

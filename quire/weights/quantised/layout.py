@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.errors import UnsupportedModel
+from quire.families.fields import Fields
 from quire.weights.quantised.patterns import Names
 
 # Each kind names what tensors a weight consists of; see stored.py and unpack.py.
-Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4"]
+Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4", "nvfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,11 @@ class Layout:
     symmetric: bool = True
     zeros_less_one: bool = False  # GPTQ's first format keeps every zero point less one
     block: tuple[int, int] | None = None
+
+    @property
+    def has_product(self) -> bool:
+        """Whether a GPU multiplies with it as it is stored; not in groups of 16."""
+        return self.kind != "nvfp4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +53,12 @@ class Quantisation:
             if rule.names is None or rule.names.match(module):
                 return rule.layout
         return None
+
+
+def not_read(fields: Fields, key: str, why: str) -> UnsupportedModel:
+    """An error for what a config says that no layout here is."""
+    value = str(fields.values.get(key))[:100]
+    return UnsupportedModel(
+        f"{fields.source}: {key} {value!r}: {why}. Take the same model in another format, a GGUF "
+        "file, or its original weights."
+    )

@@ -63,11 +63,12 @@ def _shape(
         return _shape_in_state(module, stored)
     if len(lead.shape) != 2:
         return None
-    (first, second), in_word = lead.shape, 32 // layout.bits
+    (first, second), bits = lead.shape, layout.bits
     shapes = {
-        "awq": (second * in_word, first),
-        "gptq": (second, first * in_word),
-        "packed": (first, second * in_word),
+        "awq": (second * 32 // bits, first),
+        "gptq": (second, first * 32 // bits),
+        "packed": (first, second * 32 // bits),
+        **dict.fromkeys(("mxfp4", "nvfp4"), (first, second * 2)),
     }
     return shapes.get(layout.kind, (first, second))
 

@@ -20,12 +20,14 @@ from quire.weights.within import Within, of_expert
 LEADS = (".qweight", ".weight_packed", "_blocks", ".weight")
 BLOCK = 32  # columns whose codes lie together in a GroupedMatrix, at least
 FLOATS = ("F32", "F16", "BF16")
+POWERS = ("U8", "F8_E8M0")  # of two
 STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
 # What may stand beside a quantised weight and is not needed: scales of activations and of KV are
 # found while computing, and shapes are known.
 NOT_NEEDED = (
     *("weight_shape", "input_scale", "output_scale", "input_zero_point", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "prob_scale", "input_scale_ub", "act_scale"),
+    *("k_zero_point", "v_zero_point", "q_zero_point", "input_global_scale"),
 )
 
 
@@ -129,14 +131,23 @@ _TENSORS: dict[str, tuple[str, ...]] = {
     "awq": (".qweight", ".qzeros", ".scales"),
     "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
     "packed": (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"),
-    "int": (".weight", ".weight_scale", ".weight_zero_point"),
+    "int": (".weight", ".weight_scale", ".weight_zero_point", ".SCB", ".weight_format"),
     "fp8": (".weight", ".weight_scale", ".weight_scale_inv"),
     "nf4": (
         *(".weight", ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax"),
         *(".weight.nested_quant_map", *STATES),
     ),
-    "mxfp4": ("_blocks", "_scales"),
+    "mxfp4": ("_blocks", "_scales", ".weight_packed", ".weight_scale"),
+    "nvfp4": (
+        *(".weight_packed", ".weight_global_scale"),  # compressed-tensors
+        *(".weight", ".weight_scale", ".weight_scale_2"),  # ModelOpt
+    ),
 }
+
+
+def num_words(count: int, layout: Layout) -> int:
+    """Words of 32 bits that so many codes take, without gaps."""
+    return -(-count * layout.bits // 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +198,11 @@ def _awq(matrix: StoredMatrix) -> dict[str, _Wanted]:
 
 def _gptq(matrix: StoredMatrix) -> dict[str, _Wanted]:
     rows, columns = matrix.shape
-    groups, in_word = columns // matrix.group, 32 // matrix.layout.bits
+    groups, symmetric = columns // matrix.group, matrix.layout.symmetric
+    zeros = (groups, num_words(rows, matrix.layout))
     return {
-        ".qweight": _Wanted(("I32",), ((columns // in_word, rows),)),
-        ".qzeros": _Wanted(
-            ("I32",), ((groups, rows // in_word),), required=not matrix.layout.symmetric
-        ),
+        ".qweight": _Wanted(("I32",), ((num_words(columns, matrix.layout), rows),)),
+        ".qzeros": _Wanted(("I32",), (zeros,), required=not symmetric),
         ".scales": _Wanted(FLOATS, ((groups, rows),)),
         ".g_idx": _Wanted(("I32",), ((columns,),), required=False),
     }
@@ -200,18 +210,23 @@ def _gptq(matrix: StoredMatrix) -> dict[str, _Wanted]:
 
 def _packed(matrix: StoredMatrix) -> dict[str, _Wanted]:
     rows, columns = matrix.shape
-    groups, in_word = columns // matrix.group, 32 // matrix.layout.bits
-    zeros = (-(-rows // in_word), groups)
+    zeros = _Wanted(("I32",), ((num_words(rows, matrix.layout), columns // matrix.group),))
+    given = matrix.tensors.get(".weight_zero_point")
+    if given is not None and given.format.name == "I8":  # one for all is not packed
+        zeros = _Wanted(("I8",), ((), (1,)))
     return {
-        ".weight_packed": _Wanted(("I32",), ((rows, -(-columns // in_word)),)),
+        ".weight_packed": _Wanted(("I32",), ((rows, num_words(columns, matrix.layout)),)),
         ".weight_scale": _Wanted(FLOATS, _scale_shapes(matrix)),
-        ".weight_zero_point": _Wanted(("I32",), (zeros,), required=not matrix.layout.symmetric),
+        ".weight_zero_point": replace(zeros, required=not matrix.layout.symmetric),
         ".weight_g_idx": _Wanted(("I32", "I64"), ((columns,),), required=False),
     }
 
 
 def _int(matrix: StoredMatrix) -> dict[str, _Wanted]:
     shapes, symmetric = _scale_shapes(matrix), matrix.layout.symmetric
+    if ".SCB" in matrix.tensors:  # bitsandbytes: the largest of each row
+        largest = _Wanted(("F32",), ((matrix.shape[0],),))
+        return {".weight": _Wanted(("I8",), (matrix.shape,)), ".SCB": largest}
     return {
         ".weight": _Wanted(("I8",), (matrix.shape,)),
         ".weight_scale": _Wanted(FLOATS, shapes),
@@ -233,7 +248,7 @@ def _fp8(matrix: StoredMatrix) -> dict[str, _Wanted]:
     if matrix.layout.block is not None:
         tall, wide = matrix.layout.block
         shapes = ((-(-rows // tall), -(-columns // wide)),)
-    formats = (*FLOATS, "F8_E8M0")
+    formats = (*FLOATS, *POWERS)
     inverse = ".weight_scale_inv" in matrix.tensors
     return {
         ".weight": _Wanted(("F8_E4M3",), (matrix.shape,)),
@@ -257,9 +272,23 @@ def _nf4(matrix: StoredMatrix) -> dict[str, _Wanted]:
 
 def _mxfp4(matrix: StoredMatrix) -> dict[str, _Wanted]:
     rows, groups = matrix.shape[0], matrix.shape[1] // matrix.group
+    if ".weight_packed" in matrix.tensors:
+        return {
+            ".weight_packed": _Wanted(("U8",), ((rows, matrix.shape[1] // 2),)),
+            ".weight_scale": _Wanted(POWERS, ((rows, groups),)),
+        }
     return {
         "_blocks": _Wanted(("U8",), ((rows, groups, matrix.group // 2),)),
-        "_scales": _Wanted(("U8", "F8_E8M0"), ((rows, groups),)),
+        "_scales": _Wanted(POWERS, ((rows, groups),)),
+    }
+
+
+def _nvfp4(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    (rows, columns), packed = matrix.shape, ".weight_packed" in matrix.tensors
+    return {
+        ".weight_packed" if packed else ".weight": _Wanted(("U8",), ((rows, columns // 2),)),
+        ".weight_scale": _Wanted(("F8_E4M3",), ((rows, columns // matrix.group),)),
+        ".weight_global_scale" if packed else ".weight_scale_2": _Wanted(("F32",), ((), (1,))),
     }
 
 
@@ -271,4 +300,5 @@ _WANTED: dict[str, Callable[[StoredMatrix], dict[str, _Wanted]]] = {
     "fp8": _fp8,
     "nf4": _nf4,
     "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
 }

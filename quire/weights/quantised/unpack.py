@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
@@ -95,24 +97,30 @@ def read_raw(source: StoredTensor) -> Tensor:
 
 
 def _awq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
-    shifts = 4 * torch.tensor(_AWQ_NIBBLES, dtype=torch.int32, device=tensors[".qweight"].device)
-    return GroupedMatrix(
-        *_words(_fields(tensors[".qweight"], shifts).t().contiguous(), 4),
-        tensors[".scales"].t().contiguous(),
-        zeros=_fields(tensors[".qzeros"], shifts).t().contiguous(),
-    )
+    def columns(words: Tensor) -> Tensor:
+        fields = _fields(words, 4).view(len(words), -1, 8)
+        return fields[..., list(_AWQ_NIBBLES)].flatten(1).t().contiguous()
+
+    scales = tensors[".scales"].t().contiguous()
+    codes, zeros = columns(tensors[".qweight"]), columns(tensors[".qzeros"])
+    return GroupedMatrix(*_words(codes, 4), scales, zeros=zeros)
 
 
 def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
-    bits, layout = source.layout.bits, source.layout
-    shifts = _shifts(bits, tensors[".qweight"].device)
+    (rows, columns), bits, layout = source.shape, source.layout.bits, source.layout
     # Words hold columns that follow each other: [K / 8, N] -> [N, K].
-    codes = _fields(tensors[".qweight"].t().contiguous(), shifts)
+    codes = _fields(tensors[".qweight"].t().contiguous(), bits)[:, :columns].contiguous()
     zero, zeros = 1 << (bits - 1), None
     if not layout.symmetric:
-        zero, zeros = 0, _fields(tensors[".qzeros"], shifts).t().contiguous()
-        # Kept less one, 0 is a zero point of 2^bits - 1 + 1: they count round.
-        zeros = (zeros + layout.zeros_less_one) & ((1 << bits) - 1)
+        words = tensors[".qzeros"]
+        whole = layout.zeros_less_one and 32 % bits == 0
+        if whole:
+            # The tool takes one from each field by one subtraction of the word, so that a field of
+            # 0 borrows from the next: adding to the word gives it back.
+            words = words + sum(1 << at for at in range(0, 32, bits))
+        zero, zeros = 0, _fields(words, bits)[:, :rows].t().contiguous()
+        if layout.zeros_less_one and not whole:
+            zeros = (zeros + 1) & ((1 << bits) - 1)  # each by itself: they cross words
     order = _order(source, tensors.get(".g_idx"))
     if order is not None:
         codes = codes[:, order].contiguous()
@@ -122,13 +130,10 @@ def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     (rows, columns), bits = source.shape, source.layout.bits
-    shifts = _shifts(bits, tensors[".weight_packed"].device)
-    codes = _fields(tensors[".weight_packed"], shifts)[:, :columns].contiguous()
+    codes = _fields(tensors[".weight_packed"], bits)[:, :columns].contiguous()
     zero, zeros = 1 << (bits - 1), None
     if not source.layout.symmetric:
-        # Words hold rows that follow each other: [N / 8, groups] -> [N, groups].
-        words = tensors[".weight_zero_point"].t().contiguous()
-        zero, zeros = 0, _fields(words, shifts)[:, :rows].t().contiguous()
+        zero, zeros = 0, _packed_zeros(tensors[".weight_zero_point"], rows, bits)
     order = _order(source, tensors.get(".weight_g_idx"))
     if order is not None:
         codes = codes[:, order].contiguous()
@@ -136,9 +141,25 @@ def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     return GroupedMatrix(*_words(codes, bits), scales, zero, zeros, order=order)
 
 
+def _packed_zeros(stored: Tensor, rows: int, bits: int) -> Tensor:
+    """Words that hold rows that follow each other: [N / 8, groups] -> [N, groups]; or one number
+    for all, which has a sign."""
+    if stored.dtype == torch.int8:
+        return (_by_row(stored, rows).int() + (1 << (bits - 1))).to(torch.uint8)
+    return _fields(stored.t().contiguous(), bits)[:, :rows].t().contiguous()
+
+
 def _int(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     rows = source.shape[0]
     codes = put_together(_unsigned(tensors[".weight"]), 8)
+    if (largest := tensors.get(".SCB")) is not None:
+        order = tensors.get(".weight_format")
+        if order is not None and bool(order.any()):
+            raise UnsupportedModel(
+                f"{source.name}: its weight_format is {order.flatten()[0]}; of bitsandbytes' 8 "
+                "bits quire reads rows (0). Save the model again with a newer version of it."
+            )
+        return GroupedMatrix(8, codes, largest[:, None] / 127, zero=SIGNED_ZERO)
     zeros = tensors.get(".weight_zero_point") if not source.layout.symmetric else None
     return GroupedMatrix(
         8,
@@ -217,10 +238,25 @@ def _state(source: StoredMatrix, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _mxfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    packed, powers = tensors.get(".weight_packed"), tensors.get(".weight_scale")
+    codes = tensors["_blocks"] if packed is None else packed
+    scales = torch.exp2((tensors["_scales"] if powers is None else powers).float() - 127)
+    return _fp4_matrix(source, codes, scales)
+
+
+def _nvfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    """Scales of groups are fp8 numbers themselves; compressed-tensors divides them by one of the
+    whole weight, ModelOpt multiplies."""
+    scales, packed = tensors[".weight_scale"].float(), tensors.get(".weight_packed")
+    if packed is not None:
+        return _fp4_matrix(source, packed, scales / tensors[".weight_global_scale"])
+    return _fp4_matrix(source, tensors[".weight"], scales * tensors[".weight_scale_2"])
+
+
+def _fp4_matrix(source: StoredMatrix, raw: Tensor, scales: Tensor) -> GroupedMatrix:
     # Two codes in a byte, the first in the low half.
-    raw = tensors["_blocks"].reshape(source.shape[0], -1)
+    raw = raw.reshape(source.shape[0], -1)
     codes = torch.stack([raw & 15, raw >> 4], 2).view(source.shape)
-    scales = torch.exp2(tensors["_scales"].float() - 127)
     table = torch.tensor(FP4, device=raw.device)
     return GroupedMatrix(*_words(codes, 4), scales, table=table)
 
@@ -241,22 +277,25 @@ def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
     return order
 
 
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, 32, bits, dtype=torch.int32, device=device)
-
-
-def _fields(words: Tensor, shifts: Tensor) -> Tensor:
-    """int32 [A, B] -> uint8 [A, B * fields]: the fields of each word at these shifts."""
-    mask = (1 << (32 // len(shifts))) - 1
-    made = torch.empty(*words.shape, len(shifts), dtype=torch.uint8, device=words.device)
-    for i, shift in enumerate(shifts.tolist()):
-        made[..., i] = (words >> shift) & mask
+def _fields(words: Tensor, bits: int) -> Tensor:
+    """int32 [A, B] -> uint8 [A, B * 32 / bits], the first field in the lowest bits. Of 3, 5, 6 and
+    7 bits some begin in a word and end in the next, and the last may be of no code."""
+    span = bits // math.gcd(bits, 32)  # words until one ends with a field
+    runs = F.pad(words, (0, -words.shape[1] % span)).view(len(words), -1, span)
+    shape = (*runs.shape[:2], 32 * span // bits)
+    made = torch.empty(shape, dtype=torch.uint8, device=words.device)
+    for i in range(shape[2]):
+        word, shift = divmod(i * bits, 32)
+        field, known = runs[..., word] >> shift, 32 - shift
+        if known < bits:
+            field = (field & ((1 << known) - 1)) | (runs[..., word + 1] << known)
+        made[..., i] = field & ((1 << bits) - 1)
     return made.flatten(1)
 
 
 def _words(codes: Tensor, bits: int) -> tuple[int, Tensor]:
-    """Codes in words, of as many bits as fill these: 4 become 8 where a row ends inside a block."""
-    held = bits if codes.shape[1] % block_columns(bits) == 0 else 8
+    """Codes in words of 4 bits each if they fit, or of 8: also where a row ends inside a block."""
+    held = 4 if bits <= 4 and codes.shape[1] % block_columns(4) == 0 else 8
     return held, put_together(codes, held)
 
 
@@ -275,4 +314,5 @@ _UNPACK: dict[str, Callable[[StoredMatrix, dict[str, Tensor]], QuantisedMatrix]]
     "fp8": _fp8,
     "nf4": _nf4,
     "mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
 }
