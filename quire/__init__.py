@@ -3,8 +3,12 @@ prompt out. Names are imported when first used, so `import quire` costs nothing.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+if os.name == "nt":
+    raise ImportError("quire needs a POSIX system: on Windows, install and run it inside WSL")
 
 from quire.base.version import __version__, __version_tuple__
 from quire.compat import serve_script_names

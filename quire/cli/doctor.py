@@ -52,8 +52,6 @@ def doctor(
 
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    if platform.system() == "Windows":
-        return Finding("python", "missing", f"{found}: run quire inside WSL")
     if platform.system() != "Linux":
         return Finding("python", "note", f"{found}: quire is tested on Linux alone")
     return Finding("python", "ok", found)

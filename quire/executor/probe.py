@@ -20,6 +20,7 @@ import torch
 from quire.backends.cpu.linear import make_linear
 from quire.base.cores import usable_cores
 from quire.base.home import keep, kept
+from quire.base.system import free_memory
 from quire.executor.driver import fast_on, is_hopper
 from quire.options import DeviceFacts
 
@@ -76,10 +77,8 @@ def total_memory() -> int:
 
 def available_memory() -> int:
     """Bytes that can be taken without swapping, the container's limit considered."""
-    available = total_memory()
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    free = free_memory()
+    available = total_memory() if free is None else free
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     used = _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():

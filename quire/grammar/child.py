@@ -22,11 +22,11 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire.base.system import held_memory, lower_limit
 from quire.grammar.limits import parser_limits
 from quire.grammar.vocabulary import Vocabulary, open_vocabulary
 
@@ -60,22 +60,16 @@ def main() -> None:
 
 
 def _answer(error: str, *, is_last: bool) -> None:
-    print(json.dumps({"error": error, "held": _held(), "is_last": is_last}), flush=True)
+    print(json.dumps({"error": error, "held": held_memory(), "is_last": is_last}), flush=True)
 
 
 def _limit(seconds: float, memory: int) -> None:
     """From now on `seconds` of processor time and `memory` more bytes; beyond, we are ended."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    _lower(resource.RLIMIT_CPU, int(_seconds_used() + seconds) + _SPARE_SECONDS)
-    held = _held()
+    lower_limit(resource.RLIMIT_CPU, int(_seconds_used() + seconds) + _SPARE_SECONDS)
+    held = held_memory()
     if held is not None:  # elsewhere than on Linux, time is the only fence
-        _lower(resource.RLIMIT_AS, held + memory)
-
-
-def _lower(limit: int, wanted: int) -> None:
-    """Set the soft limit. The hard one may stand below what is wanted, and cannot be raised."""
-    hard = resource.getrlimit(limit)[1]
-    resource.setrlimit(limit, (int(min(wanted, _hard(limit))), hard))
+        lower_limit(resource.RLIMIT_AS, held + memory)
 
 
 def _hard(limit: int) -> float:
@@ -86,14 +80,6 @@ def _hard(limit: int) -> float:
 def _seconds_used() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _held() -> int | None:
-    """Bytes of address space; None where the system does not say."""
-    held = Path("/proc/self/statm")
-    if not held.exists():
-        return None
-    return int(held.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
 
 def _try_in_thread(tokenizer: LLTokenizer, task: dict[str, Any], found: list[str]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from quire.adapters.config import CONFIG
 from quire.adapters.files import TENSORS, adapter_directory
 from quire.base.notes import warn
+from quire.base.system import sync
 from quire.base.version import __version__
 from quire.errors import InvalidOption, QuireError
 from quire.ray.answers import NOTHING
@@ -125,7 +126,7 @@ def write_answers(path: Path, answers: list[Row]) -> None:
         with open(aside, "w", encoding="utf-8") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         os.replace(aside, path)
     except OSError as error:
         with suppress(OSError):

@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from quire.base.system import await_exit, kill_group
 from quire.replicas.board import Board, Phase
 from quire.replicas.wire import Lines, Message, pack
 
 SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
 ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
+_LEAVING = 10.0  # seconds that it may take to end after its last message
 _CHUNK = 1 << 16
 _LAST_WORDS, _LONGEST_WORDS = 20, 1 << 16  # lines of its stderr that are kept, and their bytes
 
@@ -149,16 +151,15 @@ class EngineProcess:
         return silent > max(SILENCE, SLOW_STEPS * median)
 
     def kill(self) -> None:
-        if self._code is None:  # once it was waited for, its number may be somebody else's
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode is None:  # else its number may be somebody else's by now
+            kill_group(self._process.pid)
 
     def end(self) -> int:
         """Make sure that it is gone; its exit code, negative for a signal. Twice is fine."""
         if self._code is not None:
             return self._code
         if self.ended:
-            self._await_exit()
+            await_exit(self._process, _LEAVING)
         self.kill()  # with whatever it started; if it left by itself, its own code stands
         self._code = code = self._process.wait()
         while self._listen():
@@ -170,15 +171,6 @@ class EngineProcess:
                     pipe.close()
         self.board.close()
         return code
-
-    def _await_exit(self, seconds: float = 10.0) -> None:
-        """Let it finish leaving, without taking its number away from it yet."""
-        deadline = time.monotonic() + seconds
-        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while os.waitid(os.P_PID, self._process.pid, look) is None:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.005)
 
     @property
     def stderr_tail(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from quire.base.cores import usable_cores
 from quire.base.launchers import without_launchers
+from quire.base.system import free_memory
 from quire.errors import InvalidOption
 
 MOST_REPLICAS = 256
@@ -142,18 +143,9 @@ def _on_cores(replicas: int, base: dict[str, str], options: Mapping[str, Any]) -
     threads = base.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // replicas))
     environment = {**base, "OMP_NUM_THREADS": threads}
     sized = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & options.keys()
-    share = min(_available_memory() // _MEMORY_SHARE, _MOST_MEMORY) // replicas
+    share = min((free_memory() or 0) // _MEMORY_SHARE, _MOST_MEMORY) // replicas
     more = {} if sized or share <= 0 else {"kv_cache_memory_bytes": share}
     return (Place(environment, more),) * replicas
-
-
-def _available_memory() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-        return int(found[0][1]) << 10
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def _wrong(name: str, value: object, why: str) -> InvalidOption:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from quire.base.system import kill_group
 from quire.replicas.board import Board, Phase
 from quire.replicas.engine_process import SILENCE, SLOW_STEPS
 from quire.server.wire import Message, decode
@@ -112,8 +111,7 @@ class EngineLife:
 
     def kill(self) -> None:
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
 
     async def end(self) -> int:
         """Make sure that it is gone; its exit code, negative for a signal."""

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from quire.base.system import sync
 from quire.errors import InvalidOption
 
 PREFIX = "sk-quire-"
@@ -69,5 +70,5 @@ def _write(path: Path, text: str) -> None:
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     os.replace(beside, path)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from quire.base.system import sync
 from quire.jobs.store.durable import make_directory, replacing, sync_directory
 from quire.jobs.store.lock import JobLock
 
@@ -79,7 +80,7 @@ class Storage:
 
     def keep(self, name: str, number: int) -> None:
         """Make what was received durable, bytes and name."""
-        os.fsync(number)
+        sync(number)
         path = self.file(name)
         make_directory(path.parent)
         os.replace(self._arriving(name), path)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quire.base.system import can_share_with_ranks
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.spinning import short_spins
@@ -50,6 +51,11 @@ def ranks_executor(
     from quire.executor.ranks.processes import SILENCE
 
     size = options.tensor_parallel_size
+    if not can_share_with_ranks():
+        raise NotSupported(
+            f"{OPTION}={size}: ranks share memory in a way that Linux alone has. Leave it out, or "
+            "compute on Linux."
+        )
     shares, transformers = [RankShare(rank, size) for rank in range(size)], ""
     weights = weight_facts(files)
     if isinstance(planned, ModelSpec):

@@ -6,11 +6,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from quire.base.notes import note
+from quire.base.system import free_memory
 from quire.errors import CorruptModel, NotEnoughMemory, UnsupportedModel
 from quire.families.registry import family_named
 from quire.families.unread import COMPUTED, parts_left_out
@@ -155,9 +155,4 @@ def _available(device: torch.device) -> int | None:
     """Free bytes of a device, None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if device.type != "cpu" or not meminfo.exists():
-        return None
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    kilobytes = lines.get("MemAvailable", "").split()
-    return int(kilobytes[0]) * 1024 if kilobytes else None
+    return free_memory() if device.type == "cpu" else None

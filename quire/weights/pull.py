@@ -22,6 +22,7 @@ from typing import IO, BinaryIO
 
 from quire.base.home import quire_home, why_not_private
 from quire.base.sha256 import sha256_of
+from quire.base.system import sync
 from quire.errors import CorruptModel, ModelNotFound
 from quire.safe_text import without_secrets
 
@@ -144,7 +145,7 @@ def _fetch(alias: Alias) -> Path:
             with fetched.open("wb") as file:
                 _write_member(alias, Path(scratch), file)
                 file.flush()
-                os.fsync(file.fileno())
+                sync(file.fileno())
             _check(fetched, alias)
             os.replace(fetched, path)
     except OSError as error:

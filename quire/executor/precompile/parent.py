@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from pathlib import Path
 from quire.base.home import quire_home, why_not_private
 from quire.base.line_child import import_paths
 from quire.base.notes import note
+from quire.base.system import kill_group
 from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import Options
 from quire.spec import ModelSpec, spec_as_json
@@ -76,8 +76,7 @@ class Compiling:
     def end(self) -> None:
         """End the process and its workers if they still run."""
         if self._process.poll() is None:
-            with suppress(ProcessLookupError):  # it may end meanwhile
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
         self._process.wait()
         with self._talking:
             for pipe in (self._process.stdin, self._process.stdout):

@@ -24,11 +24,11 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from quire.base.system import held_memory, lower_limit
 from quire.errors import InvalidPrompt, NotSupported
 from quire.inputs.media.allowed import bad_medium
 from quire.inputs.media.decoders import DECODERS
@@ -127,10 +127,9 @@ def _received(theirs: socket.socket) -> tuple[dict[str, Any], BinaryIO] | None:
 
 
 def _limit_memory(more: int) -> None:
-    statm = Path("/proc/self/statm")
-    if statm.exists():  # elsewhere than on Linux, time is the only fence
-        held = int(statm.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        _lower(resource.RLIMIT_AS, held + more)
+    held = held_memory()
+    if held is not None:  # elsewhere than on Linux, time is the only fence
+        lower_limit(resource.RLIMIT_AS, held + more)
 
 
 def _limit_files() -> None:
@@ -142,15 +141,7 @@ def _limit_files() -> None:
 
 def _limit_time(seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _lower(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
-
-
-def _lower(limit: int, wanted: int) -> None:
-    """Set the soft limit. The hard one may stand below what is wanted, and cannot be raised."""
-    hard = resource.getrlimit(limit)[1]
-    resource.setrlimit(
-        limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-    )
+    lower_limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + seconds))
 
 
 if __name__ == "__main__":

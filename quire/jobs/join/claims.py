@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.base.system import sync
 from quire.errors import CorruptJob
 from quire.jobs.store.durable import make_directory, open_own
 from quire.jobs.store.lock import holder
@@ -191,7 +192,7 @@ class Claims:
         with open(aside, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut leaves the name of an empty file
+            sync(file.fileno())  # or a power cut leaves the name of an empty file
         try:
             os.link(aside, path)
         except FileExistsError:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from quire.base.system import sync
 from quire.errors import CorruptJob
 
 _OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
@@ -28,7 +29,7 @@ def sync_directory(directory: Path) -> None:
     """Make what was created, renamed or removed in `directory` durable."""
     number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(number)
+        sync(number)
     finally:
         os.close(number)
 
@@ -85,7 +86,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         try:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
             if not _is_at(file.fileno(), aside):
                 raise FileNotFoundError(errno.ENOENT, "taken away while it was written", str(aside))
             os.replace(aside, path)

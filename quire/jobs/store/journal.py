@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from quire.base.system import reserve, sync, sync_data
 from quire.errors import JobStopped
 from quire.jobs.store.durable import open_own, sync_directory
 from quire.jobs.store.lock import JobLock
@@ -98,7 +99,7 @@ class Journal:
         file = open_own(path, os.O_WRONLY)
         if os.fstat(file).st_size > end:
             os.ftruncate(file, end)
-            os.fsync(file)
+            sync(file)
         # Also where the file is there already: whoever made it may have been killed before this.
         sync_directory(self._job_dir)
         return _Segment(number, file, end)
@@ -152,17 +153,16 @@ class Journal:
         while view:
             written = os.pwrite(segment.file, view, at)
             view, at = view[written:], at + written
-        os.fdatasync(segment.file)
+        sync_data(segment.file)
         for row, position in segment.positions():
             self.index.put(row, position)
         segment.size, segment.pending = at, []
 
     def _save_last_group(self, error: OSError) -> NoReturn:
         """The disk is full: give up the reserve for what is pending, then stop."""
-        reserve = self._job_dir / RESERVE
         lost = 0
         try:
-            reserve.unlink(missing_ok=True)
+            (self._job_dir / RESERVE).unlink(missing_ok=True)
             for segment in (self._errors, self._results):
                 os.ftruncate(segment.file, segment.size)
                 self._write(segment)
@@ -192,11 +192,8 @@ class Journal:
         """Room for one last group; without it (no space even for that) the job begins anyway."""
         path = self._job_dir / RESERVE
         try:
-            number = open_own(path, os.O_WRONLY)
-            try:
-                os.posix_fallocate(number, 0, RESERVE_BYTES)
-            finally:
-                os.close(number)
+            with open(open_own(path, os.O_WRONLY), "wb") as file:
+                reserve(file.fileno(), RESERVE_BYTES)
         except OSError:
             path.unlink(missing_ok=True)
 

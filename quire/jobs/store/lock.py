@@ -13,6 +13,7 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from quire.base.system import sync
 from quire.errors import JobLocked
 from quire.jobs.store.durable import open_own
 
@@ -81,7 +82,7 @@ def _next_epoch(number: int) -> int:
     mine = Holder(socket.gethostname(), os.getpid(), epoch)
     # Padded, so that a shorter text never leaves the end of a longer one behind it.
     os.pwrite(number, json.dumps(asdict(mine)).ljust(200).encode() + b"\n", 0)
-    os.fsync(number)
+    sync(number)
     return epoch
 
 

@@ -12,6 +12,8 @@
 #include <unistd.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 static int64_t allowed = ~(int64_t)0;
@@ -58,6 +60,15 @@ static int64_t detect(void)
     return found;
 }
 #elif defined(__aarch64__)
+#if defined(__APPLE__)
+static int has(const char *feature)
+{
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(feature, &found, &size, NULL, 0) == 0 && found;
+}
+#endif
+
 static int64_t detect(void)
 {
     int64_t found = QUIRE_NEON;
@@ -65,6 +76,11 @@ static int64_t detect(void)
     if (getauxval(AT_HWCAP) >> 20 & 1)
         found |= QUIRE_NEON_DOT;
     if (getauxval(AT_HWCAP2) >> 13 & 1)
+        found |= QUIRE_NEON_I8MM;
+#elif defined(__APPLE__)
+    if (has("hw.optional.arm.FEAT_DotProd"))
+        found |= QUIRE_NEON_DOT;
+    if (has("hw.optional.arm.FEAT_I8MM"))
         found |= QUIRE_NEON_I8MM;
 #endif
     return found;
