@@ -160,8 +160,8 @@ class Assigned:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Decode rows whose last token the host chose: row rows[i] feeds tokens[i], whatever the
-    device drew for it."""
+    """Decode rows whose last token the host chose: row rows[i] feeds tokens[i], at its position in
+    the plan, whatever the device drew for it, and however far it went on from that."""
 
     rows: Ints = field(default_factory=no_ints)
     tokens: Ints = field(default_factory=no_ints)
@@ -221,7 +221,9 @@ class StepPlan:
     what the device draws for it, without all that edits its logits. Each of these passes counts as
     far as the row draws the same when its logits are edited, and the first in which it does not
     counts, too: with that other token. KV behind it is written over when the row goes on. All
-    together try at most MOST_TRIED passes, or one each. Not with `guessing`, nor are slices.
+    together try at most MOST_TRIED passes, or one each. Not with `guessing`, nor are slices. One
+    with a mask draws by it in the first pass, and without it in the others; the host judges how far
+    that counts, and tells by `chosen` where the row goes on.
     """
 
     starts: tuple[RowStart, ...] = ()

@@ -43,6 +43,9 @@ class FussyGuide:
         self.accepted += (token_id,)
         return True
 
+    def try_accept(self, token_id: int) -> bool:
+        raise AssertionError("nothing is tried here")
+
     def forced(self) -> list[int]:
         return []
 

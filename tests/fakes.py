@@ -91,6 +91,9 @@ class FakeGuide:
         self.accepted.append(token_id)
         return True
 
+    def try_accept(self, token_id: int) -> bool:
+        raise AssertionError("nothing is tried here")
+
     def forced(self) -> list[int]:
         return forced_after(self.accepted[-1])
 

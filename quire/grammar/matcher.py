@@ -134,6 +134,18 @@ class GrammarMatcher:
         stopped = self.ll.is_stopped()
         return self.accepted(token_id, taken=self.ll.consume_token(token_id), stopped=stopped)
 
+    def try_accept(self, token_id: int) -> bool:
+        """Go on with this token, if it is allowed here; else nothing changes. What is forced is for
+        the caller to see to; masks allow nothing else."""
+        self._check()
+        known = self.grammar.known
+        if known is not None and not known[token_id // 32] >> np.uint32(token_id % 32) & 1:
+            return False
+        if self.ll.is_stopped() or not self.ll.try_consume_tokens([token_id]):
+            return False
+        self.went_on(token_id)
+        return True
+
     def accepted(self, token_id: int, *, taken: bool, stopped: bool) -> bool:
         """After llguidance's matcher was given the token: whether it was taken, and whether the
         matcher had stopped before."""

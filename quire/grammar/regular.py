@@ -239,6 +239,12 @@ class RegularMatcher:
                 self.owed = still_owed(self.owed, token_id)
         return True
 
+    def try_accept(self, token_id: int) -> bool:
+        """Go on with this token, if it is allowed here; else nothing changes. What is forced is for
+        the caller to see to."""
+        dead = self.is_stopped or self._grammar.step(self.state, token_id) == DEAD
+        return not dead and self.accept(token_id)
+
     def forced(self) -> list[int]:
         """The tokens that must come next, spelled as the tokenizer spells their text."""
         self._check()

@@ -88,8 +88,13 @@ class RowSampling:
 
     @property
     def has_penalties(self) -> bool:
-        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
-        return penalties != (1, 0, 0)
+        return penalises(self)
+
+
+def penalises(params: RowSampling | SamplingParams) -> bool:
+    """Whether tokens that were written before are likelier, or less likely, to come again."""
+    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return penalties != (1, 0, 0)
 
 
 def can_spell(words: Iterable[Sized]) -> bool:
@@ -99,10 +104,9 @@ def can_spell(words: Iterable[Sized]) -> bool:
 
 def lists_few(params: SamplingParams) -> bool:
     """Whether what a row's lists name is little, even with every stop id that devices compare."""
-    penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     words = params._bad_words_token_ids or ()
     listed = 2 * len(params.logit_bias or ()) + _words_listed(words)
-    open_ended = penalties != (1, 0, 0) or params.allowed_token_ids is not None
+    open_ended = penalises(params) or params.allowed_token_ids is not None
     return not open_ended and listed <= FEW_LISTED // 2
 
 

@@ -12,7 +12,8 @@ When full:      preemption.py (which sequence gives way), windows.py (blocks tha
 It comes home:  commit.py, with judging.py (tokens that are kept), jumps.py (tokens that must come),
                 stopping.py (why a row ends), held.py (logits that are with processors), reports.py
                 (what happened)
-Kinds of rows:  row_kinds.py and pacing.py (how one is drawn for), guesses.py, device_guesses.py and
-                trials.py (tokens ahead of their turn), beams.py, beam_rule.py and beam_guides.py
-                (searches), scoring.py and score_tree.py (given tokens), hidden.py, media.py
+Kinds of rows:  row_kinds.py and pacing.py (how one is drawn for), guesses.py, device_guesses.py,
+                trials.py and ahead.py (tokens ahead of their turn), beams.py, beam_rule.py and
+                beam_guides.py (searches), scoring.py and score_tree.py (given tokens), hidden.py,
+                media.py
 """

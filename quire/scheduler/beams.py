@@ -179,10 +179,12 @@ class Beams:
         return rows[self._rows.num_candidates[rows] > 0]
 
     def chosen(self, at: Ints) -> Chosen:
-        """The tokens that the rule chose for beams among decode rows."""
+        """The last tokens of decode rows of which the device has others: of beams, for which the
+        rule chose, and of rows that did not keep all that it drew."""
         rows = self._rows
-        beams = at[rows.num_candidates[at] > 0]
-        return Chosen(beams, rows.outputs[beams, rows.known[beams] - rows.num_prompt[beams] - 1])
+        some = at[(rows.num_candidates[at] > 0) | rows.taken_back[at]]
+        rows.taken_back[some] = False
+        return Chosen(some, rows.outputs[some, rows.known[some] - rows.num_prompt[some] - 1])
 
     def offer(self, row: int, tokens: Ints, logprobs: Floats) -> BeamGroup:
         """A row's candidates are home: the next beam without an offer takes the row, if one is

@@ -75,8 +75,9 @@ class Committer:
         self._clock, self._accept_all = clock, accept_all
         self._jumps = Jumps(placements)
 
-    def commit(self, sent: SentPlan, result: StepResult) -> None:
-        """Give each row what it drew; a row that ends there is free after this."""
+    def commit(self, sent: SentPlan, result: StepResult) -> int:
+        """Give each row what it drew; a row that ends there is free after this. How many tokens
+        rows kept."""
         rows, now = self._rows, self._clock()
         self._keep_scores(sent, result, now)
         self._keep_hidden(sent, result, now)
@@ -93,7 +94,7 @@ class Committer:
         self._keep_logprobs(drawn, result.logprobs)
         rows.append_outputs(at, drawn.tokens, drawn.kept)
         self._guesses.settle(sent.plan, result)
-        self._trials.settle(sent.plan, at, drawn.kept, sent.rows[list(result.held)])
+        self._trials.settle(sent.plan, drawn, sent.rows[list(result.held)])
         self._jumps.take(drawn)
         self._look_at_full(drawn)
         for row in drawn.going_on(rows.watched):
@@ -101,6 +102,7 @@ class Committer:
         self._finish(at[drawn.ended].tolist(), now)
         self._fail(sent, result, failed)
         self._held.add(result.held, sent.rows, sent.placements)
+        return int(drawn.kept.sum())
 
     def _keep_scores(self, sent: SentPlan, result: StepResult, now: float) -> None:
         """Give each slice's row its scores, in order: a later one may rely on an earlier one's."""

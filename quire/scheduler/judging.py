@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from quire.errors import GrammarFailed
 from quire.request import Ints
+from quire.scheduler.pacing import Jump
 from quire.scheduler.rows import Rows
 from quire.scheduler.stopping import (
     UNFINISHED,
     AcceptAll,
     judge,
+    judge_ahead,
     judge_together,
     num_kept,
     stop_by_id,
@@ -65,9 +67,11 @@ def judged(
         )
     visited = np.flatnonzero(rows.visited[at])
     # What ids or the length may end is judged alone: that the grammar is complete, there counts.
+    ahead = rows.follows[at[visited]] & (counts[visited] > 1)
     together = rows.follows[at[visited]] & (counts[visited] == 1) & ~drawn.ended[visited]
     _judge_together(rows, drawn, visited[together], accept_all)
-    _judge_each(rows, drawn, visited[~together])
+    _judge_ahead(rows, drawn, visited[ahead])
+    _judge_each(rows, drawn, visited[~(together | ahead)])
     return drawn
 
 
@@ -80,6 +84,16 @@ def _judge_together(
     sequences = [rows.sequence(row) for row in drawn.rows[some].tolist()]
     drawn.kept[some] = judge_together(sequences, drawn.tokens[some, 0].tolist(), accept_all)
     drawn.ended[some] = [sequence.finish_reason is not None for sequence in sequences]
+
+
+def _judge_ahead(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
+    """Those that went on without their masks."""
+    at = drawn.rows[some]
+    written, spells = (rows.known - rows.num_prompt)[at], rows.jumps[at] != Jump.NEVER
+    for i, row, before, one in zip(*(a.tolist() for a in (some, at, written, spells)), strict=True):
+        sequence, tokens = rows.sequence(row), drawn.tokens[i, : drawn.counts[i]].tolist()
+        drawn.kept[i] = judge_ahead(sequence, tokens, before, spells=one)
+        drawn.ended[i] = sequence.finish_reason is not None
 
 
 def _judge_each(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.config import EngineConfig
-from quire.params.row_sampling import can_spell, lists_few
+from quire.params.row_sampling import can_spell, lists_few, penalises
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
@@ -55,6 +55,15 @@ class Pacing:
         the device can try without."""
         chosen = self.every_row or sequence.group is not None or sequence.guide is not None
         return self.goes_back and not chosen and self._edits(sequence)
+
+    def may_go_ahead(self, sequence: Sequence) -> bool:
+        """Whether a row that draws by masks may go on without them (ahead.py): what it draws so is
+        what it would draw by them, if they allow it, and can be taken back on the device."""
+        params = sequence.request.params
+        limited = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        phrases = any(len(word) > 1 for word in params._bad_words_token_ids or ())
+        remembers = penalises(params) or phrases or sequence.thoughts is not None
+        return self.apart and self.goes_back and not (limited or remembers)
 
     def jump(self, sequence: Sequence) -> Jump:
         """Whether a row with a grammar that masks follow is given the tokens that it forces. These

@@ -32,14 +32,19 @@ def plan_repeat(
     if repeat == 1:
         return 1
     growing = at[~rows.pauses[at]]
-    # What rows try beside others costs nothing, so it is those others that decide.
+    # What rows try beside others costs nothing, so it is those others that decide; and how much
+    # is wasted by rows with masks is known from what they tried before.
     counting = growing[~rows.tries[growing]]
+    counting = counting if len(counting) else growing[~rows.guided[growing]]
     counting = counting if len(counting) else growing
     repeat = min(repeat, int((rows.limit[counting] - rows.planned[counting]).max(initial=1)))
     while repeat > 1:
         lacking = placements.lacking(growing, trials.steps(growing, repeat))
         has_room = placements.pool.fits(int(lacking.sum()))
-        if has_room and _wastes_little(rows, counting, repeat, awaited=awaited):
+        wastes_little = rows.guided[counting].any() or _wastes_little(
+            rows, counting, repeat, awaited=awaited
+        )
+        if has_room and wastes_little:
             placements.grow(growing, lacking, draft)
             return repeat
         repeat //= 2
@@ -55,6 +60,9 @@ def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: boo
         if not awaited or num_pausing > few:
             return 1
         most = min(most, PAUSING_STEPS)
+    if num_guided := int((rows.guided & rows.tries)[rows.running].sum()):
+        rest = PAUSING_STEPS if awaited and num_guided <= few else 1
+        most = min(most, max(rest, trials.ahead.steps))
     return most if len(trials.running()) <= few else min(most, trials.most_steps())
 
 

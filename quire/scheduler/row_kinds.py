@@ -45,11 +45,15 @@ class RowKind:
         # Of one that Python judges the device does not know where it ends, and its processors
         # would see tokens behind that.
         tries = not (must_step or visited) and pacing.may_try(sequence)
+        follows = guided and watch is None and not (detects or many_stops)
+        jumps = pacing.jump(sequence) if guided and not scored else Jump.NEVER
+        if follows and not (must_step or is_paced) and jumps != Jump.ALWAYS:
+            tries = pacing.may_go_ahead(sequence)
         return RowKind(
             stop_ids=stop_ids,
             guided=guided,
-            follows=guided and watch is None and not (detects or many_stops),
-            jumps=pacing.jump(sequence) if guided and not scored else Jump.NEVER,
+            follows=follows,
+            jumps=jumps,
             paced=paced,
             stepwise=paced or must_step,
             pauses=paced and not (must_step or tries),

@@ -93,6 +93,7 @@ class Rows:
         self.stepwise = flags()  # no device draws several of its tokens at once
         self.pauses = flags()  # of these: it may rest while others draw more
         self.tries = flags()  # or go on by what the device draws (trials.py)
+        self.taken_back = flags()  # the device went on further than it, and must learn where it is
         self.scored = flags()  # it keeps the logprobs of its tokens
         self.watched = flags()  # each of its steps is reported
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
@@ -143,7 +144,7 @@ class Rows:
         self.expected[row] = request.num_prompt + expected
         self.num_published[row] = 0
         self.pasts[row] = request.cache_salt
-        self.forked[row] = self.renewed[row] = False
+        self.forked[row] = self.renewed[row] = self.taken_back[row] = False
         self.stale[row] = NOT_STALE
         self.num_candidates[row] = 0 if sequence.group is None else sequence.group.num_candidates
         self.watched[row] = request.watched

@@ -326,8 +326,7 @@ class Scheduler:
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
-        self._committer.commit(sent, result)
-        self.turns.observe(sent.plan)
+        self.turns.observe(sent.plan, self._committer.commit(sent, result))
         return self._reports.take()
 
     def take_report(self) -> StepReport:

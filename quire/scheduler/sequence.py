@@ -77,6 +77,9 @@ class Guide(Protocol):
     def accept(self, token_id: int) -> bool:
         """Go on with this token; False, and `error` set, if it may not come here."""
 
+    def try_accept(self, token_id: int) -> bool:
+        """The same, but nothing changes if it may not; what must come is not looked at."""
+
     def forced(self) -> list[int]:
         """The tokens that must come next, whatever is drawn."""
 

@@ -152,6 +152,42 @@ def _stop_in_text(sequence: Sequence, token_id: int) -> None:
             sequence.stop_reason = matched[1]
 
 
+def judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spells: bool) -> int:
+    """How many of `tokens` a sequence keeps that follows a grammar and drew the first of them by
+    its mask, the others without; its finish reason is set if it ends there. `spells`: what its
+    grammar forces is found out once, for all of it, and not token by token as masks have it."""
+    kept = for_row(FOLLOWED, _judge_ahead, sequence, tokens, num_outputs, spells=spells)
+    if isinstance(kept, QuireError):
+        fail(sequence, kept)
+        return 0
+    return kept
+
+
+def _judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spells: bool) -> int:
+    request, guide = sequence.request, _guide(sequence)
+    kept = _judge(sequence, tokens[:1], num_outputs, None)
+    for token in tokens[1:]:
+        if sequence.finish_reason is not None:
+            break
+        if spells and not sequence.owes:
+            guide.owed = guide.forced()
+            sequence.owes = bool(guide.owed)
+        must = guide.owed[:1] if spells else guide.forced()[:1]
+        if token in request.eos_ids or token in request.stop_ids:
+            # Which of them stand in the mask is its own matter, but for an end at the end.
+            ends = not must and guide.is_complete and token in request.eos_ids
+            if not ends or not is_stop(request, token, num_outputs + kept + 1):
+                break
+            stop_by_id(sequence, token)
+        elif (must and must[0] != token) or not guide.try_accept(token):
+            break
+        else:
+            sequence.owes = spells and bool(must)
+            _is_over(sequence, num_outputs + kept + 1)
+        kept += 1
+    return kept
+
+
 def judge_together(
     sequences: Many[Sequence], tokens: list[int], accept_all: AcceptAll
 ) -> list[int]:

@@ -5,13 +5,18 @@ some steps. The host then draws from the logits of each of these steps, after th
 it draws the same token, the next step stands, too. Noise belongs to a position, so edits that
 change little change few of the tokens, and the row keeps pace with those beside it. At the first
 other token the row goes on from there; it is never behind where it would be step by step.
+
+Rows that draw by masks try, too, in their own way (ahead.py).
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.request import Ints
+from quire.scheduler.ahead import Ahead
+from quire.scheduler.judging import Drawn
 from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import Waiting
 from quire.step import MOST_TRIED, StepPlan
@@ -29,10 +34,12 @@ class Trials:
         # of the last plans, older ones fading.
         self._stood, self._broke = np.zeros(rows.capacity), np.zeros(rows.capacity)
         self._placement = np.zeros(rows.capacity, np.int64)  # which they are of
+        self.ahead = Ahead(most)
 
     def running(self) -> Ints:
-        """The rows that try."""
-        running: Ints = self._rows.running[self._rows.tries[self._rows.running]]
+        """The rows that try, those with masks aside."""
+        rows = self._rows
+        running: Ints = rows.running[(rows.tries & ~rows.guided)[rows.running]]
         return running
 
     def most_steps(self) -> int:
@@ -45,7 +52,8 @@ class Trials:
     def steps(self, at: Ints, repeat: int) -> Ints:
         """How many tokens each decode row of a plan of so many steps may draw."""
         rows = self._rows
-        paced = np.where(rows.tries[at], min(repeat, self.most_steps()), 1)
+        most = np.where(rows.guided[at], self.ahead.steps, self.most_steps())
+        paced = np.where(rows.tries[at], np.minimum(repeat, most), 1)
         allowed = np.where(rows.paced[at], paced, repeat)
         steps: Ints = np.minimum(allowed, rows.limit[at] - rows.planned[at]).astype(np.int32)
         return steps
@@ -60,22 +68,34 @@ class Trials:
         waits = at[self._rows.known[at] < self._rows.planned[at]]
         return bool((self._reach(waits) > 1).any())
 
-    def settle(self, plan: StepPlan, at: Ints, kept: Ints, held: Ints) -> None:
-        """Set the rows of `at` that tried to where they got: row at[i] kept so many tokens. Of a
-        row in `held` the next position is computed as well."""
+    def settle(self, plan: StepPlan, drawn: Drawn, held: Ints) -> None:
+        """Set the rows that tried to where they got. Of a row in `held` the next position is
+        computed as well."""
         if not len(plan.tried):
             return
-        rows, tried = self._rows, plan.num_tried.tolist()
-        num_tried = dict(zip(plan.tried.tolist(), tried, strict=True))
-        self._meet(plan.tried)
-        for row, count in zip(at.tolist(), kept.tolist(), strict=True):
-            if row not in num_tried:
-                continue
-            ahead = int(row in held)
-            rows.computed[row] = rows.known[row] - 1 + ahead
-            rows.planned[row] = rows.known[row] + ahead
-            self._stood[row] = 0 if ahead else FADING * self._stood[row] + count - 1
-            self._broke[row] = FADING * self._broke[row] + (count < num_tried[row])
+        rows, at = self._rows, drawn.rows
+        tried = np.isin(at, plan.tried)
+        ahead = np.isin(at, held)[tried]
+        some, kept = at[tried], drawn.kept[tried]
+        rows.computed[some] = rows.known[some] - 1 + ahead
+        rows.planned[some] = rows.known[some] + ahead
+        guided = rows.guided[some]
+        self._settle_ahead(drawn, np.flatnonzero(tried)[guided])
+        mine, kept, ahead = some[~guided], kept[~guided], ahead[~guided]
+        self._meet(mine)
+        order = np.argsort(plan.tried)
+        asked = plan.num_tried[order[np.searchsorted(plan.tried, mine, sorter=order)]]
+        self._stood[mine] = np.where(ahead, 0, FADING * self._stood[mine] + kept - 1)
+        self._broke[mine] = FADING * self._broke[mine] + (kept < asked)
+
+    def _settle_ahead(self, drawn: Drawn, lines: npt.NDArray[np.int64]) -> None:
+        """The device went on by all that the rows of these lines drew; they kept some of it."""
+        if not len(lines):
+            return
+        kept, ended = drawn.kept[lines], drawn.ended[lines]
+        counts = np.where(ended, kept, drawn.counts[lines])  # behind its end no row tries
+        self._rows.taken_back[drawn.rows[lines[kept < counts]]] = True
+        self.ahead.observe(counts - 1, kept - 1)
 
     def _reach(self, at: Ints) -> Ints:
         """Steps of these rows that are likely to stand."""

@@ -36,7 +36,7 @@ class Turns:
         """`overlap`: a plan may be made while another one is on its way."""
         self.by_turns = False
         self._rows, self._clock, self._overlap = rows, clock, overlap
-        # Of the last plans: seconds, and their rows.
+        # Of the last plans: seconds, and tokens that rows kept.
         self._times = deque[tuple[float, int]](maxlen=2 * (PASSED + TIMED))
         self._last, self._num_rows = clock(), 0
         self._kept, self._left = KEPT, KEPT
@@ -59,13 +59,13 @@ class Turns:
             return ready[: -(-len(decoding) // 2)]
         return None if awaited else ready
 
-    def observe(self, plan: StepPlan) -> None:
-        """A plan's result was digested."""
+    def observe(self, plan: StepPlan, num_tokens: int) -> None:
+        """A plan's result was digested, of which rows kept so many tokens."""
         now = self._clock()
         seconds, self._last = now - self._last, now
         if not self._num_rows or plan.masks is None or not len(plan.decode):
             return
-        self._times.append((seconds, len(plan.decode)))
+        self._times.append((seconds, max(num_tokens, 1)))
         self._left -= 1
         if self._left <= 0 or self._is_slower():
             self._turn()

@@ -280,3 +280,24 @@ def test_a_lexer_that_fails_one_row_fails_no_other(
         assert other.is_complete
     assert walker.walk(grammar.matcher(), 0, max_tokens=3).token_ids
     made.close()
+
+
+@pytest.mark.parametrize("name", ["array", "words", "values", "unicode", "letters"])
+def test_what_may_be_tried_is_what_masks_allow(
+    name: str, compiler: GrammarCompiler, byte_bpe: Tokenizer, vocab_size: int
+) -> None:
+    """Where nothing is forced; and what may not come changes nothing."""
+    ends, grammar, num_free = set(byte_bpe.eos_ids), compiler.compile(SMALL[name][0]), 0
+    for taken in itertools.islice(states(grammar.matcher(), vocab_size, ends), 24):
+        matcher = grammar.matcher()
+        assert all(matcher.accept(token) for token in taken)
+        allowed = set(allowed_ids(matcher, vocab_size).tolist())
+        found = {t for t in range(vocab_size) if matcher.fork().try_accept(t)}
+        assert not any(matcher.try_accept(t) for t in range(vocab_size) if t not in found)
+        assert set(allowed_ids(matcher, vocab_size).tolist()) == allowed
+        if forced := matcher.forced():
+            assert allowed == {forced[0]} and allowed <= found
+        else:
+            assert found - ends == allowed - ends
+            num_free += 1
+    assert num_free

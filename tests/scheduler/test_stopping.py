@@ -46,6 +46,9 @@ class Counted:
         self.total += token_id
         return True
 
+    def try_accept(self, token_id: int) -> bool:
+        raise AssertionError("nothing is tried here")
+
     def forced(self) -> list[int]:
         return []
 

@@ -45,6 +45,14 @@ class LogitsUses(Protocol):
     def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None: ...
 
 
+class StepMasks(Protocol):
+    """The masks of a plan; see masks.py."""
+
+    def __call__(self) -> None: ...
+
+    def lift(self) -> None: ...
+
+
 class SmallBatchRows(Protocol):
     """A model's pass for steps of at most `most_rows` rows; see cuda/small_batch.py."""
 
@@ -152,9 +160,7 @@ class Decoding:
         packed = adapters.pack(upload, ADAPTED, slots)
         return packed, None if packed is None else adapters.variant
 
-    def run(
-        self, seated: Seated, upload: Upload, bring_masks: Callable[[], None], looks: LogitsUses
-    ) -> Tensor:
+    def run(self, seated: Seated, upload: Upload, masks: StepMasks, looks: LogitsUses) -> Tensor:
         """After the plan's changes: what became of every row in every step. int32 [K, rows]
         `looks` are at the logits and tokens of steps that are made in halves."""
         places, key = seated.places, seated.key
@@ -165,7 +171,7 @@ class Decoding:
         if key.num_edited:
             places.edited[: key.num_edited].copy_(upload.take("edited places"))
         if seated.halves is not None:
-            self._run_halves(seated, seated.halves, bring_masks, looks)
+            self._run_halves(seated, seated.halves, masks, looks)
         whole = seated.repeat - seated.num_halved
         self._parts.graphs.run(key, lambda: self._step(places, key), whole)
         # A copy: the next plan may write here before this one's tokens are home.
@@ -222,19 +228,21 @@ class Decoding:
         self,
         seated: Seated,
         halves: tuple[GraphKey, GraphKey],
-        bring_masks: Callable[[], None],
+        masks: StepMasks,
         looks: LogitsUses,
     ) -> None:
         (forward, draw), places, graphs = halves, seated.places, self._parts.graphs
         for step in range(seated.num_halved):
             graphs.run(forward, lambda: self._forward(places, forward), 1)
-            bring_masks()
+            masks()
             if looks.replaces:
                 self._second_half(places, draw, forward, partial(looks.replace, step=step))
             else:
                 graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
             if self._logits is not None:
                 looks.look(self._logits[: places.size], self._drawn[draw], places.made[step], step)
+            if step == 0 and seated.repeat > 1:
+                masks.lift()
 
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
         """Feed every row's last token; its logits wait for the second half."""

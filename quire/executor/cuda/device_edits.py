@@ -117,6 +117,9 @@ class DeviceEdits:
                 self._masks = torch.full(shape, -1, dtype=torch.int32, device=device)
         return self._masks
 
+    def lift_masks(self, rows: Tensor) -> None:
+        self.masks.index_fill_(0, rows, -1)
+
     def set_masks(self, rows: Tensor, lines: Tensor) -> None:
         """What these rows may draw next."""
         self.masks.index_copy_(0, rows, lines)
@@ -205,7 +208,7 @@ class DeviceEdits:
         penalties = upload.take("edit penalties").view(3, len(rows))
         self.penalties.index_copy_(1, rows, penalties.to(torch.float32))
         if self._masks is not None:
-            self._masks.index_fill_(0, rows, -1)  # nothing is forbidden before the first comes
+            self.lift_masks(rows)  # nothing is forbidden before the first comes
         words = upload.take("edit words").to(torch.int32)
         self.words.index_copy_(0, upload.take("edit places"), words)
 

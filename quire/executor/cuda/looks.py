@@ -85,7 +85,10 @@ class Looks:
     @property
     def _num_kept(self) -> int:
         """Whoever the host draws for rests after the first step, or after some that it tries."""
-        return int(self._plan.num_tried.max(initial=1)) if self._later else 0
+        if not self._later:
+            return 0
+        mine = np.isin(self._plan.tried, self._later.rows)
+        return int(self._plan.num_tried[mine].max(initial=1))
 
     def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
         """Between the draw and the judgement: put in what the sampler draws."""

@@ -37,6 +37,10 @@ class MaskUploads:
         upload.add("masked rows", no_ints() if masks is None else masks.rows)
         return MaskUpload(self, masks, upload)
 
+    def lift(self, upload: Upload) -> None:
+        """From here on all tokens are allowed."""
+        self._edits.lift_masks(upload.take("masked rows"))
+
     def send(self, masks: Masks, upload: Upload) -> None:
         """Wait for the masks, and have them there for what is launched after this."""
         self._handles.wait_for(masks)
@@ -53,12 +57,19 @@ class MaskUploads:
 
 
 class MaskUpload:
-    """The masks of one plan; whoever draws first calls this before."""
+    """The masks of one plan; whoever draws first calls this before. For the steps that rows try
+    without masks (`StepPlan.tried`) they are lifted."""
 
     def __init__(self, uploads: MaskUploads, masks: Masks | None, upload: Upload) -> None:
         self._uploads, self._masks, self._upload = uploads, masks, upload
+        self._has_some = masks is not None
 
     def __call__(self) -> None:
         masks, self._masks = self._masks, None
         if masks is not None:
             self._uploads.send(masks, self._upload)
+
+    def lift(self) -> None:
+        """After the first step."""
+        if self._has_some:
+            self._uploads.lift(self._upload)

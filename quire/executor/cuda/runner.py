@@ -215,6 +215,7 @@ class CudaRunner:
         upload.send()
         self.columns.change(upload)
         self._row_media.change(upload)
+        self._beams.choose(plan, upload)  # from where they are, rows draw so many tokens
         if len(plan.single) or len(plan.tried):
             self.columns.draw_some(upload.take("paced rows"), upload.take("paced steps"))
         if len(plan.ends):
@@ -224,7 +225,6 @@ class CudaRunner:
                 self.sampler.start(start)
         if plan.copies:
             self.ops.copy_blocks(self.cache, upload.take("copies").view(-1, 2))
-        self._beams.choose(plan, upload)
         self.media.encode(plan)
 
     def _logits(self, hidden: Tensor, positions: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from tests.executor.cuda import test_walks as walks
 from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import MORE, WHOLE
-from tests.executor.cuda.test_masks import GUIDED
+from tests.executor.cuda.test_masks import AHEAD, GUIDED, Wide
 from tests.executor.cuda.test_masks import run as run_guided
 from tests.executor.cuda.test_runner import PLAIN, SPEC, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_scoring import check_scores, scoring_requests
@@ -98,14 +98,12 @@ def test_graphs_and_repeats_change_no_token() -> None:
     assert all(one == seen[0] for one in seen)
 
 
-def check_guided(config: EngineConfig, kinds: list[dict[str, object]], *, stopping: bool) -> None:
+def check_guided(config: EngineConfig, kinds: list[dict[str, object]], **given: Any) -> None:
     plain = small_config(num_blocks=512)
-    wanted, _ = run_guided(
-        LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, stopping=stopping
-    )
+    wanted, _ = run_guided(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, **given)
     executor = CudaExecutor(config, SPEC, {name: w.cuda() for name, w in WEIGHTS.items()})
     try:
-        got, late = run_guided(executor, config, kinds, stopping=stopping)
+        got, late = run_guided(executor, config, kinds, **given)
     finally:
         executor.close()
     assert outputs(got) == outputs(wanted) and late
@@ -146,6 +144,16 @@ def test_walking_rows_draw_the_cpu_engines_tokens(
             assert seen["walks"] > 15
     finally:
         repeats.MOST_WASTE = before
+
+
+@pytest.mark.parametrize("num_blocks", [128, 24])
+@pytest.mark.parametrize("others", [0, 3])
+@pytest.mark.parametrize("eager", [False, True])
+def test_rows_ahead_of_their_masks_draw_the_cpu_engines_tokens(
+    eager: bool, others: int, num_blocks: int
+) -> None:
+    config, kinds = gpu_config(enforce_eager=eager, num_blocks=num_blocks), AHEAD + PLAIN[:others]
+    check_guided(config, kinds, stopping=not others, guide=Wide, most=60)
 
 
 def test_guided_rows_that_pause_draw_the_cpu_engines_tokens() -> None:

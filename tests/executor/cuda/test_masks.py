@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,9 @@ from quire.params.row_sampling import MOST_SPELLED
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints, Request
 from quire.scheduler import repeats
+from quire.scheduler.pacing import Pacing
 from quire.scheduler.sequence import Guide, Sequence
-from quire.step import Masks
+from quire.step import Masks, StepPlan
 from quire.steps.handles import Handles
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched
@@ -36,6 +38,8 @@ GUIDED: list[dict[str, object]] = [
     {"temperature": 0.0, "repetition_penalty": 1.4, "min_tokens": 6, **GRAMMAR},
     {"temperature": 1.0, "bad_words": ["several tokens"], **GRAMMAR},
 ]
+# Rows that may go on without their masks.
+AHEAD: list[dict[str, object]] = [*GUIDED[:2], {"temperature": 0.8, "logprobs": 2, **GRAMMAR}]
 # What has no room in an entry, and what only the sampler can do, beside them.
 MORE: list[dict[str, object]] = [
     {"temperature": 1.0, "logprobs": -1, **GRAMMAR},
@@ -73,13 +77,34 @@ class Walk:
 
     def accept(self, token_id: int) -> bool:
         self.last, self.count = token_id, self.count + 1
+        self.owed = self.owed[1:]
         return True
+
+    def try_accept(self, token_id: int) -> bool:
+        return token_id in self.allowed() and self.accept(token_id)
 
     def forced(self) -> list[int]:
         return [41] if self.last == 40 else []
 
     def fork(self) -> Guide:
-        return Walk(self.last, self.count)
+        return type(self)(self.last, self.count)
+
+
+class Wide(Walk):
+    """All but a few tokens may come; two of them must after some."""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.count >= 50
+
+    def allowed(self) -> list[int]:
+        if must := self.owed or self.forced():
+            return must[:1]
+        following = [t for t in range(6, VOCAB) if (t + self.last) % 9]
+        return following + [5] * self.is_complete
+
+    def forced(self) -> list[int]:
+        return [41, 42] if self.last % 40 == 0 else []
 
 
 class Filling:
@@ -109,10 +134,6 @@ class Filling:
         return Masks(rows, bits, self.handles.filling(wait))
 
 
-def guide_for(request: Request) -> Guide | None:
-    return None if request.params.structured_outputs is None else Walk()
-
-
 def endless(request: Request) -> Request:
     """Plans of several steps would waste too much on rows that may stop."""
     nothing: frozenset[int] = frozenset()
@@ -128,6 +149,8 @@ def run(
     stopping: bool = True,
     count: int = 18,
     most: int = 30,
+    guide: type[Walk] = Walk,
+    pacing: Pacing | None = None,
 ) -> tuple[list[Sequence], int]:
     """The answers, each of at most `most` tokens, and how often masks came late."""
     masks = Filling(executor.handles)
@@ -140,7 +163,20 @@ def run(
             long = [list(range(MOST_SPELLED + 1))] * (one.params.bad_words == ["too many tokens"])
             one.params._bad_words_token_ids = [[a, a + 1] for a in range(100)] + long
     asked = asked if stopping else list(map(endless, asked))
-    return answers(executor, config, asked, guide_for=guide_for, make_masks=masks), masks.late
+
+    def guide_for(request: Request) -> Guide | None:
+        return None if request.params.structured_outputs is None else guide()
+
+    given: dict[str, Any] = {"guide_for": guide_for, "make_masks": masks, "pacing": pacing}
+    return answers(executor, config, asked, **given), masks.late
+
+
+def check(found: list[Sequence], expected: list[Sequence]) -> None:
+    for one, wanted in zip(found, expected, strict=True):
+        assert one.output_ids.tolist() == wanted.output_ids.tolist()
+        assert (one.finish_reason, str(one.error)) == (wanted.finish_reason, str(wanted.error))
+        assert told(one.logprobs)[0] == told(wanted.logprobs)[0]
+        np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +194,7 @@ def test_guided_rows_draw_the_tokens_of_the_plain_runner(
         executor = Watched(config, SPEC, WEIGHTS)
         found, late = run(executor, config, kinds)
         assert executor.ways == ways and late > 5, config
-        for one, wanted in zip(found, expected, strict=True):
-            assert one.output_ids.tolist() == wanted.output_ids.tolist(), config
-            assert (one.finish_reason, str(one.error)) == (wanted.finish_reason, str(wanted.error))
-            assert told(one.logprobs)[0] == told(wanted.logprobs)[0], config
-            np.testing.assert_allclose(told(one.logprobs)[1], told(wanted.logprobs)[1], atol=1e-4)
+        check(found, expected)
         assert {s.finish_reason for s in found} >= {"stop", "length"}
 
 
@@ -184,3 +216,33 @@ def test_few_guided_rows_pause_while_others_repeat(
     assert [s.output_ids.tolist() for s in found] == [s.output_ids.tolist() for s in expected]
     assert {repeat for _, repeat in executor.seen} & {2, 4}
     assert executor.ways == ({"late"} if full else set())
+
+
+class Ahead(Watched):
+    """Counts plans by how many tokens their rows with masks may draw."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps: Counter[int] = Counter()
+        self.num_back = 0
+
+    def submit(self, plan: StepPlan) -> Any:
+        if plan.masks is not None:
+            self.steps[int(plan.num_tried.max(initial=0))] += 1
+        self.num_back += len(plan.chosen.rows)
+        return super().submit(plan)
+
+
+@pytest.mark.parametrize("others", [0, 3], ids=["alone", "beside plain rows"])
+def test_rows_go_ahead_of_their_masks_and_draw_the_same(others: int) -> None:
+    kinds, apart = AHEAD + PLAIN[:others], Pacing(apart=True)
+    plain = small_config(num_blocks=256)
+    given: dict[str, Any] = {"guide": Wide, "most": 60, "stopping": not others}
+    expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, **given)
+    assert others or {s.finish_reason for s in expected} >= {"stop", "length"}
+    for depth, max_repeat, num_blocks in ROOMS[1:]:
+        config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
+        executor = Ahead(config, SPEC, WEIGHTS)
+        found, _ = run(executor, config, kinds, pacing=apart, **given)
+        check(found, expected)
+        assert max(executor.steps) > 1 and executor.num_back > 1, config
