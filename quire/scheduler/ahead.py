@@ -7,24 +7,30 @@ among the first few tokens only (top_k, top_p, min_p) does not go ahead, since a
 these are. A model that writes what its grammar wants, as most do, is followed some tokens at a
 time, and what the host does for a plan is done for all of them. One that does not is soon left to
 its masks, and asked again now and then.
+
+How far it pays depends on the model: what the host does for a plan of 256 rows took an H200 as
+long as five steps of 0.1B, and as long as 0.7 of one of 8B. So plans are timed, and rows go as far
+as brings the most tokens in a second.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
+import numpy.typing as npt
 
 from quire.request import Ints
 
-# A step of a plan is worth trying where it stands for so many of the rows that try it. What the
-# host does for a plan of 256 rows took an H200 as long as 5 steps of a model of 0.1B, for which less
-# would do, and as long as 0.7 of one of 8B, for which it is about this.
-WORTH = 0.55
 # With each plan what earlier ones told fades to so much, and slower where it is of few rows: about
 # so many are remembered.
 FADING, REMEMBERED = 0.7, 20
-EVIDENCE = 4.0  # of fewer rows that tried a step one for which it did not stand says little
-# Plans for which nothing is tried when that was not worth it, at first and at most.
+# Plans for which nothing is tried when that did not pay, at first and at most.
 LEAST_PAUSE, MOST_PAUSE = 16, 256
+TIMED, ALONE = 24, 4  # plans: the last ones, and the first ones, before anything is tried
+# Rows come differently far, and a batch takes as long as its last row: one of some hundreds, with
+# 128 tokens, is about three deviations behind, of what so many plans bring.
+BEHIND = 3 / 128**0.5
 
 
 class Ahead:
@@ -34,30 +40,74 @@ class Ahead:
         """`most` steps that a plan may have."""
         # Of the last plans: rows that tried each step without a mask, and for which it stood.
         self._tried, self._stood = np.zeros(most - 1), np.zeros(most - 1)
-        self._pause, self._left = LEAST_PAUSE, 0
+        self._times = {way: _Times() for way in (False, True)}
+        self._by_turns = False
+        self._pause, self._left = LEAST_PAUSE, ALONE
+        self.steps = 1  # of such a row in the next plan
 
-    @property
-    def steps(self) -> int:
-        """Of such a row in the next plan: those that are worth trying, and as many again where it
-        is not known of more."""
-        if self._left:
+    def _paying(self) -> int:
+        """Steps that pay, of at most twice as many as were tried."""
+        if self._left or not len(self._tried):
             return 1
-        refused = self._tried - self._stood > (1 - WORTH) * np.maximum(self._tried, EVIDENCE)
-        worth = int(refused.argmax()) if refused.any() else len(refused)
+        shares = self._shares()
+        fixed, each = self._times[self._by_turns].line
+        steps = 1 + np.arange(len(shares) + 1)
+        tokens, squares = 1 + shares.cumsum(), 1 + ((2 * steps[1:] - 1) * shares).cumsum()
+        spread = np.sqrt(np.maximum(squares - tokens**2, 0) * tokens)
+        brought = np.concatenate([[1.0], tokens - BEHIND * spread])
+        return int(steps[(brought / (fixed + each * steps)).argmax()])
+
+    def _shares(self) -> npt.NDArray[np.float64]:
+        """Of the rows those for which each step stands. Steps beyond those that were tried are
+        taken to stand as these did, one after the other."""
         known = int((self._tried >= 1).sum())
-        return 1 + min(worth, max(1, 2 * known))
+        shares = (self._stood[:known] + 1) / (self._tried[:known] + 1)
+        most = min(max(2 * known, 1), len(self._tried))
+        last, each = (shares[-1], shares[-1] ** (1 / known)) if known else (1.0, 1.0)
+        return np.concatenate([shares, last * each ** np.arange(1, most - known + 1)])
 
     def observe(self, tried: Ints, stood: Ints) -> None:
         """Rows tried so many steps each without a mask; so many of these stood."""
         if not len(tried) or not tried.max():
             self._left = max(self._left - 1, 0)
+            self.steps = self._paying()
             return
         fading = max(FADING, 1 - len(tried) / REMEMBERED)
         step = np.arange(len(self._tried))[:, None]
         self._tried = fading * self._tried + (step < tried).sum(axis=1)
         self._stood = fading * self._stood + (step < stood).sum(axis=1)
+
+    def took(self, steps: int, seconds: float, *, by_turns: bool) -> None:
+        """A plan of so many steps, of all rows or a half (turns.py), came so long after the one
+        before."""
+        self._by_turns = by_turns
+        self._times[by_turns].observe(steps, seconds)
+        if steps == 1:
+            return
+        self.steps = self._paying()
         if self.steps > 1:
             self._pause = LEAST_PAUSE
             return
         self._tried, self._stood = np.zeros_like(self._tried), np.zeros_like(self._stood)
         self._left, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
+
+
+class _Times:
+    """How long plans take: a straight line through the last ones that a few odd ones, in which
+    something was captured, say, do not move."""
+
+    def __init__(self) -> None:
+        self.line = 1.0, 1.0  # seconds of a plan, and of each step in it; of any unit at first
+        self._last = deque[tuple[int, float]](maxlen=TIMED)
+
+    def observe(self, steps: int, seconds: float) -> None:
+        self._last.append((steps, seconds))
+        count, took = np.array(self._last).T
+        apart, later = (one[:, None] - one for one in (count, took))
+        if (apart > 0).any():
+            each = float(np.median(later[apart > 0] / apart[apart > 0]))
+        else:
+            each = self.line[1] * float(np.median(took)) / (self.line[0] + self.line[1] * steps)
+        mean = float(np.median(took / count))
+        each = min(max(each, mean / 4), mean)  # a step is never free, nor a plan only its steps
+        self.line = max(float(np.median(took - each * count)), 0.0), each

@@ -79,7 +79,7 @@ class Scheduler:
         self.lanes = Lanes(rows, waiting, clock)
         self.media = MediaPlans(rows, limits.shelf_rows, limits.max_num_batched_tokens)
         self.trials = Trials(rows, waiting, limits.max_repeat)
-        self.turns = Turns(rows, clock, overlap=limits.overlap)
+        self.turns = Turns(rows, overlap=limits.overlap)
         self.held = HeldRows(rows)
         self._groups = PrefixGroups(rows, pool, sought=limits.prefix_groups)
         self._admission = Admission(pool, rows, expected_output)
@@ -109,6 +109,7 @@ class Scheduler:
             accept_all=accept_all,
         )
         self._sent: deque[SentPlan] = deque()
+        self._committed: float | None = None  # when the last result was, while rows run
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
@@ -326,8 +327,19 @@ class Scheduler:
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
-        self.turns.observe(sent.plan, self._committer.commit(sent, result))
+        kept = self._committer.commit(sent, result)
+        self._time(sent.plan, kept)
         return self._reports.take()
+
+    def _time(self, plan: StepPlan, kept: int) -> None:
+        """A plan was digested: how long after the one before, if there was no rest between."""
+        now, before = self._clock(), self._committed
+        self._committed = now if self.num_running else None
+        if before is None:
+            return
+        if plan.masks is not None and plan.repeat == plan.num_tried.max(initial=0):
+            self.trials.ahead.took(plan.repeat, now - before, by_turns=self.turns.by_turns)
+        self.turns.observe(plan, kept, now - before)
 
     def take_report(self) -> StepReport:
         """What happened since the last result, or since this was last asked for."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable
 
 from quire.request import Ints
 from quire.scheduler.rows import Rows
@@ -33,13 +32,13 @@ DISTURBED = 4.0  # times as long as usual is counted as this
 class Turns:
     """Which rows by masks the next plan decodes."""
 
-    def __init__(self, rows: Rows, clock: Callable[[], float], *, overlap: bool) -> None:
+    def __init__(self, rows: Rows, *, overlap: bool) -> None:
         """`overlap`: a plan may be made while another one is on its way."""
         self.by_turns = False
-        self._rows, self._clock, self._overlap = rows, clock, overlap
+        self._rows, self._overlap = rows, overlap
         # Of the last plans: seconds, and tokens that rows kept.
         self._times = deque[tuple[float, int]](maxlen=2 * (PASSED + TIMED))
-        self._last, self._num_rows = clock(), 0
+        self._num_rows = 0
         self._kept, self._left = KEPT, float(KEPT)
         self._usual: float | None = None  # what a token takes the usual way, while the other runs
 
@@ -60,10 +59,9 @@ class Turns:
             return ready[: -(-len(decoding) // 2)]
         return None if awaited else ready
 
-    def observe(self, plan: StepPlan, num_tokens: int) -> None:
-        """A plan's result was digested, of which rows kept so many tokens."""
-        now = self._clock()
-        seconds, self._last = now - self._last, now
+    def observe(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+        """A plan's result was digested so long after the one before, and rows kept so many of its
+        tokens."""
         if not self._num_rows or plan.masks is None or not len(plan.decode):
             return
         self._times.append((seconds, max(num_tokens, 1)))

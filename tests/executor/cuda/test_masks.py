@@ -17,7 +17,7 @@ from quire.executor.cuda.device_edits import DeviceEdits
 from quire.params.row_sampling import MOST_SPELLED
 from quire.params.structured import StructuredOutputsParams
 from quire.request import Ints, Request
-from quire.scheduler import repeats
+from quire.scheduler import ahead, repeats
 from quire.scheduler.pacing import Pacing
 from quire.scheduler.sequence import Guide, Sequence
 from quire.step import Masks, StepPlan
@@ -234,7 +234,10 @@ class Ahead(Watched):
 
 
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "beside plain rows"])
-def test_rows_go_ahead_of_their_masks_and_draw_the_same(others: int) -> None:
+def test_rows_go_ahead_of_their_masks_and_draw_the_same(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead._Times, "observe", lambda *_: None)  # whatever plans take here
     kinds, apart = AHEAD + PLAIN[:others], Pacing(apart=True)
     plain = small_config(num_blocks=256)
     given: dict[str, Any] = {"guide": Wide, "most": 60, "stopping": not others}
