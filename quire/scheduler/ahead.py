@@ -15,6 +15,7 @@ as brings the most tokens in a second.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 import numpy as np
@@ -27,7 +28,7 @@ from quire.request import Ints
 FADING, REMEMBERED = 0.7, 20
 # Plans for which nothing is tried when that did not pay, at first and at most.
 LEAST_PAUSE, MOST_PAUSE = 16, 256
-TIMED, ALONE = 24, 4  # plans: the last ones, and the first ones, before anything is tried
+TIMED, ALONE = 16, 4  # plans: the last ones, and the first ones, before anything is tried
 # Rows come differently far, and a batch takes as long as its last row: one of some hundreds, with
 # 128 tokens, is about three deviations behind, of what so many plans bring.
 BEHIND = 3 / 128**0.5
@@ -40,8 +41,10 @@ class Ahead:
         """`most` steps that a plan may have."""
         # Of the last plans: rows that tried each step without a mask, and for which it stood.
         self._tried, self._stood = np.zeros(most - 1), np.zeros(most - 1)
-        self._times = {way: _Times() for way in (False, True)}
-        self._by_turns = False
+        # Seconds of the last plans of one step, and of each step more of the others; of how many
+        # rows these are.
+        self._alone, self._more = deque[float](maxlen=TIMED), deque[float](maxlen=TIMED)
+        self._num_rows = 0
         self._pause, self._left = LEAST_PAUSE, ALONE
         self.steps = 1  # of such a row in the next plan
 
@@ -50,12 +53,13 @@ class Ahead:
         if self._left or not len(self._tried):
             return 1
         shares = self._shares()
-        fixed, each = self._times[self._by_turns].line
+        alone = statistics.median(self._alone or [1.0])
+        more = statistics.median(self._more or [alone / 4])
         steps = 1 + np.arange(len(shares) + 1)
         tokens, squares = 1 + shares.cumsum(), 1 + ((2 * steps[1:] - 1) * shares).cumsum()
         spread = np.sqrt(np.maximum(squares - tokens**2, 0) * tokens)
         brought = np.concatenate([[1.0], tokens - BEHIND * spread])
-        return int(steps[(brought / (fixed + each * steps)).argmax()])
+        return int(steps[(brought / (alone + max(more, alone / 20) * (steps - 1))).argmax()])
 
     def _shares(self) -> npt.NDArray[np.float64]:
         """Of the rows those for which each step stands. Steps beyond those that were tried are
@@ -77,37 +81,21 @@ class Ahead:
         self._tried = fading * self._tried + (step < tried).sum(axis=1)
         self._stood = fading * self._stood + (step < stood).sum(axis=1)
 
-    def took(self, steps: int, seconds: float, *, by_turns: bool) -> None:
-        """A plan of so many steps, of all rows or a half (turns.py), came so long after the one
-        before."""
-        self._by_turns = by_turns
-        self._times[by_turns].observe(steps, seconds)
+    def took(self, steps: int, seconds: float, num_rows: int) -> None:
+        """A plan of so many steps came so long after the one before."""
+        if not self._num_rows / 2 <= num_rows <= self._num_rows * 2:
+            # What held for many more rows, or many fewer, need not hold for these.
+            self._num_rows, self._left, self.steps = num_rows, ALONE, 1
+            self._alone.clear()
+            self._more.clear()
         if steps == 1:
+            self._alone.append(seconds)
             return
+        if self._alone:
+            self._more.append((seconds - statistics.median(self._alone)) / (steps - 1))
         self.steps = self._paying()
         if self.steps > 1:
             self._pause = LEAST_PAUSE
             return
         self._tried, self._stood = np.zeros_like(self._tried), np.zeros_like(self._stood)
         self._left, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
-
-
-class _Times:
-    """How long plans take: a straight line through the last ones that a few odd ones, in which
-    something was captured, say, do not move."""
-
-    def __init__(self) -> None:
-        self.line = 1.0, 1.0  # seconds of a plan, and of each step in it; of any unit at first
-        self._last = deque[tuple[int, float]](maxlen=TIMED)
-
-    def observe(self, steps: int, seconds: float) -> None:
-        self._last.append((steps, seconds))
-        count, took = np.array(self._last).T
-        apart, later = (one[:, None] - one for one in (count, took))
-        if (apart > 0).any():
-            each = float(np.median(later[apart > 0] / apart[apart > 0]))
-        else:
-            each = self.line[1] * float(np.median(took)) / (self.line[0] + self.line[1] * steps)
-        mean = float(np.median(took / count))
-        each = min(max(each, mean / 4), mean)  # a step is never free, nor a plan only its steps
-        self.line = max(float(np.median(took - each * count)), 0.0), each

@@ -62,7 +62,7 @@ def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: boo
         most = min(most, PAUSING_STEPS)
     if num_guided := int((rows.guided & rows.tries)[rows.running].sum()):
         rest = PAUSING_STEPS if awaited and num_guided <= few else 1
-        most = min(most, max(rest, trials.ahead.steps))
+        most = min(most, max(rest, trials.num_ahead))
     return most if len(trials.running()) <= few else min(most, trials.most_steps())
 
 

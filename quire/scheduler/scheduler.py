@@ -78,8 +78,8 @@ class Scheduler:
         self.waiting = waiting = Waiting()
         self.lanes = Lanes(rows, waiting, clock)
         self.media = MediaPlans(rows, limits.shelf_rows, limits.max_num_batched_tokens)
-        self.trials = Trials(rows, waiting, limits.max_repeat)
         self.turns = Turns(rows, overlap=limits.overlap)
+        self.trials = Trials(rows, waiting, self.turns, limits.max_repeat)
         self.held = HeldRows(rows)
         self._groups = PrefixGroups(rows, pool, sought=limits.prefix_groups)
         self._admission = Admission(pool, rows, expected_output)
@@ -337,9 +337,11 @@ class Scheduler:
         self._committed = now if self.num_running else None
         if before is None:
             return
-        if plan.masks is not None and plan.repeat == plan.num_tried.max(initial=0):
-            self.trials.ahead.took(plan.repeat, now - before, by_turns=self.turns.by_turns)
-        self.turns.observe(plan, kept, now - before)
+        is_alike = plan.masks is not None and plan.repeat == plan.num_tried.max(initial=0)
+        if is_alike and not (self.turns.by_turns or plan.prefill):
+            self.trials.ahead.took(plan.repeat, now - before, len(plan.decode))
+        if plan.repeat == 1:  # rows that go ahead of their masks go all together
+            self.turns.observe(plan, kept, now - before)
 
     def take_report(self) -> StepReport:
         """What happened since the last result, or since this was last asked for."""

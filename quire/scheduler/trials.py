@@ -18,6 +18,7 @@ from quire.request import Ints
 from quire.scheduler.ahead import Ahead
 from quire.scheduler.judging import Drawn
 from quire.scheduler.rows import Rows
+from quire.scheduler.turns import Turns
 from quire.scheduler.waiting import Waiting
 from quire.step import MOST_TRIED, StepPlan
 
@@ -27,9 +28,9 @@ FADING = 0.5  # of what earlier plans tell, with each
 class Trials:
     """How far rows try, by how far they came."""
 
-    def __init__(self, rows: Rows, waiting: Waiting, most: int) -> None:
+    def __init__(self, rows: Rows, waiting: Waiting, turns: Turns, most: int) -> None:
         """`most` steps that a plan may have."""
-        self._rows, self._waiting, self._most = rows, waiting, most
+        self._rows, self._waiting, self._turns, self._most = rows, waiting, turns, most
         # Tokens after which a row went on by what the device drew, and how often it did not;
         # of the last plans, older ones fading.
         self._stood, self._broke = np.zeros(rows.capacity), np.zeros(rows.capacity)
@@ -49,10 +50,15 @@ class Trials:
             return 1
         return max(1, min(int(self._reach(at).max()), MOST_TRIED // len(at)))
 
+    @property
+    def num_ahead(self) -> int:
+        """Of every row with a mask. One half of them goes beside the other step by step."""
+        return 1 if self._turns.by_turns else self.ahead.steps
+
     def steps(self, at: Ints, repeat: int) -> Ints:
         """How many tokens each decode row of a plan of so many steps may draw."""
         rows = self._rows
-        most = np.where(rows.guided[at], self.ahead.steps, self.most_steps())
+        most = np.where(rows.guided[at], self.num_ahead, self.most_steps())
         paced = np.where(rows.tries[at], np.minimum(repeat, most), 1)
         allowed = np.where(rows.paced[at], paced, repeat)
         steps: Ints = np.minimum(allowed, rows.limit[at] - rows.planned[at]).astype(np.int32)
