@@ -20,19 +20,16 @@ from quire.weights.json_file import read_json
 
 CONFIG = "adapter_config.json"
 MERGE = "Merge it into its base with peft's merge_and_unload() and load the merged model."
+LEARN = "It puts tokens of its own before a prompt and cannot be merged; use one of LORA."
+WHOLE = "An activated adapter (aLoRA) changes a part of a prompt; use one that changes all of it."
 
 # Field -> values that ask for nothing; any other is refused with what to do instead.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modules_to_save": ((None, []), MERGE),
-    "bias": (("none", None), MERGE),
     "lora_bias": ((False, None), MERGE),
     "use_qalora": ((False, None), MERGE),
-    "alora_invocation_tokens": (
-        (None, []),
-        "An activated adapter (aLoRA) changes the model from a token of the prompt on, which is "
-        "not built; use one that changes all of it.",
-    ),
-    "alora_invocation_string": ((None, ""), "An activated adapter (aLoRA) is not built."),
+    "alora_invocation_tokens": ((None, []), WHOLE),
+    "alora_invocation_string": ((None, ""), WHOLE),
     "target_parameters": ((None, []), MERGE),
     "trainable_token_indices": ((None, [], {}), MERGE),
     "layer_replication": ((None, []), "A model with layers that are used twice is not built."),
@@ -48,10 +45,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
 }
 _USED = ("peft_type", "lora_alpha", "r", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
-# How it was trained, where it came from, and which modules it changes: their tensors say that.
+# How it was trained, where it came from, and what it changes: its tensors say that.
 _WITHOUT_EFFECT = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
-    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "bias"),
     *("layers_pattern", "fan_in_fan_out", "megatron_config", "megatron_core", "peft_version"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
     *("qalora_group_size", "monteclora_config", "velora_config"),
@@ -116,7 +113,8 @@ class _Fields:
     def check_known(self) -> None:
         kind = self.given.get("peft_type", "LORA")
         if str(kind).upper() != "LORA":
-            raise self.wrong("peft_type", "quire has adapters of the type LORA", MERGE)
+            way_out = LEARN if "num_virtual_tokens" in self.given else MERGE
+            raise self.wrong("peft_type", "quire has adapters of the type LORA", way_out)
         for name, (harmless, way_out) in _REFUSED.items():
             value = self.given.get(name)
             # 1 == True, and a list cannot be looked up in a set: compared one by one, with type.

@@ -40,7 +40,6 @@ def change(path: Path, **fields: Any) -> None:
     ("fields", "words"),
     [
         ({"modules_to_save": ["lm_head"]}, "modules_to_save.*lm_head.*merge_and_unload"),
-        ({"bias": "all"}, "bias.*all.*merge_and_unload"),
         ({"lora_bias": True}, "lora_bias"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens.*aLoRA"),
         ({"use_qalora": True}, "use_qalora"),
@@ -49,7 +48,8 @@ def change(path: Path, **fields: Any) -> None:
         ({"trainable_token_indices": [4]}, "trainable_token_indices"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights.*pissa.*weight_conversion"),
-        ({"peft_type": "LOHA"}, "peft_type.*LOHA"),
+        ({"peft_type": "LOHA"}, "peft_type.*LOHA.*merge_and_unload"),
+        ({"peft_type": "CPT", "num_virtual_tokens": 4}, "peft_type.*CPT.*cannot be merged"),
         ({"lora_alpha": "much"}, "lora_alpha.*'much'"),
         ({"lora_alpha": float("inf")}, "lora_alpha.*inf"),
         ({"use_rslora": 1}, "use_rslora"),
@@ -73,7 +73,7 @@ def test_a_field_that_is_not_built_is_refused_by_name(
 
 def test_an_unknown_field_that_is_set_is_said(llm: LLM, shelf: Shelf, tmp_path: Path) -> None:
     path = make_peft(shelf.model, ("q_proj",)).save(tmp_path / "a")
-    change(path, use_new_trick=True, another_trick=False)
+    change(path, use_new_trick=True, another_trick=False, bias="all")  # of a base without any
     with pytest.warns(QuireWarning, match="'use_new_trick'"):
         ask(llm, path)
 
@@ -106,12 +106,23 @@ def spoil(tensors: dict[str, Any]) -> None:
         (rename, "c_attn is no module of this model. The nearest is .*another base"),
         (lambda t: t.pop(f"{Q}lora_B.weight"), "q_proj lacks lora_B"),
         (lambda t: t.update({"base_model.model.lm_head.weight": torch.zeros(2)}), "lm_head.weight"),
+        (lambda t: t.update({f"{Q}bias": torch.ones(2)}), "q_proj.bias is no matrix of a LoRA"),
         (lambda t: t.update({f"{Q}lora_A": torch.zeros(4, 48)}), "twice"),
         (lambda t: t.update({f"{Q}lora_embedding_A": torch.zeros(4, 48)}), "lora_embedding_A"),
         (lambda t: t.update({f"{Q}lora_A.weight": torch.zeros(4, 48).to(torch.int8)}), "I8"),
         (lambda t: t.clear(), "holds no tensors"),
     ],
-    ids=("shape", "name", "half", "other tensor", "twice", "misplaced", "integers", "empty"),
+    ids=(
+        "shape",
+        "name",
+        "half",
+        "other tensor",
+        "bias",
+        "twice",
+        "misplaced",
+        "integers",
+        "empty",
+    ),
 )
 def test_tensors_of_another_model_are_refused_by_name(
     llm: LLM, shelf: Shelf, tmp_path: Path, edit: Any, words: str
