@@ -23,19 +23,22 @@ PLAIN = {
 }
 
 
-def dequantise_into(out: Tensor, raw: Tensor, format: str) -> None:
-    """Fill `out` (contiguous, any float dtype) with the weights in `raw` (flat uint8)."""
+def dequantise_into(out: Tensor, raw: Tensor, format: str, scale: float = 1.0) -> None:
+    """Fill `out` (contiguous, any float dtype) with the weights in `raw` (flat uint8), times a
+    scale; all that is rounded once."""
     if format in PLAIN:
-        out.view(-1).copy_(raw.view(PLAIN[format]))
+        numbers = raw.view(PLAIN[format])
+        out.view(-1).copy_(numbers if scale == 1.0 else numbers.float() * scale)
         return
     storage = READABLE[format]
     blocks = raw.view(-1, storage.block_bytes)
-    if out.dtype == torch.float32:
-        _KERNELS[format](out.view(-1, storage.block), blocks)
-        return
-    exact = torch.empty(blocks.shape[0], storage.block, dtype=torch.float32, device=raw.device)
+    is_exact, shape = out.dtype == torch.float32, (len(blocks), storage.block)
+    exact = out.view(shape) if is_exact else torch.empty(shape, device=raw.device)
     _KERNELS[format](exact, blocks)
-    out.view(-1).copy_(exact.view(-1))
+    if scale != 1.0:
+        exact.mul_(scale)
+    if not is_exact:
+        out.view(-1).copy_(exact.view(-1))
 
 
 def half(raw: Tensor, at: int) -> Tensor:
@@ -195,6 +198,12 @@ def _tq2_0(out: Tensor, raw: Tensor) -> None:
     out.copy_(crumbs(raw[:, :64])).sub_(1).mul_(half(raw, 64))
 
 
+def _q1_0(out: Tensor, raw: Tensor) -> None:
+    places = torch.arange(8, dtype=torch.uint8, device=raw.device)
+    bits = (raw[:, 2:, None] >> places) & 1
+    out.copy_(bits.flatten(1)).mul_(2).sub_(1).mul_(half(raw, 0))
+
+
 _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -212,5 +221,6 @@ _KERNELS: dict[str, Callable[[Tensor, Tensor], None]] = {
     "TQ1_0": _tq1_0,
     "TQ2_0": _tq2_0,
     "NVFP4": _nvfp4,
+    "Q1_0": _q1_0,
     **grids.KERNELS,
 }

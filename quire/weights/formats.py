@@ -26,7 +26,8 @@ class StoredTensor:
     """Where a tensor is: `num_bytes` at `offset` of the file `path`, rows first in `shape`.
 
     Those bytes may hold more: every `step`-th row from `first` on is of the tensor, and of a
-    tensor that is `turned` the rows stand there as columns."""
+    tensor that is `turned` the rows stand there as columns. `scales`: what its numbers are to be
+    multiplied by, one for all or one for each of the first dimension; none is 1."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class StoredTensor:
     turned: bool = False
     first: int = 0
     step: int = 1
+    scales: tuple[float, ...] = ()
 
     @property
     def row_bytes(self) -> int:
@@ -93,14 +95,16 @@ READABLE = _formats(
     ("IQ3_XXS", 256, 98),
     ("IQ3_S", 256, 110),
     ("NVFP4", 64, 36),
+    ("Q1_0", 128, 18),
 )
 
 # GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;
-# some are given up, and old files still have them.
+# some are given up, and old files still have them. Q2_0 has blocks of 64 or 128, by who wrote it.
 _GGUF_NAMES = (
     "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
     "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 "
-    "Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 IQ4_NL_4_8 IQ4_NL_8_8 MXFP4 NVFP4 Q1_0"
+    "Q4_0_4_4 Q4_0_4_8 Q4_0_8_8 TQ1_0 TQ2_0 IQ4_NL_4_4 IQ4_NL_4_8 IQ4_NL_8_8 MXFP4 NVFP4 Q1_0 "
+    "Q2_0"
 )
 GGUF_TYPES = dict(enumerate(_GGUF_NAMES.split()))
 

@@ -9,11 +9,12 @@ file of this layout with some of the tensors; the first has the metadata.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,33 @@ class GgufFile:
         parts = _parts(Path(path))
         self.path = parts[0].path
         self.metadata: Mapping[str, Any] = parts[0].metadata
-        self.tensors: Mapping[str, StoredTensor] = _merged(parts)
         self._bytes = {part.path: part.data for part in parts}
+        self.tensors: Mapping[str, StoredTensor] = self._with_scales(_merged(parts))
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
         """The stored bytes of a tensor, read only."""
-        tensor = self.tensors[name]
+        return self._raw(self.tensors[name])
+
+    def _raw(self, tensor: StoredTensor) -> npt.NDArray[np.uint8]:
         return np.frombuffer(self._bytes[tensor.path], np.uint8, tensor.num_bytes, tensor.offset)
+
+    def _with_scales(self, found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Weights with the scales that NVFP4 has beside them, for all or for each expert, and
+        without those of activations, which are not needed."""
+        made = dict(found)
+        for name, beside in found.items():
+            module, _, end = name.rpartition(".")
+            weight = found.get(f"{module}.weight")
+            if end != "scale" or weight is None or beside.format.name != "F32":
+                continue
+            if math.prod(beside.shape) in (1, *weight.shape[:-2]):
+                numbers = tuple(self._raw(beside).view("<f4").tolist())
+                if not all(map(math.isfinite, numbers)):
+                    raise CorruptModel(f"{self.path.name}: {name!r} holds what is no number")
+                made[weight.name] = replace(weight, scales=numbers)
+                del made[name]
+                made.pop(f"{module}.input_scale", None)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
         out.copy_(turned_blocks(source))
         return
     on_cpu = out.device.type == "cpu"
-    as_it_lies = (order, columns) == (None, None) and not source.is_scattered
+    as_it_lies = (order, columns, source.scales) == (None, None, ()) and not source.is_scattered
     if as_it_lies and on_cpu and PLAIN.get(source.format.name) == out.dtype:
         with source.path.open("rb", buffering=0) as file:
             file.seek(source.offset)
@@ -306,7 +306,7 @@ def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
         into = part = out[first : first + count]
         if columns is not None:  # rows are unpacked whole: blocks of a format may span the cut
             into = out.new_empty(count, source.shape[1])
-        unpack(into.view(-1), raw.to(out.device, non_blocking=True), source.format, unit)
+        unpack(into.view(-1), raw.to(out.device, non_blocking=True), source, unit)
         if columns is not None:
             part.copy_(into[:, columns.start : columns.stop])
 
@@ -321,7 +321,7 @@ def _fill_int8(matrix: Int8Matrix, piece: Piece) -> None:
         return
     for first, count, raw in stored_rows(source, piece.rows, piece.order, _CPU_READ):
         wide = torch.empty(count, source.shape[1])
-        unpack(wide.view(-1), raw, source.format, _CPU_PIECE)
+        unpack(wide.view(-1), raw, source, _CPU_PIECE)
         if columns is not None:
             wide = wide[:, columns.start : columns.stop].contiguous()
         matrix.pack(wide + piece.added if piece.added else wide, piece.first + first)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.errors import CorruptModel
 from quire.weights.dequantise import dequantise_into
-from quire.weights.formats import StorageFormat, StoredTensor
+from quire.weights.formats import StoredTensor
 from quire.weights.row_order import RowOrder
 
 _WHOLE_READ = 1 << 23
@@ -62,13 +62,15 @@ def _scattered_rows(source: StoredTensor, order: RowOrder | None) -> Tensor:
     return (rows if order is None else in_order(rows, order)).view(-1)
 
 
-def unpack(out: Tensor, raw: Tensor, format: StorageFormat, piece: int) -> None:
+def unpack(out: Tensor, raw: Tensor, source: StoredTensor, piece: int) -> None:
     """Dequantise `piece` weights at a time, a multiple of every format's block."""
+    format = source.format
+    (scale,) = source.scales or (1.0,)  # of many, each expert's part has its own
     for first in range(0, out.numel(), piece):
         weights = out[first : first + piece]
         start = first // format.block * format.block_bytes
         num_bytes = weights.numel() // format.block * format.block_bytes
-        dequantise_into(weights, raw[start : start + num_bytes], format.name)
+        dequantise_into(weights, raw[start : start + num_bytes], format.name, scale)
 
 
 def in_order(rows: Tensor, order: RowOrder, first_head: int = 0) -> Tensor:
@@ -103,7 +105,7 @@ def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) 
     out = torch.empty(part.shape)
     rows = stored_rows(part, count, None, _WHOLE_READ)
     for at, number, raw in rows:
-        unpack(out[at : at + number].view(-1), raw, source.format, _WHOLE_READ)
+        unpack(out[at : at + number].view(-1), raw, source, _WHOLE_READ)
     return out
 
 

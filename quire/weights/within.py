@@ -89,4 +89,5 @@ def of_expert(source: StoredTensor, expert: int, where: str) -> StoredTensor:
         shape=source.shape[1:],
         offset=source.offset + expert * source.row_bytes,
         num_bytes=source.row_bytes,
+        scales=source.scales[expert : expert + 1] if len(source.scales) > 1 else source.scales,
     )

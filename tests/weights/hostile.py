@@ -114,7 +114,7 @@ GGUF_UNSUPPORTED: dict[str, bytes] = {
     "version 4": gguf_bytes(version=struct.pack("<I", 4)),
     "version 0": gguf_bytes(version=struct.pack("<I", 0)),
     "big-endian": gguf_bytes(version=struct.pack(">I", 3)),
-    "a format of one bit": gguf_bytes(tensors=(tensor("a", (256,), kind=41),)),
+    "a format of two sizes": gguf_bytes(tensors=(tensor("a", (256,), kind=42),)),
     "a format given up": gguf_bytes(tensors=(tensor("a", (256,), kind=4),)),
     "a format of tomorrow": gguf_bytes(tensors=(tensor("a", (256,), kind=2**31),)),
     "one part of many": gguf_bytes((ARCH, entry("split.count", U32, struct.pack("<I", 3)))),

@@ -19,7 +19,9 @@ from quire.weights import checks, load
 from quire.weights.gguf_file import GgufFile
 from quire.weights.load import dummy_weights, load_weights
 from quire.weights.names import weights_of
+from quire.weights.read_rows import read_tensor
 from quire.weights.source import locate
+from quire.weights.within import of_expert
 from tests.weights.tiny import tiny_model, write_gguf
 
 gguf = pytest.importorskip("gguf")
@@ -382,3 +384,39 @@ def test_tensors_under_other_names_are_not_called_missing(tmp_path: Path) -> Non
         save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
         with pytest.raises(error, match="transformers'|is missing"):
             read(tmp_path)
+
+
+@pytest.mark.parametrize("quantised", ["F32", "Q8_0"])
+def test_scales_beside_weights_of_gguf_are_part_of_them(quantised: str, tmp_path: Path) -> None:
+    """As files in NVFP4 have them; those of activations are not needed."""
+    model = tiny_model("qwen3")
+    scales = {f"blk.0.attn_{one}.scale": np.float32([size]) for one, size in (("q", 3), ("k", 0.3))}
+    more = scales | {"blk.0.attn_q.input_scale": np.ones(1, np.float32)}
+    plain = write_gguf(model, tmp_path / "plain.gguf", quantised=quantised)
+    path = write_gguf(model, tmp_path / "m.gguf", quantised=quantised, tensors=more)
+    _, expected = read(plain)
+    wide = expected["layers.0.attn.qkv.weight"]
+    wide[:64] *= 3
+    wide[64:96] *= float(np.float32(0.3))
+    for dtype in (torch.float32, torch.bfloat16):
+        _, found = read(path, dtype)
+        for name, weight in expected.items():
+            assert torch.equal(found[name], weight.to(dtype)), name
+
+
+def test_each_expert_of_gguf_has_its_own_scale(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).normal(size=(3, 4, 32)).astype(np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen3moe")
+    writer.add_tensor("blk.0.ffn_up_exps.weight", weights)
+    writer.add_tensor("blk.0.ffn_up_exps.scale", np.float32([1, 2, 5]))
+    writer.add_tensor("blk.0.ffn_gate_inp.weight", weights[0])
+    writer.add_tensor("blk.0.ffn_gate_inp.scale", np.ones(32, np.float32))  # of something else
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    stored = GgufFile(tmp_path / "m.gguf").tensors
+    assert "blk.0.ffn_up_exps.scale" not in stored and "blk.0.ffn_gate_inp.scale" in stored
+    for expert, scale in enumerate((1, 2, 5)):
+        found = read_tensor(of_expert(stored["blk.0.ffn_up_exps.weight"], expert, "it"))
+        assert torch.equal(found, torch.from_numpy(weights[expert]) * scale)

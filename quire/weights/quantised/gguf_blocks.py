@@ -135,6 +135,6 @@ KEPT_FORMATS = {
 def is_kept_format(source: StoredTensor) -> bool:
     """Whether a stored tensor can stay as it is."""
     kind = KEPT_FORMATS.get(source.format.name)
-    if kind is None or source.is_scattered or len(source.shape) != 2:
+    if kind is None or source.is_scattered or source.scales or len(source.shape) != 2:
         return False
     return source.shape[1] % block_columns(kind.bits) == 0
