@@ -9,12 +9,11 @@ from typing import Any
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
-    num_layers,
     read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
-    windows_by_kind,
+    windows_in_turn,
     with_pairs_side_by_side,
 )
 from quire.layer_plan import NormPlan
@@ -24,14 +23,12 @@ PERIOD = 4
 
 
 def read(fields: Fields) -> ModelSpec:
-    window = read_window(fields)
     period = fields.count("sliding_window_pattern", PERIOD)
-    usual = tuple(window if (i + 1) % period else None for i in range(num_layers(fields)))
     spec = read_plain_decoder(
         "cohere2",
         fields,
         read_heads(fields),
-        windows=windows_by_kind(fields, window) or usual,
+        windows=windows_in_turn(fields, read_window(fields), period),
         norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
         **read_biases(fields),
         layer={"norms": "parallel"},

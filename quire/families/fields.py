@@ -67,6 +67,13 @@ class Fields:
             raise self.wrong(key, f"a whole number from 1 to {most:,}")
         return value
 
+    def whole(self, key: str, default: int) -> int:
+        """A whole number from 0."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.wrong(key, "a whole number from 0")
+        return value
+
     def positive(self, key: str, default: Any = _REQUIRED) -> float:
         """A finite number above 0."""
         value = self._get(key, default)

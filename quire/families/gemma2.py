@@ -9,12 +9,11 @@ from typing import Any
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.reading import (
-    num_layers,
     read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
-    windows_by_kind,
+    windows_in_turn,
 )
 from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import LogitsPlan, ModelSpec
@@ -23,13 +22,11 @@ PERIOD = 2  # the last of so many layers sees everything
 
 
 def read(fields: Fields) -> ModelSpec:
-    window = read_window(fields)
-    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
     return read_plain_decoder(
         "gemma2",
         fields,
         read_heads(fields, kv_heads=4, head_dim=256),
-        windows=windows_by_kind(fields, window) or usual,
+        windows=windows_in_turn(fields, read_window(fields), PERIOD),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
         mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,

@@ -9,16 +9,15 @@ from typing import Any
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.reading import (
-    Heads,
-    num_layers,
     read_biases,
-    read_decoder,
     read_heads,
+    read_plain_decoder,
     read_window,
-    windows_by_kind,
+    windows_in_turn,
+    with_rope_of_windows,
 )
 from quire.families.rope_config import read_ropes_by_kind
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan, Rope
+from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import LogitsPlan, ModelSpec
 
 PERIOD = 6  # the last of so many layers sees everything
@@ -29,45 +28,30 @@ LAYERS_SCALED_BY_WIDTH = 62
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads, window = read_heads(fields, head_dim=256), read_window(fields)
-    windows = windows_by_kind(fields, window) or _windows(fields, window)
+    heads = read_heads(fields, head_dim=256)
+    period = fields.count("sliding_window_pattern", PERIOD)
     local = fields.positive("rope_local_base_freq", THETAS["sliding_attention"])
     thetas = THETAS | {"sliding_attention": local}
     ropes = read_ropes_by_kind(fields, heads.head_dim, thetas, scaled="full_attention")
-    norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True)
-    mlp = MlpPlan(fields.count("intermediate_size"), "gelu_tanh")
-    layers = []
-    for seen in windows:
-        kind = "full_attention" if seen is None else "sliding_attention"
-        attention = _attention(fields, heads, norm, ropes[kind].rope, seen)
-        layers.append(LayerPlan(attention, mlp, norm, "both"))
-    return read_decoder(
+    spec = read_plain_decoder(
         "gemma3",
         fields,
-        layers,
-        max_len=ropes["full_attention"].max_len,
-        embedding_scale=fields.count("hidden_size") ** 0.5,
-        logits=LogitsPlan(softcap=fields.optional("final_logit_softcapping")),
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
-    )
-
-
-def _attention(
-    fields: Fields, heads: Heads, norm: NormPlan, rope: Rope, window: int | None
-) -> AttentionPlan:
-    return AttentionPlan(
-        *(heads.heads, heads.kv_heads, heads.head_dim),
+        heads,
+        rope=ropes["full_attention"],
+        windows=windows_in_turn(fields, read_window(fields), period),
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
+        qk_norm=True,
+        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
-        rope=rope,
-        window=window,
         **read_biases(fields),
-        qk_norm=norm,
+        layer={"norms": "both"},
+        facts={
+            "embedding_scale": fields.count("hidden_size") ** 0.5,
+            "logits": LogitsPlan(softcap=fields.optional("final_logit_softcapping")),
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+        },
     )
-
-
-def _windows(fields: Fields, window: int | None) -> tuple[int | None, ...]:
-    period = fields.count("sliding_window_pattern", PERIOD)
-    return tuple(window if (i + 1) % period else None for i in range(num_layers(fields)))
+    return with_rope_of_windows(spec, ropes["sliding_attention"])
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_decoder, read_heads
-from quire.layer_plan import Activation, AttentionPlan, LayerPlan, MlpPlan, NormPlan
-from quire.spec import LearnedPositions, ModelSpec
+from quire.families.reading import read_decoder_with_table
+from quire.layer_plan import Activation, MlpPlan
+from quire.spec import ModelSpec
 
 # This family's words for what most configs have.
 WORDS = {
@@ -26,27 +28,18 @@ ACTIVATIONS: dict[str, Activation] = {
 
 def read(fields: Fields) -> ModelSpec:
     said = fields.under(WORDS, max_position_embeddings=1024)
-    heads, max_len = read_heads(said), said.count("max_position_embeddings")
-    attention = AttentionPlan(
-        heads.heads,
-        heads.heads,
-        heads.head_dim,
-        scale=heads.head_dim**-0.5 if fields.flag("scale_attn_weights", True) else 1.0,
-        rope=None,
-        qkv_bias=True,
-        o_bias=True,
-    )
     width = fields.count("n_inner", 4 * said.count("hidden_size"))
     activation = ACTIVATIONS[fields.word("activation_function", "gelu_new")]
-    mlp = MlpPlan(width, activation, gated=False, bias=True)
-    norm = NormPlan(fields.positive("layer_norm_epsilon", 1e-5), kind="layer", bias=True)
-    return read_decoder(
+    unscaled: dict[str, Any] = {} if fields.flag("scale_attn_weights", True) else {"scale": 1.0}
+    return read_decoder_with_table(
         "gpt2",
         said,
-        [LayerPlan(attention, mlp, norm)] * num_layers(said),
-        max_len=max_len,
-        learned_positions=LearnedPositions(max_len),
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        max_len=said.count("max_position_embeddings"),
+        mlp=MlpPlan(width, activation, gated=False, bias=True),
+        norm_eps=fields.positive("layer_norm_epsilon", 1e-5),
+        qkv_bias=True,
+        o_bias=True,
+        **unscaled,
     )
 
 

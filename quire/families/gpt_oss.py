@@ -9,12 +9,11 @@ from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import (
-    num_layers,
     read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
-    windows_by_kind,
+    windows_in_turn,
 )
 from quire.families.rope_config import read_rope
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, ExpertsPlan, MlpPlan, NormPlan
@@ -36,13 +35,12 @@ def read(fields: Fields) -> ModelSpec:
     fields = fields if said else fields.under({}, rope_parameters=ROPE)
     heads = read_heads(fields, kv_heads=8, head_dim=64)
     window = read_window(fields, unsaid=128)
-    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
     spec = read_plain_decoder(
         "gpt_oss",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=ROPE["rope_theta"]),
-        windows=windows_by_kind(fields, window) or usual,
+        windows=windows_in_turn(fields, window, PERIOD),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
         **read_biases(fields, unsaid=True),
         sinks=True,

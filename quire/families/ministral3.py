@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope, rope_fields, yarn_scale
 from quire.layer_plan import QueryGrowth
 from quire.spec import ModelSpec
@@ -36,7 +36,7 @@ def read(fields: Fields) -> ModelSpec:
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),
-        windows=(read_window(fields, unsaid=None),) * num_layers(fields),
+        window=read_window(fields, unsaid=None),
         norm_eps=1e-5,
         query_growth=_growth(fields),
     )

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family
 from quire.families.fields import Fields
-from quire.families.reading import (
-    num_layers,
-    read_heads,
-    read_plain_decoder,
-    read_window,
-    windows_by_kind,
-)
+from quire.families.reading import read_heads, read_plain_decoder, read_window, windows_by_kind
 from quire.spec import ModelSpec
 
 
@@ -20,7 +14,8 @@ def read(fields: Fields) -> ModelSpec:
         "mistral",
         fields,
         read_heads(fields, kv_heads=8),
-        windows=windows_by_kind(fields, window) or (window,) * num_layers(fields),
+        window=window,
+        windows=windows_by_kind(fields, window),
     )
 
 

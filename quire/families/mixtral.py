@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
-from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
 
@@ -19,7 +19,7 @@ def read(fields: Fields) -> ModelSpec:
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),
-        windows=(read_window(fields, unsaid=None),) * num_layers(fields),
+        window=read_window(fields, unsaid=None),
         norm_eps=1e-5,
     )
     width = fields.count("intermediate_size")

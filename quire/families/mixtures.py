@@ -107,7 +107,7 @@ def with_experts(spec: ModelSpec, fields: Fields, experts: ExpertsPlan) -> Model
     step, dense = fields.count("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise fields.wrong("mlp_only_layers", "a list of layers")
-    first = _dense_before(fields)
+    first = fields.whole("first_k_dense_replace", 0)
     layers = (
         layer
         if index < first or index in dense or (index + 1) % step
@@ -115,13 +115,3 @@ def with_experts(spec: ModelSpec, fields: Fields, experts: ExpertsPlan) -> Model
         for index, layer in enumerate(spec.layers)
     )
     return replace(spec, layers=tuple(layers))
-
-
-def _dense_before(fields: Fields) -> int:
-    """How many layers come before the first with experts."""
-    said = fields.values.get("first_k_dense_replace")
-    if said is None:
-        return 0
-    if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-        raise fields.wrong("first_k_dense_replace", "a whole number from 0")
-    return said

@@ -3,21 +3,20 @@ window to one without, which alone has a scaled rope. No torch."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.reading import (
-    num_layers,
     read_biases,
     read_heads,
     read_plain_decoder,
     read_window,
-    windows_by_kind,
+    windows_in_turn,
+    with_rope_of_windows,
 )
 from quire.families.rope_config import read_ropes_by_kind
-from quire.layer_plan import AttentionPlan, NormPlan
+from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
 
 PERIOD = 4
@@ -25,26 +24,21 @@ THETAS = {"full_attention": 500_000.0, "sliding_attention": 500_000.0}
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads, window = read_heads(fields), read_window(fields)
-    usual = tuple(window if (i + 1) % PERIOD else None for i in range(num_layers(fields)))
+    heads = read_heads(fields)
     ropes = read_ropes_by_kind(fields, heads.head_dim, THETAS, scaled="full_attention")
     spec = read_plain_decoder(
         "olmo3",
         fields,
         heads,
         rope=ropes["full_attention"],
-        windows=windows_by_kind(fields, window) or usual,
+        windows=windows_in_turn(fields, read_window(fields), PERIOD),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
         qk_norm=True,
         qk_norm_over="width",
         **read_biases(fields),
         layer={"norms": "after"},
     )
-
-    def by_kind(one: AttentionPlan) -> AttentionPlan:
-        return one if one.window is None else replace(one, rope=ropes["sliding_attention"].rope)
-
-    return spec.with_attention(by_kind)
+    return with_rope_of_windows(spec, ropes["sliding_attention"])
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

@@ -4,40 +4,29 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_decoder, read_heads
-from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
-from quire.spec import LearnedPositions, ModelSpec
+from quire.families.reading import read_decoder_with_table
+from quire.layer_plan import MlpPlan
+from quire.spec import ModelSpec
 
 OFFSET = 2  # rows of the table of positions before that of the first token
 EPS = 1e-5
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads, max_len = read_heads(fields), fields.count("max_position_embeddings", 2048)
     biased = fields.flag("enable_bias", True)
     if fields.count("word_embed_proj_dim", hidden := fields.count("hidden_size")) != hidden:
         raise fields.unsupported(
             "word_embed_proj_dim", f"{hidden}, the hidden size: quire has no other"
         )
-    attention = AttentionPlan(
-        heads.heads,
-        heads.kv_heads,
-        heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=None,
-        qkv_bias=biased,
-        o_bias=biased,
-    )
-    mlp = MlpPlan(fields.count("ffn_dim"), activation="relu", gated=False, bias=biased)
-    norm = NormPlan(EPS, kind="layer", bias=True)
-    layers = [LayerPlan(attention, mlp, norm)] * num_layers(fields)
-    return read_decoder(
+    return read_decoder_with_table(
         "opt",
         fields,
-        layers,
-        max_len=max_len,
-        learned_positions=LearnedPositions(max_len + OFFSET, OFFSET),
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
+        max_len=fields.count("max_position_embeddings", 2048),
+        before=OFFSET,
+        mlp=MlpPlan(fields.count("ffn_dim"), activation="relu", gated=False, bias=biased),
+        norm_eps=EPS,
+        qkv_bias=biased,
+        o_bias=biased,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
 
@@ -20,14 +20,7 @@ def read(fields: Fields) -> ModelSpec:
     window = read_window(fields, unsaid=None)
     if window is not None and window >= fields.count("max_position_embeddings"):
         window = None  # as far as any text goes
-    return read_plain_decoder(
-        "phi3",
-        fields,
-        heads,
-        rope=rope,
-        norm_eps=1e-5,
-        windows=(window,) * num_layers(fields),
-    )
+    return read_plain_decoder("phi3", fields, heads, rope=rope, norm_eps=1e-5, window=window)
 
 
 FAMILY = Family(

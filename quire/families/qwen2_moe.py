@@ -40,9 +40,7 @@ def read(fields: Fields) -> ModelSpec:
 def _windows(fields: Fields) -> tuple[int | None, ...]:
     """In every second of the first layers, unless the config says which."""
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
-    first = fields.values.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise fields.wrong("max_window_layers", "a whole number from 0")
+    first = fields.whole("max_window_layers", 28)
     usual = (window if i < first and i % 2 == 0 else None for i in range(num_layers(fields)))
     return windows_by_kind(fields, window) or tuple(usual)
 

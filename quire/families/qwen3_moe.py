@@ -5,13 +5,7 @@ from __future__ import annotations
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
-from quire.families.reading import (
-    num_layers,
-    read_biases,
-    read_heads,
-    read_plain_decoder,
-    read_window,
-)
+from quire.families.reading import read_biases, read_heads, read_plain_decoder, read_window
 from quire.spec import ModelSpec
 
 
@@ -23,7 +17,7 @@ def read(fields: Fields) -> ModelSpec:
         read_heads(fields, kv_heads=4),
         **read_biases(fields),
         qk_norm=True,
-        windows=(window,) * num_layers(fields),
+        window=window,
     )
     width = fields.count("moe_intermediate_size", 768)
     renormalise = fields.flag("norm_topk_prob", False)

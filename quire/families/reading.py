@@ -9,8 +9,8 @@ from typing import Any
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.rope_config import RopeSettings, read_rope
-from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
-from quire.spec import ModelSpec
+from quire.layer_plan import AttentionPlan, CrossPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
+from quire.spec import LearnedPositions, ModelSpec
 
 MAX_LAYERS = 10_000
 UNSAID_DTYPE = "float32"
@@ -90,6 +90,7 @@ def read_plain_decoder(
     heads: Heads,
     *,
     rope: RopeSettings | None = None,
+    window: int | None = None,
     windows: Sequence[int | None] | None = None,
     norm: NormPlan | None = None,
     norm_eps: float = 1e-6,
@@ -100,10 +101,10 @@ def read_plain_decoder(
     facts: Mapping[str, Any] | None = None,
     **attention: Any,
 ) -> ModelSpec:
-    """The same of a decoder whose layers differ in their windows alone: RMSNorm before both
-    branches, a gate of silu, unless `norm`, `mlp` and fields of a `layer` say otherwise. `norm_eps`
-    is that of a config that does not say it; `facts` are other fields of the spec, `attention` of
-    the plan of attention."""
+    """The same of a decoder whose layers differ in their `windows` alone, or all have one `window`:
+    RMSNorm before both branches, a gate of silu, unless `norm`, `mlp` and fields of a `layer` say
+    otherwise. `norm_eps` is that of a config that does not say it; `facts` are other fields of the
+    spec, `attention` of the plan of attention."""
     rope = rope or read_rope(fields, heads.head_dim)
     norm = norm or NormPlan(fields.positive("rms_norm_eps", norm_eps))
     mlp = mlp or MlpPlan(fields.count("intermediate_size"), bias=mlp_bias)
@@ -113,9 +114,36 @@ def read_plain_decoder(
         "qk_norm": norm if qk_norm else None,
     }
     plan = AttentionPlan(heads.heads, heads.kv_heads, heads.head_dim, **{**usual, **attention})
-    seen = windows or (None,) * num_layers(fields)
+    seen = windows or (window,) * num_layers(fields)
     layers = [LayerPlan(replace(plan, window=w), mlp, norm, **(layer or {})) for w in seen]
     return read_decoder(family, fields, layers, max_len=rope.max_len, **(facts or {}))
+
+
+def read_decoder_with_table(
+    family: str,
+    fields: Fields,
+    *,
+    max_len: int,
+    mlp: MlpPlan,
+    norm_eps: float,
+    before: int = 0,
+    cross: CrossPlan | None = None,
+    **attention: Any,
+) -> ModelSpec:
+    """The same of one whose positions are a learned table, with `before` rows ahead of
+    that of the first token: LayerNorm before each branch, and as many KV heads as heads."""
+    heads = read_heads(fields)
+    usual = {"scale": heads.head_dim**-0.5, "rope": None}
+    plan = AttentionPlan(heads.heads, heads.heads, heads.head_dim, **{**usual, **attention})
+    layer = LayerPlan(plan, mlp, NormPlan(norm_eps, kind="layer", bias=True), cross=cross)
+    return read_decoder(
+        family,
+        fields,
+        [layer] * num_layers(fields),
+        max_len=max_len,
+        learned_positions=LearnedPositions(max_len + before, before),
+        tied_embeddings=fields.flag("tie_word_embeddings", True),
+    )
 
 
 def num_layers(fields: Fields) -> int:
@@ -151,6 +179,12 @@ def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...
     return tuple(windows)
 
 
+def windows_in_turn(fields: Fields, window: int | None, period: int) -> tuple[int | None, ...]:
+    """The same, and where it is not there a window in all layers but the last of every `period`."""
+    usual = (window if (i + 1) % period else None for i in range(num_layers(fields)))
+    return windows_by_kind(fields, window) or tuple(usual)
+
+
 def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
     """Windows that are switched on by a flag, and begin with a layer."""
     on = fields.flag("use_sliding_window", False)
@@ -158,9 +192,7 @@ def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
     by_kind = windows_by_kind(fields, window)
     if by_kind is not None or window is None:
         return by_kind or (None,) * num_layers(fields)
-    first = fields.values.get("max_window_layers", 28)
-    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise fields.wrong("max_window_layers", "a whole number from 0")
+    first = fields.whole("max_window_layers", 28)
     return tuple(window if layer >= first else None for layer in range(num_layers(fields)))
 
 
@@ -190,6 +222,15 @@ def read_half_turned(family: str, fields: Fields, **layer: Any) -> ModelSpec:
         facts={"eos_ids": fields.ids("eos_token_id") or (151329, 151336, 151338)},
     )
     return with_pairs_side_by_side(spec)
+
+
+def with_rope_of_windows(spec: ModelSpec, rope: RopeSettings) -> ModelSpec:
+    """The same model, with a rope of their own for the layers that have a window."""
+
+    def by_kind(one: AttentionPlan) -> AttentionPlan:
+        return one if one.window is None else replace(one, rope=rope.rope)
+
+    return spec.with_attention(by_kind)
 
 
 def with_pairs_side_by_side(spec: ModelSpec) -> ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_heads, read_plain_decoder, read_window
+from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
@@ -15,7 +15,7 @@ def read(fields: Fields) -> ModelSpec:
         "starcoder2",
         fields,
         read_heads(fields, kv_heads=2),
-        windows=(read_window(fields, unsaid=None),) * num_layers(fields),
+        window=read_window(fields, unsaid=None),
         norm=NormPlan(fields.positive("norm_epsilon", 1e-5), kind="layer", bias=True),
         mlp=MlpPlan(
             fields.count("intermediate_size"), activation="gelu_tanh", gated=False, bias=biased

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, ModelNames, Name
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_decoder, read_heads
-from quire.layer_plan import AttentionPlan, CrossPlan, LayerPlan, MlpPlan, NormPlan
-from quire.spec import LearnedPositions, ModelSpec
+from quire.families.reading import read_decoder_with_table
+from quire.layer_plan import CrossPlan, MlpPlan
+from quire.spec import ModelSpec
 
 EPS = 1e-5
 # This family's words for what most configs have.
@@ -22,27 +22,16 @@ WORDS = {
 
 def read(fields: Fields) -> ModelSpec:
     said = fields.under(WORDS, max_position_embeddings=448)
-    heads, max_len = read_heads(said), said.count("max_position_embeddings")
-    attention = AttentionPlan(
-        heads.heads,
-        heads.heads,
-        heads.head_dim,
-        scale=heads.head_dim**-0.5,
-        rope=None,
+    return read_decoder_with_table(
+        "whisper",
+        said,
+        max_len=said.count("max_position_embeddings"),
+        mlp=MlpPlan(fields.count("decoder_ffn_dim"), activation="gelu", gated=False, bias=True),
+        norm_eps=EPS,
+        cross=CrossPlan(fields.count("max_source_positions", 1500)),
         qkv_bias=True,
         k_bias=False,
         o_bias=True,
-    )
-    mlp = MlpPlan(fields.count("decoder_ffn_dim"), activation="gelu", gated=False, bias=True)
-    cross = CrossPlan(fields.count("max_source_positions", 1500))
-    layer = LayerPlan(attention, mlp, NormPlan(EPS, kind="layer", bias=True), cross=cross)
-    return read_decoder(
-        "whisper",
-        said,
-        [layer] * num_layers(said),
-        max_len=max_len,
-        learned_positions=LearnedPositions(max_len),
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
     )
 
 

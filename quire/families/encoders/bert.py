@@ -6,8 +6,8 @@ from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
     EncoderNames,
-    HeadPart,
     inner_activation,
+    pooled_classifier,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -51,11 +51,6 @@ def read(fields: Fields) -> EncoderSpec:
     )
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    last = Dense("classifier")
-    return (last,) if per_token else (Dense("bert.pooler.dense", "tanh"), last)
-
-
 FAMILY = EncoderFamily(
     name="bert",
     stems=("Bert",),
@@ -63,7 +58,7 @@ FAMILY = EncoderFamily(
     prefix="bert.",
     read=read,
     names=NAMES,
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("bert.pooler.dense", "tanh"), Dense("classifier")),
     only=ONLY,
     without_effect=WITHOUT_EFFECT,
 )

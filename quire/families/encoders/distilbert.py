@@ -6,8 +6,8 @@ from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
     EncoderNames,
-    HeadPart,
     inner_activation,
+    pooled_classifier,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -33,11 +33,6 @@ def read(fields: Fields) -> EncoderSpec:
     )
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    last = Dense("classifier")
-    return (last,) if per_token else (Dense("pre_classifier", "relu"), last)
-
-
 FAMILY = EncoderFamily(
     name="distilbert",
     stems=("DistilBert",),
@@ -56,7 +51,7 @@ FAMILY = EncoderFamily(
         down="ffn.lin2",
         mlp_norm="output_layer_norm",
     ),
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("pre_classifier", "relu"), Dense("classifier")),
     without_effect={
         "sinusoidal_pos_embds": "how the stored positions were made",
         "dropout": "training",

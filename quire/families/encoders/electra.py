@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.families.encoders import bert
-from quire.families.encoders.family import Dense, EncoderFamily, HeadPart
+from quire.families.encoders.family import Dense, EncoderFamily, pooled_classifier
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
 
@@ -17,12 +17,6 @@ def read(fields: Fields) -> EncoderSpec:
     return replace(spec, family="electra")
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    if per_token:
-        return (Dense("classifier"),)
-    return Dense("classifier.dense", "gelu"), Dense("classifier.out_proj")
-
-
 FAMILY = EncoderFamily(
     name="electra",
     stems=("Electra",),
@@ -30,7 +24,7 @@ FAMILY = EncoderFamily(
     prefix="electra.",
     read=read,
     names=bert.NAMES,
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("classifier.dense", "gelu"), Dense("classifier.out_proj")),
     only=bert.ONLY,
     without_effect={
         **bert.WITHOUT_EFFECT,

@@ -48,6 +48,19 @@ class LayerNorm:
 HeadPart = Dense | LayerNorm
 
 
+# What stands between the pooled state of a text, or with `per_token` each state, and its labels.
+Classifier = Callable[[Fields, bool], tuple[HeadPart, ...]]
+
+
+def pooled_classifier(*parts: HeadPart) -> Classifier:
+    """These parts behind the pooled state; behind each state one product alone."""
+
+    def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
+        return (Dense("classifier"),) if per_token else parts
+
+    return classifier
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
     """What files call the tensors, without `.weight`; those of a layer behind `layer`."""
@@ -86,8 +99,7 @@ class EncoderFamily:
     prefix: str  # before every name, where the model has a head
     read: Callable[[Fields], EncoderSpec]
     names: EncoderNames
-    # What stands between the pooled state, or with `per_token` each state, and the labels.
-    classifier: Callable[[Fields, bool], tuple[HeadPart, ...]]
+    classifier: Classifier
     # Values of keys beyond which it would be another model; null and absent are fine.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     # What a config must say to be of this family: others of its name are decoders.

@@ -9,9 +9,9 @@ from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
     EncoderNames,
-    HeadPart,
     inner_activation,
     plain_theta,
+    pooled_classifier,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -34,11 +34,6 @@ def read(fields: Fields) -> EncoderSpec:
     return replace(spec, thetas=(theta,) * spec.num_layers)
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    last = Dense("classifier")
-    return (last,) if per_token else (Dense("gte.pooler.dense", "tanh"), last)
-
-
 FAMILY = EncoderFamily(
     name="gte",
     stems=("Gte",),
@@ -58,6 +53,6 @@ FAMILY = EncoderFamily(
         mlp_norm="mlp_ln",
         gate_behind=True,
     ),
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("gte.pooler.dense", "tanh"), Dense("classifier")),
     without_effect=bert.WITHOUT_EFFECT,
 )

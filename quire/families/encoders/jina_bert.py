@@ -38,7 +38,7 @@ FAMILY = EncoderFamily(
         down="mlp.wo",
         mlp_norm="mlp.layernorm",
     ),
-    classifier=bert.classifier,
+    classifier=bert.FAMILY.classifier,
     only={
         **bert.ONLY,
         "position_embedding_type": ("alibi",),

@@ -47,6 +47,6 @@ FAMILY = EncoderFamily(
         down="mlp.fc2",
         mlp_norm="norm2",
     ),
-    classifier=roberta.classifier,
+    classifier=roberta.FAMILY.classifier,
     without_effect=bert.WITHOUT_EFFECT,
 )

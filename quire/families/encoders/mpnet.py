@@ -33,7 +33,7 @@ FAMILY = EncoderFamily(
         o="attention.attn.o",
         attn_norm="attention.LayerNorm",
     ),
-    classifier=roberta.classifier,
+    classifier=roberta.FAMILY.classifier,
     only={"relative_attention_num_buckets": (DISTANCES,)},
     without_effect=bert.WITHOUT_EFFECT,
 )

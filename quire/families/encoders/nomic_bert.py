@@ -11,9 +11,9 @@ from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
     EncoderNames,
-    HeadPart,
     inner_activation,
     plain_theta,
+    pooled_classifier,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -88,11 +88,6 @@ def _feed_forward(fields: Fields) -> dict[str, Any]:
     }
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    last = Dense("classifier")
-    return (last,) if per_token else (Dense("nomic_bert.pooler.dense", "tanh"), last)
-
-
 FAMILY = EncoderFamily(
     name="nomic_bert",
     stems=("NomicBert",),
@@ -101,7 +96,7 @@ FAMILY = EncoderFamily(
     read=read,
     names=NAMES,
     mixture_names=replace(NAMES, up=("mlp.fc1",), router="mlp.router.layer", experts="mlp.experts"),
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("nomic_bert.pooler.dense", "tanh"), Dense("classifier")),
     only={
         **dict.fromkeys(OFF, (False,)),
         "num_shared_experts": (0,),

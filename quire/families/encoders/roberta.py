@@ -7,8 +7,8 @@ from quire.families.encoders import bert
 from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
-    HeadPart,
     inner_activation,
+    pooled_classifier,
     read_encoder,
 )
 from quire.families.fields import Fields
@@ -35,12 +35,6 @@ def read(fields: Fields) -> EncoderSpec:
     )
 
 
-def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
-    if per_token:
-        return (Dense("classifier"),)
-    return Dense("classifier.dense", "tanh"), Dense("classifier.out_proj")
-
-
 FAMILY = EncoderFamily(
     name="roberta",
     stems=("Roberta", "XLMRoberta", "Camembert"),
@@ -48,7 +42,7 @@ FAMILY = EncoderFamily(
     prefix="roberta.",
     read=read,
     names=bert.NAMES,
-    classifier=classifier,
+    classifier=pooled_classifier(Dense("classifier.dense", "tanh"), Dense("classifier.out_proj")),
     only=bert.ONLY,
     without_effect=bert.WITHOUT_EFFECT,
 )
