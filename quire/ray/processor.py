@@ -123,5 +123,5 @@ def _ray() -> Any:
     try:
         import ray.data
     except ImportError:
-        raise NotSupported("quire.ray needs Ray: pip install 'quire[ray]'") from None
+        raise NotSupported("quire.ray needs Ray: pip install 'quire-llm[ray]'") from None
     return ray

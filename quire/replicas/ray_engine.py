@@ -94,7 +94,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise NotSupported("--ray needs Ray: pip install 'quire[ray]'") from None
+        raise NotSupported("--ray needs Ray: pip install 'quire-llm[ray]'") from None
     return ray
 
 

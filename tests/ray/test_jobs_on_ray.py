@@ -29,7 +29,7 @@ from tests.jobs.driving import (
 )
 from tests.jobs.test_supervisor import make_job
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire[ray]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'quire-llm[ray]'")
 DEATHS = 20
 MARK = "QUIRE_TESTED_BY"
 NOTICED = 40.0  # seconds, and then those that starting another engine takes

@@ -44,7 +44,7 @@ json.dump(rows, open(out, "w"), default=str)
 
 
 def test_a_pipeline_runs_after_its_import_line_is_changed(tmp_path: Path) -> None:
-    pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'quire[ray]'")
+    pytest.importorskip("ray.data", reason="Ray is not installed: pip install 'quire-llm[ray]'")
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(CONFIG))
