@@ -22,12 +22,11 @@ from PIL import Image
 from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt, NotSupported
 from quire.families.fields import Fields
-from quire.families.media.qwen_videos import FAMILIES, ShapedVideos
-from quire.families.media.qwen_vl import ShapedImages
+from quire.families.media.qwen_vl import FAMILIES, ShapedImages, ShapedVideos
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, VideoShape
 from quire.inputs.media import videos as reading
 from quire.inputs.media.children import MediaChildren
-from quire.inputs.media.coordinates import coordinates_of
+from quire.inputs.media.reader import coordinates_of
 from quire.inputs.media.videos import FileVideo
 from quire.request import MediaItem, Span
 from tests.media.abuse import changed, noisy

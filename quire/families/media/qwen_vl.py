@@ -1,5 +1,6 @@
 """Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an image keeps its shape, its sides made multiples of a patch
-that stands for one token, within bounds of its area."""
+that stands for one token, within bounds of its area. A video is frames of one size, of which some
+side by side in time are one; Qwen3-VL has the time of each such group written before it."""
 
 from __future__ import annotations
 
@@ -10,13 +11,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import InvalidPrompt
 from quire.families.fields import Fields
-from quire.families.media.family import MediaConfig
+from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, pixels_of, resized
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
+from quire.families.media.rules import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalised,
+    PaddedImages,
+    Placed,
+    VideoFrames,
+    VideoShape,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+GIVEN_RATE = 2.0  # frames in a second, where frames came without: as files are sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +40,21 @@ class ShapedImages(PaddedImages):
     least: int  # pixels
     most: int
 
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height that an image is made."""
+    def size(
+        self, width: int, height: int, *, frames: int = 1, grouped: int = 1
+    ) -> tuple[int, int]:
+        """Width and height that an image is made; of several `frames` with bounds for all of them
+        together, those that they are `grouped` to."""
         unit = self.patch * self.merge
         wide, high = round(width / unit) * unit, round(height / unit) * unit
-        if wide * high > self.most:
-            scale = sqrt(height * width / self.most)
-            high = max(unit, floor(height / scale / unit) * unit)
-            wide = max(unit, floor(width / scale / unit) * unit)
-        elif wide * high < self.least:
-            scale = sqrt(self.least / (height * width))
-            high, wide = ceil(height * scale / unit) * unit, ceil(width * scale / unit) * unit
+        area = grouped * wide * high
+        if area > self.most:
+            shrink = sqrt(frames * height * width / self.most)
+            high = max(unit, floor(height / shrink / unit) * unit)
+            wide = max(unit, floor(width / shrink / unit) * unit)
+        elif area < self.least:
+            grow = sqrt(self.least / (frames * height * width))
+            high, wide = ceil(height * grow / unit) * unit, ceil(width * grow / unit) * unit
         return wide, high
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
@@ -76,3 +92,148 @@ def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
         resample=said.values.get("resample") or BICUBIC,
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedVideos:
+    """Frames are made as `images` say, `times` of them are one in time. Of a file `rate` frames in
+    a second are taken, from `fewest` to `most`. `ticks` are steps in time of a second, None: a
+    group is a step; `stamped`: the prompt names the time of each group, and the bounds of an area
+    are those of all frames together."""
+
+    images: ShapedImages
+    times: int
+    rate: float
+    fewest: int
+    most: int
+    ticks: float | None
+    stamped: bool
+    two_way: bool = False
+
+    @property
+    def pad(self) -> str:
+        return self.images.pad
+
+    @property
+    def placeholder(self) -> str:
+        return self.images.pad
+
+    @property
+    def normalised(self) -> Normalised:
+        return self.images.normalised
+
+    def place(self, shape: VideoShape, *, together: int) -> Placed:
+        chosen, unit = self._chosen(shape), self.images.patch * self.images.merge
+        wide, high = self._size(shape, len(chosen))
+        groups, rows = -(-len(chosen) // self.times), wide // unit * (high // unit)
+        grid = (groups, high // unit, wide // unit)
+        if self.stamped:
+            group = f"<|vision_start|>{self.pad}<|vision_end|>"
+            text = "".join(f"<{at:.1f} seconds>{group}" for at in self._stamps(shape, chosen))
+            return Placed(text, (rows,) * groups, grid)
+        step = 1.0 if self.ticks is None else self.ticks * self.times / self._pace(shape, chosen)
+        return Placed(self.pad, (groups * rows,), grid, step)
+
+    def num_bytes(self, shape: VideoShape, *, together: int) -> int:
+        count = len(self._chosen(shape))
+        wide, high = self._size(shape, count)
+        return 3 * count * wide * high
+
+    def prepare(self, video: VideoFrames, *, together: int) -> dict[str, npt.NDArray[Any]]:
+        """[frames, 3, height, width]"""
+        chosen = self._chosen(video.shape)
+        size = self._size(video.shape, len(chosen))
+        frames = [
+            pixels_of(resized(one, *size, self.images.resample)) for one in video.frames(chosen)
+        ]
+        return {"pixels": np.stack(frames)}
+
+    def _chosen(self, shape: VideoShape) -> list[int]:
+        """The frames that are taken: all that were given, some of a file's."""
+        if shape.sampled:
+            return list(range(shape.frames))
+        total, seconds = shape.frames, shape.frames / (shape.rate or GIVEN_RATE)
+        if self.stamped:
+            count = min(max(int(seconds * self.rate), self.fewest), self.most, total)
+            return [int(at) for at in np.linspace(0, total - 1, count).round()]
+        most = min(self.most, total) // self.times * self.times
+        wanted = min(max(seconds * self.rate, self.fewest), most)
+        count = max(floor(wanted / self.times) * self.times, 1)
+        return [int(at) for at in np.arange(0, total, total / count)]
+
+    def _size(self, shape: VideoShape, count: int) -> tuple[int, int]:
+        if not self.stamped:
+            return self.images.size(shape.width, shape.height)
+        unit = self.images.patch * self.images.merge
+        width, height = shape.width, shape.height
+        if min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
+        grouped = round(count / self.times) * self.times
+        return self.images.size(width, height, frames=count, grouped=grouped)
+
+    def _pace(self, shape: VideoShape, chosen: list[int]) -> float:
+        """Frames in a second, of those that are taken."""
+        if shape.rate is None:
+            return GIVEN_RATE
+        if shape.at is None or not shape.total:
+            return shape.rate if shape.sampled else shape.rate * len(chosen) / shape.frames
+        return shape.rate * len(chosen) / shape.total
+
+    def _stamps(self, shape: VideoShape, chosen: list[int]) -> list[float]:
+        """The middle of each group, in seconds."""
+        if shape.rate is None:
+            raise InvalidPrompt(
+                "the video has no times, which this model's prompt names; pass (frames, "
+                '{"fps": ...}), the number of frames in a second',
+                parameter="multi_modal_data",
+            )
+        numbers = chosen if shape.at is None else [shape.at[one] for one in chosen]
+        numbers = numbers + numbers[-1:] * (-len(numbers) % self.times)
+        firsts, lasts = numbers[:: self.times], numbers[self.times - 1 :: self.times]
+        return [
+            (first / shape.rate + last / shape.rate) / 2
+            for first, last in zip(firsts, lasts, strict=True)
+        ]
+
+
+def reader(*, stamped: bool, ticked: bool) -> Any:
+    """What makes the rules of a family."""
+
+    def read(config: MediaConfig) -> ShapedVideos:
+        said: Fields = config.videos
+        vision = config.model.inner("vision_config")
+        images = read_shaped(said, vision, config.token("video_token_id", unsaid="<|video_pad|>"))
+        ticks = float(vision.count("tokens_per_second", 4)) if ticked else None
+        return ShapedVideos(
+            images=images,
+            times=said.count("temporal_patch_size", vision.count("temporal_patch_size", 2)),
+            rate=said.positive("fps", GIVEN_RATE),
+            fewest=said.count("min_frames", 4),
+            most=said.count("max_frames", 768),
+            ticks=ticks,
+            stamped=stamped,
+        )
+
+    return read
+
+
+OPTIONS = ("min_pixels", "max_pixels", "size", "fps", "min_frames", "max_frames")
+FAMILIES = tuple(
+    MediaFamily(
+        name=name,
+        architectures=(f"{model}ForConditionalGeneration",),
+        read=read,
+        read_videos=reader(stamped=stamped, ticked=ticked),
+        module=f"{model}Model",
+        options=OPTIONS,
+        three_axes=True,
+        in_text="<|vision_start|><|image_pad|><|vision_end|>",
+        videos_in_text="<|vision_start|><|video_pad|><|vision_end|>",
+    )
+    for name, model, stamped, ticked in (
+        ("qwen2_vl", "Qwen2VL", False, False),
+        ("qwen2_5_vl", "Qwen2_5_VL", False, True),
+        ("qwen3_vl", "Qwen3VL", True, False),
+    )
+)

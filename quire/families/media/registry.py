@@ -13,7 +13,7 @@ from quire.families.media import (
     llava,
     llava_next,
     pixtral,
-    qwen_videos,
+    qwen_vl,
     whisper,
 )
 from quire.families.media.family import MediaConfig, MediaFamily
@@ -28,7 +28,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     llava_next.ONEVISION,
     idefics3.FAMILY,
     idefics3.SMOLVLM,
-    *qwen_videos.FAMILIES,
+    *qwen_vl.FAMILIES,
     clips.QWEN2_AUDIO,
     clips.VOXTRAL,
     whisper.FAMILY,

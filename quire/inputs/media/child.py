@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -47,7 +48,7 @@ def main() -> None:
     for codec in _CODECS:
         codecs.lookup(codec)
     try:
-        tasks = _tasks(name)
+        tasks: dict[str, Task] = import_module(DECODERS[name].module).tasks()
     except (ImportError, OSError) as error:  # OSError: a library without one that it calls
         _send(theirs, {"missing": str(error)})
         return
@@ -71,24 +72,6 @@ def main() -> None:
         _send(theirs, end)
         if end["last"]:
             return
-
-
-def _tasks(decoder: str) -> dict[str, Task]:
-    if decoder == "image":
-        from quire.inputs.media import image_files
-
-        return image_files.tasks()
-    if decoder == "audio":
-        from quire.inputs.media import sound_files
-
-        return sound_files.tasks()
-    if decoder == "track":
-        from quire.inputs.media import track_files
-
-        return track_files.tasks()
-    from quire.inputs.media import video_files
-
-    return video_files.tasks()
 
 
 def _answered(

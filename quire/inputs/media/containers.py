@@ -4,7 +4,8 @@ other file or host that they could name."""
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, BinaryIO
 
@@ -33,3 +34,14 @@ def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) ->
     for stream in made.streams.video:
         stream.thread_type = "NONE"  # threads hold frames of their own
     return made
+
+
+@contextmanager
+def decoding(bad: Callable[[str], InvalidPrompt]) -> Iterator[None]:
+    """What av raises over what is in a container, as `bad` words it."""
+    import av
+
+    try:
+        yield
+    except (av.FFmpegError, ValueError) as error:
+        raise bad(f"cannot be read: {str(error)[:200]}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class Decoder:
     """What reads one kind of media, or those of its formats that the usual decoder lacks."""
 
+    module: str  # whose tasks its processes do
     kind: str  # of the media that it reads
     package: str
     missing: str  # what is said where the package is not installed
@@ -18,9 +19,14 @@ class Decoder:
 TRACKS = "M4A, MP4, MOV, AAC, WebM, Matroska, WMA and AMR"
 DECODERS = {
     "image": Decoder(
-        "image", "PIL", "images need the package pillow: pip install 'quire-llm[vlm]'", 4 << 30
+        f"{__package__}.image_files",
+        "image",
+        "PIL",
+        "images need the package pillow: pip install 'quire-llm[vlm]'",
+        4 << 30,
     ),
     "audio": Decoder(
+        f"{__package__}.sound_files",
         "audio",
         "soundfile",
         "sounds in files and bytes need the package soundfile: pip install 'quire-llm[audio]'; "
@@ -28,12 +34,14 @@ DECODERS = {
         1 << 30,
     ),
     "video": Decoder(
+        f"{__package__}.video_files",
         "video",
         "av",
         "video files need the package av: pip install 'quire-llm[video]'; frames do not",
         2 << 30,
     ),
     "track": Decoder(
+        f"{__package__}.track_files",
         "audio",
         "av",
         f"sounds in {TRACKS} need the package av: pip install 'quire-llm[video]'; or bring them to "

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from quire.errors import NotSupported
 from quire.inputs.media.allowed import bad_medium
 from quire.inputs.media.children import MediaChildren
+from quire.inputs.media.decoders import DECODERS
 from quire.inputs.media.files import read_file, reading
 from quire.inputs.media.identity import content_hash
 
@@ -28,7 +29,6 @@ MOST_RATIO = 200
 MOST_BYTES = 256 << 20  # of an encoded image
 _PLAIN_MODES = ("1", "L", "RGB", "RGBX", "YCbCr", "LAB", "HSV", "CMYK")
 _CHANNELS = (1, 3, 4)  # grey, colours, colours and how clear they are
-_NO_PILLOW = "images need the package pillow: pip install 'quire-llm[vlm]'"
 bad = partial(bad_medium, "image")
 
 
@@ -142,7 +142,7 @@ def images() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise NotSupported(_NO_PILLOW) from None
+        raise NotSupported(DECODERS["image"].missing) from None
     return Image
 
 

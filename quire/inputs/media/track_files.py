@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from quire.inputs.media.containers import import_av, opened
+from quire.inputs.media.containers import decoding, import_av, opened
 from quire.inputs.media.samples import (
     MOST_CHANNELS,
     About,
@@ -156,12 +156,8 @@ def _frames(container: Any, track: _Track) -> Iterator[tuple[int | None, Samples
 
 
 def _decoded(container: Any) -> Iterator[Any]:
-    import av
-
-    try:
+    with decoding(bad):
         yield from container.decode(audio=0)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be read: {str(error)[:200]}") from None
 
 
 def _missing(file: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from quire.inputs.media.containers import import_av, opened
+from quire.inputs.media.containers import decoding, import_av, opened
 from quire.inputs.media.images import checked_size
 from quire.inputs.media.key_frames import Unsure, sought_frames
 from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
@@ -81,18 +81,10 @@ def _opened(raw: bytes) -> Any:
 
 
 def _packets(container: Any) -> int:
-    import av
-
-    try:
+    with decoding(bad):
         return sum(1 for packet in container.demux(video=0) if packet.size)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be read: {str(error)[:200]}") from None
 
 
 def _decoded(container: Any) -> Iterator[Any]:
-    import av
-
-    try:
+    with decoding(bad):
         yield from container.decode(video=0)
-    except (av.FFmpegError, ValueError) as error:
-        raise bad(f"cannot be read: {str(error)[:200]}") from None

@@ -17,7 +17,7 @@ from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.shelf import Shelf
 from quire.executor.sound_pages import SoundPages
-from quire.inputs.media.coordinates import coordinates_of
+from quire.inputs.media.reader import coordinates_of
 from quire.layer_plan import AttentionPlan, CrossPlan
 from quire.request import Arrays, MediaItem, Request, Span
 from quire.step import Encode
