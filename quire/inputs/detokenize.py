@@ -150,35 +150,27 @@ def completion_text(
     tokenizer: Tokenizer,
     prompt_ids: Sequence[int] | Ints,
     output_ids: Sequence[int] | Ints,
-    *,
-    skip_special_tokens: bool = True,
-    spaces_between_special_tokens: bool = True,
+    **special_tokens: bool,
 ) -> str:
-    """The text that `output_ids` add after `prompt_ids`."""
-    detokenizer = Detokenizer(
-        tokenizer,
-        prompt_ids,
-        skip_special_tokens=skip_special_tokens,
-        spaces_between_special_tokens=spaces_between_special_tokens,
-    )
+    """The text that `output_ids` add after `prompt_ids`, with special tokens as Detokenizer is
+    told."""
+    detokenizer = Detokenizer(tokenizer, prompt_ids, **special_tokens)
     return detokenizer.push(output_ids) + detokenizer.finish()
 
 
 def completion_texts(
     tokenizer: Tokenizer,
     rows: Iterable[tuple[Sequence[int] | Ints, Sequence[int] | Ints]],
-    *,
-    skip_special_tokens: bool = True,
-    spaces_between_special_tokens: bool = True,
+    **special_tokens: bool,
 ) -> list[str]:
     """`completion_text` of several rows of (prompt ids, output ids)."""
-    return [
-        completion_text(
-            tokenizer,
-            prompt_ids,
-            output_ids,
-            skip_special_tokens=skip_special_tokens,
-            spaces_between_special_tokens=spaces_between_special_tokens,
-        )
-        for prompt_ids, output_ids in rows
-    ]
+    return [completion_text(tokenizer, before, ids, **special_tokens) for before, ids in rows]
+
+
+def marked_text(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int] | Ints, output_ids: Sequence[int] | Ints
+) -> str:
+    """The same with every special token in it, and nothing else: some models mark by them what is
+    reasoning and what a call."""
+    shown = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    return completion_text(tokenizer, prompt_ids, output_ids, **shown)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
 from quire.base.boundary import refusing
 from quire.errors import InvalidPrompt
@@ -23,7 +23,7 @@ class ChatTemplate:
 
     `takes_parts`: it walks through the parts of a message's content; else content is one string.
     `takes_text`: a content that is one string is fine. `takes_none`: it asks whether there is
-    content. `variables`: the names it reads.
+    content.
     """
 
     def __init__(self, source: str) -> None:
@@ -32,7 +32,6 @@ class ChatTemplate:
             check_source(source)
             tree = sandbox().parse(source)
             self._template = sandbox().from_string(source)
-            self.variables = frozenset(meta.find_undeclared_variables(tree))
             names = _names_of_content(tree)
             self.takes_parts = any(_is_content(f.iter, names) for f in tree.find_all(nodes.For))
             self.takes_none = any(

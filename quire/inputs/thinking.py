@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from quire.errors import InvalidParams, NotSupported
 from quire.inputs.channels import CHANNEL
-from quire.inputs.detokenize import completion_text
+from quire.inputs.detokenize import marked_text
 from quire.inputs.reasoning import pairs
 from quire.inputs.tokenizer import Tokenizer
 from quire.params.reasoning import ReasoningConfig
@@ -43,13 +43,7 @@ class ThoughtReader:
         self._check(params)
         if tokenizer is None:
             raise _refusal("is about text", "the tokenizer was left out (skip_tokenizer_init=True)")
-        before = completion_text(
-            tokenizer,
-            [],
-            prompt_ids[-_LAST:],
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-        ).rstrip()
+        before = marked_text(tokenizer, [], prompt_ids[-_LAST:]).rstrip()
         for opening, closing in self._known:
             if before.endswith(opening):
                 return self._made(tokenizer, budget, opening, closing, opened=True)

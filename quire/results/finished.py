@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.inputs.answers import read_answer
-from quire.inputs.detokenize import TokenTexts, completion_text, completion_texts
+from quire.inputs.detokenize import TokenTexts, completion_texts, marked_text
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
 from quire.logprobs import MadeDicts
@@ -204,14 +204,7 @@ class Results:
         ids = _shown_ids(sequence)
         is_whole = not (isinstance(sequence.watch, StopWatch) and sequence.watch.is_cut)
         if is_whole and not tokenizer.special_ids.isdisjoint(ids.tolist()):
-            # Some models mark calls and reasoning by tokens that a text leaves out.
-            marked = completion_text(
-                tokenizer,
-                sequence.request.plain_ids,
-                ids,
-                skip_special_tokens=False,
-                spaces_between_special_tokens=False,
-            )
+            marked = marked_text(tokenizer, sequence.request.plain_ids, ids)
             parts = read_answer(marked, reading)
             if parts.content != marked:  # something was taken off it
                 return parts

@@ -6,7 +6,7 @@ at. It then goes on as it likes, or with tokens that it did not choose.
 
 from __future__ import annotations
 
-from quire.inputs.detokenize import completion_text
+from quire.inputs.detokenize import marked_text
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Ints, Request, ThoughtLimit
 
@@ -83,10 +83,4 @@ class ThoughtWatch:
         return tokens
 
     def _text(self, output_ids: Ints) -> str:
-        return completion_text(
-            self._tokenizer,
-            [],
-            output_ids,
-            skip_special_tokens=False,
-            spaces_between_special_tokens=False,
-        )
+        return marked_text(self._tokenizer, [], output_ids)
