@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidOption
+from quire.errors import InvalidOption, ModelError
+from quire.jobs import job_setup as beginning
 from quire.jobs.adapters import parse_lora
+from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.sounds import MOST_PIECE, sound_files, sound_rows
+from quire.jobs.input.work import Work, WorkRow
+from quire.jobs.job_parts import make_work, opening_message
 from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
-from quire.jobs.planning import plan_job
 from quire.jobs.run_options import ENGINE_FLAGS, with_flags
+from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.supervisor import COMMAND
 from quire.jobs.transcripts import PARAMS, check_alone
 from quire.jobs.vectors import COLUMN
+from quire.replicas.engine_process import EngineProcess, described
 from quire.sampling_params import SamplingParams
 
 __all__ = ["Job", "JobReport"]
+
+PLANNED_ROWS = 65_536
 
 
 class Job:
@@ -56,13 +65,8 @@ class Job:
         Raises JobChanged, JobLocked or an OSError where it cannot begin, JobStopped where it had
         to stop, and Interrupted at Ctrl-C; in the last two cases, run it again to continue.
         """
-        if self.options.join:
-            return join_job(
-                self.options, self._command, engine_command=self._engine_command, show=progress
-            )
-        return run_job(
-            self.options, self._command, engine_command=self._engine_command, show=progress
-        )
+        run = join_job if self.options.join else run_job
+        return run(self.options, self._command, engine_command=self._engine_command, show=progress)
 
     def plan(self) -> str:
         """What the job would take, in words, after a short probe; nothing is kept."""
@@ -129,4 +133,54 @@ def _input(given: Any) -> dict[str, Any]:
     raise InvalidOption(
         f"input is a path, several paths, rows as dicts or a table, not a {type(given).__name__}",
         parameter="input",
+    )
+
+
+def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) -> str:
+    """The plan in words. A few rows are run to measure the machine; nothing is kept."""
+    with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
+        files = beginning.input_files(options, Path(aside))
+        manifest = beginning.manifest_of(options, files, ())
+        check_first_rows(options, manifest, files)
+        opening = opening_message(manifest, options)
+        engine = EngineProcess(opening, command=engine_command, hear=lambda line: None)
+        try:
+            work = make_work(options, manifest, files, ())
+            rows, num_bad = _planned_rows(work)
+            lines = [f"Job\n  rows       {work.num_rows:,} in {len(files)} file(s)"]
+            if num_bad:
+                lines.append(f"  bad rows   {num_bad:,}, each of which costs itself")
+            if work.num_rows > len(rows) + num_bad:
+                lines.append(f"  planned    the first {len(rows):,}")
+            return "\n".join([*lines, _planned(engine, rows)])
+        finally:
+            engine.end()
+
+
+def _planned_rows(work: Work) -> tuple[list[WorkRow], int]:
+    """The rows to plan, and how many of all cannot be asked."""
+    rows, num_bad = list[WorkRow](), 0
+    with closing(Ahead(work.rows(), work.patience)) as ahead:
+        for row in ahead.wait():
+            if row.error is not None:
+                num_bad += 1
+            elif len(rows) < PLANNED_ROWS:
+                rows.append(row)
+    return rows, num_bad
+
+
+def _planned(engine: EngineProcess, rows: list[WorkRow]) -> str:
+    if not rows:
+        return "  nothing to run"
+    asked = [{"row": row.row, **row.asked} for row in rows]
+    engine.send({"kind": "rows", "rows": asked, "plan": True})
+    engine.send({"kind": "end"})
+    while not engine.ended:
+        for message in engine.poll(1.0):
+            if message["kind"] == "plan":
+                return str(message["text"])
+            if message["kind"] == "failed":
+                raise ModelError(message["error"])
+    raise ModelError(
+        f"the engine {described(engine.end())} while it planned:\n{engine.stderr_tail}"
     )

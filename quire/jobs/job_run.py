@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,15 @@ from quire.jobs.input.work import Work, WorkRow
 from quire.jobs.job_parts import make_work, opening_message
 from quire.jobs.options import JobOptions
 from quire.jobs.output.output import write_output
-from quire.jobs.output.reuse import reused
 from quire.jobs.refusals import refuse_written_input
 from quire.jobs.store import secrets
 from quire.jobs.store.journal import FULL, Journal
+from quire.jobs.store.keys import KeyTable
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import claim
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.store.segments import ResultIndex
+from quire.jobs.store.segments import RecordReader, ResultIndex
 from quire.jobs.store.stamps import FileStamp, Hashing
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
@@ -288,3 +288,25 @@ class JobRun:
         if self._work is not None and self._counting is not None:
             self._progress.total = self._work.total(self._counting.num_rows)
         self._progress.tick()
+
+
+def reused(
+    rows: Iterator[WorkRow], job_dir: Path, older: Iterable[int], epoch: int
+) -> Generator[WorkRow | ResultRecord]:
+    """The rows of a job that changed, and in place of those that an older record answers that
+    record, as of now.
+
+    A row is found by its content alone, so rows may have moved. Where answers depend on noise the
+    row's seed is part of its content, and only a row of the same key is the same.
+    """
+    with RecordReader(job_dir) as reader:
+        places = KeyTable()
+        for position in older:
+            places.put(reader.read(position).content, position)
+        for row in rows:
+            place = places.get(row.content) if row.error is None else None
+            record = None if place is None else reader.read(place)
+            if record is not None and record.content == row.content:
+                yield replace(record, row=row.row, key=row.key, epoch=epoch)
+            else:
+                yield row

@@ -300,7 +300,7 @@ def test_rows_that_all_lack_what_is_asked_for_are_refused_before_an_engine_start
     options = {"prompt": "{{ text }}", **more}
     job = Job(tmp_path / "in.jsonl", tmp_path / "out.jsonl", model="m", **options)
     monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", None)
-    monkeypatch.setattr("quire.jobs.planning.EngineProcess", None)
+    monkeypatch.setattr("quire.jobs.job.EngineProcess", None)
     for begin in (job.run, job.plan):
         with pytest.raises(InvalidOption, match=words):
             begin()

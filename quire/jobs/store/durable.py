@@ -87,11 +87,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             sync(file.fileno())
-            if not _is_at(file.fileno(), aside):
+            if not is_at(file.fileno(), aside):
                 raise FileNotFoundError(errno.ENOENT, "taken away while it was written", str(aside))
             os.replace(aside, path)
         except BaseException:
-            if _is_at(file.fileno(), aside):
+            if is_at(file.fileno(), aside):
                 aside.unlink()
             raise
     sync_directory(path.parent)
@@ -128,7 +128,8 @@ def _refuse_if_written(name: str) -> None:
         os.close(number)
 
 
-def _is_at(number: int, path: Path) -> bool:
+def is_at(number: int, path: Path) -> bool:
+    """Whether an open file is the one that has this name."""
     try:
         return os.path.samestat(os.fstat(number), os.lstat(path))
     except FileNotFoundError:

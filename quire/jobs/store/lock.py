@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.base.system import sync
 from quire.errors import JobLocked
-from quire.jobs.store.durable import open_own
+from quire.jobs.store.durable import is_at, open_own
 
 NAME = "lock"
 _MOST = 1 << 40  # epochs
@@ -45,7 +45,7 @@ class JobLock:
             number = open_own(path, os.O_RDWR)
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(number, path):
+                if is_at(number, path):
                     return cls(job_dir, number, _next_epoch(number))
                 os.close(number)  # it was removed and made anew in between
             except BlockingIOError:
@@ -63,7 +63,7 @@ class JobLock:
 
     def check(self) -> None:
         """Raise JobLocked if the lock file was taken away under us."""
-        if not _is_at(self._number, self._path):
+        if not is_at(self._number, self._path):
             raise JobLocked(
                 f"{self._path} was removed while this job ran, so another writer may have begun. "
                 "Nothing more is written; run the same command to continue."
@@ -100,13 +100,6 @@ def holder(job_dir: Path) -> Holder | None:
     finally:
         os.close(number)
     return None
-
-
-def _is_at(number: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(number), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _read(number: int) -> Holder | None:
