@@ -11,7 +11,7 @@ from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported
 from quire.layer_plan import DeltaNetPlan, NormPlan
 from quire.options import DeviceFacts, Options, resolve
-from quire.options.states import least_block_size
+from quire.options.decide import least_block_size
 from quire.spec import ModelSpec, plain_decoder
 
 GIB = 1 << 30

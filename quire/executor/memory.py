@@ -2,7 +2,7 @@
 
 A block is block_size tokens of keys and values for the layers of one group (kv_groups.py): for
 every layer, where none has a window. Layers that keep a state have it in the same place, for which
-a block is large enough (options/states.py). The pool is sized once, when the executor starts; on a
+a block is large enough (options/decide.py). The pool is sized once, when the executor starts; on a
 CPU its pages cost nothing until a block is first used.
 """
 

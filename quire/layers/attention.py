@@ -79,11 +79,8 @@ class NormedHeads:
         return torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
 
 
-class NormedWidths:
+class NormedWidths(NormedHeads):
     """q normed over all its heads, and k likewise."""
-
-    def __init__(self, shape: HeadShape, q_norm: Norm, k_norm: Norm) -> None:
-        self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
 
     def __call__(self, qk: Tensor) -> Tensor:
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]

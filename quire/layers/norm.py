@@ -17,9 +17,11 @@ class Norm(Protocol):
 
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual += x in place, then the norm of it."""
+        residual += x
+        return self(residual)
 
 
-class RMSNorm:
+class RMSNorm(Norm):
     """Over the last dimension, in fp32 whatever x is."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, eps: float) -> None:
@@ -32,7 +34,7 @@ class RMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class LayerNorm:
+class LayerNorm(Norm):
     """The same by mean and variance."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
@@ -41,20 +43,12 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
 
-    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        residual += x
-        return self(residual)
 
-
-class NoNorm:
+class NoNorm(Norm):
     """The stream as it is, for layers that have no norm before their branches."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
-
-    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        residual += x
-        return residual
 
 
 def weighted(scaled: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

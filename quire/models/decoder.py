@@ -11,24 +11,39 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from quire.backends.generic import softcapped
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention
 from quire.backends.two_way import TwoWayAttention
+from quire.errors import UnsupportedModel
+from quire.families.registry import family_named
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
 from quire.layers.kv_groups import KVGroup
 from quire.layers.linear import Linear
-from quire.layers.logits import FinishedLogits, unchanged
 from quire.layers.norm import Norm
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
 from quire.models.model import KVCache
-from quire.models.parts import Parts, Weights
-from quire.models.places import Places
+from quire.models.parts import Parts, Places, Weights
 from quire.spec import LogitsPlan, ModelSpec
+
+
+class FinishedLogits:
+    """Logits times a number, then bounded; their bias is a part of the product."""
+
+    def __init__(self, plan: LogitsPlan) -> None:
+        self.scale, self.softcap = plan.scale, plan.softcap
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return softcapped(logits.mul_(self.scale), self.softcap)
+
+
+def unchanged(logits: Tensor) -> Tensor:
+    return logits
 
 
 class Decoder:
@@ -132,7 +147,7 @@ class Decoder:
         return self.finish(self.tp.all_gather(self.head(hidden), self.vocab_size))
 
 
-def build_decoder(
+def build_model(
     spec: ModelSpec,
     weights: Weights,
     kernels: Kernels,
@@ -142,11 +157,14 @@ def build_decoder(
     tp: TensorParallel,
     adapters: AdapterSites | None = None,
 ) -> Decoder:
-    """Take the weights out of the dict, one by one, and put them where they belong.
+    """The model of a spec: takes the weights out of the dict, one by one, and puts them where they
+    belong. UnsupportedModel for a family that is not known.
 
     The dict is emptied on the way, so that a packed weight never lies beside its source.
     `adapters`: where products get slots for LoRA adapters, if they are to have some.
     """
+    family_named(spec.family)
+    _check_heads(spec)
     parts = Parts(spec, weights, kernels, shape, tp, adapters)
     table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm_before(index) for index in range(spec.num_layers + 1)]
@@ -174,6 +192,23 @@ def build_decoder(
         kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),
     )
+
+
+def _check_heads(spec: ModelSpec) -> None:
+    """Attention is planned once for all layers, so they have the same heads."""
+    kinds = {
+        (
+            *(one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks),
+            one.kv_tensors,
+        )
+        for one in (layer.attention for layer in spec.layers)
+    }
+    if len(kinds) > 1:
+        raise UnsupportedModel(
+            f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap, "
+            f"sinks, numbers kept for each): {sorted(kinds, key=str)}; quire has models whose "
+            "layers share one."
+        )
 
 
 def logits_finish(plan: LogitsPlan) -> Callable[[Tensor], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from quire.backends.linear import Gate
+from quire.backends.linear import Gate, WeightRows
 from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowNorm, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import (
@@ -49,8 +49,12 @@ from quire.models.layers import (
     ParallelLayer,
     PlainLayer,
 )
-from quire.models.places import Places
 from quire.spec import ModelSpec
+
+# Where each weight of a built decoder lies, by quire's names for them: so that a model can be given
+# other weights, or leave its device, while everything that was made around it stays.
+Places = dict[str, tuple[WeightRows, ...]]
+
 
 Weights = dict[str, Tensor] | dict[str, Matrix]
 

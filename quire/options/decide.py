@@ -16,7 +16,6 @@ from quire.options.facts import DeviceFacts, WeightFacts
 from quire.options.parse import Options
 from quire.options.quantization import quantization_for
 from quire.options.speculation import speculation_for
-from quire.options.states import check_states, least_block_size
 from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
@@ -24,6 +23,7 @@ from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
+LEAST, TILE = 16, 128  # tokens of a block that holds a state, and that attention takes at once
 MAX_WAIT = 60.0
 # Few enough that one step on two cores stays well under a second, so that progress shows and
 # Ctrl-C is quick; prefill gains nothing from more.
@@ -231,3 +231,38 @@ def _max_model_len(options: Options, spec: AnySpec) -> int:
         hint = "To stretch it, give its rope_scaling and max_position_embeddings in hf_overrides."
         fail(InvalidOption, "max_model_len", rule, options.max_model_len, hint)
     return options.max_model_len
+
+
+def check_states(options: Options) -> None:
+    """NotSupported, by name, for what layers that keep a state cannot do yet."""
+    if options.kv_cache_dtype == "fp8":
+        raise NotSupported(
+            "kv_cache_dtype='fp8': layers that keep a state have it in the blocks of the KV cache, "
+            "and not in 8 bits. Leave it out."
+        )
+    if options.batch_invariant:
+        raise NotSupported(
+            "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
+            "answer token by token, and the two add up in another order. Leave it out."
+        )
+    if options.enable_lora:
+        raise NotSupported(
+            "enable_lora=True is not built for layers that keep a state. Merge the adapter into "
+            "the model's weights."
+        )
+    if options.tensor_parallel_size > 1:
+        raise NotSupported(
+            f"tensor_parallel_size={options.tensor_parallel_size}: layers that keep a state are "
+            "not divided among ranks yet. Run replicas of the whole model: data_parallel_size."
+        )
+
+
+def least_block_size(spec: ModelSpec, kv_bytes: int) -> int:
+    """The fewest tokens whose keys and values in one layer take as many bytes as the state of one;
+    `kv_bytes` are those of one number of theirs. A power of two, or whole tiles."""
+    states = [state.state_numbers for state in spec.states if state is not None]
+    half = 4 * -(-max(states, default=0) // 2)  # with the keys; the other with the values
+    size = LEAST
+    while size * spec.num_kv_heads * spec.head_dim * kv_bytes < half:
+        size += min(size, TILE)
+    return size

@@ -17,7 +17,7 @@ from quire import LLM, BeamSearchParams, ModelRegistry, SamplingParams, Structur
 from quire.errors import CorruptModel, InvalidOption, NotSupported, UnsupportedModel
 from quire.families.registry import BY_ARCHITECTURE
 from quire.models.fallback import kept_states, registered
-from quire.models.fallback.masks import NOT_A_WINDOW, window_of
+from quire.models.fallback.recording import NOT_A_WINDOW, window_of
 from tests.fallback.judging import OPTIONS, PROMPTS, generated, judged, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 

@@ -14,7 +14,7 @@ from quire.evals.scoring.function import FunctionFailed, load_function
 from quire.evals.scoring.json_validity import json_valid
 from quire.evals.scoring.named import DESCRIPTIONS, ScorerOptions, scorers_by_name
 from quire.evals.scoring.scorer import Answer, Scorer, ScorerFailed
-from quire.evals.tasks.named import NAMES
+from quire.evals.tasks.evaluate import NAMES
 
 
 def value(scorer: Scorer, answer: str, truth: object = None, **row: object) -> float | None:

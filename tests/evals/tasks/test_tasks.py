@@ -12,8 +12,7 @@ import pytest
 
 from quire.errors import CorruptModel, InvalidOption, ModelNotFound
 from quire.evals.tasks import dataset_files as wheel
-from quire.evals.tasks.evaluate import EvalOptions, _rows, output_of
-from quire.evals.tasks.named import NAMES, tasks_by_name
+from quire.evals.tasks.evaluate import NAMES, EvalOptions, _rows, output_of, tasks_by_name
 from quire.evals.tasks.subjects import FIELDS, SUBJECTS
 from quire.evals.tasks.task import rows_of
 from tests.evals.tasks.oracle import ORACLE, digest

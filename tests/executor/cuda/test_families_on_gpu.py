@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.options.states import least_block_size
+from quire.options.decide import least_block_size
 from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights

@@ -28,9 +28,7 @@ GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
 _WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
-def native_kernels(
-    shape: HeadShape, *, batch_invariant: bool
-) -> NativeKernels | NativeInvariantKernels | None:
+def native_kernels(shape: HeadShape, *, batch_invariant: bool) -> NativeKernels | None:
     """The kernels in C for these heads; None where they cannot be had."""
     found = library() if fits(shape) else None
     if found is None:
@@ -51,13 +49,11 @@ def fits(shape: HeadShape) -> bool:
     )
 
 
-class NativeOps(CpuKernels):
-    """Norms, gates, turns, KV writes and attention in C, and products of float32."""
+class NativeKernels(CpuKernels):
+    """The fast set: norms, gates, turns, KV writes and attention in C, and products of float32."""
 
-    library: ctypes.CDLL
-
-    def use(self, library: ctypes.CDLL) -> None:
-        """Begin to compute with a library."""
+    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
+        super().__init__(shape)
         self.library, self.room = library, Room()
         attention.declare(library)
         linear.declare(library)
@@ -143,18 +139,6 @@ class NativeOps(CpuKernels):
         """Nothing: slots that were never written are never read."""
 
 
-class NativeKernels(NativeOps):
-    """The fast set in C."""
-
-    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
-        super().__init__(shape)
-        self.use(library)
-
-
-class NativeInvariantKernels(NativeOps, InvariantKernels):
+class NativeInvariantKernels(NativeKernels, InvariantKernels):
     """The set that keeps each row's bits, in C. Products of fewer bits than float32 are torch's,
     which must be padded to keep them."""
-
-    def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
-        super().__init__(shape)
-        self.use(library)
