@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from quire.cli import job_options as o
-from quire.cli.run import execute
+from quire.cli.run import execute, made_of, parsed
 
 
 @o.takes(
@@ -27,17 +26,6 @@ def batch(
     **written: Any,
 ) -> None:
     """Answer an OpenAI batch file; failed lines go to OUTPUT's .errors file."""
-    from quire.jobs.job import Job
-
-    options = o.assignments(written.pop("option") or [], "option")
-    made = Job(
-        input,
-        output,
-        model=model,
-        batch=True,
-        id="custom_id",
-        options=options,
-        command=["quire", *sys.argv[1:]],
-        **written,
-    )
+    own = {"input": input, "output": output, "model": model, "batch": True, "id": "custom_id"}
+    made = made_of({**parsed(written), **own}, "batch INPUT --model M -o OUTPUT")
     execute(made, as_json=as_json, quiet=quiet)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from quire.cli import job_options as o
-from quire.cli.run import execute
-from quire.errors import InvalidOption
+from quire.cli.run import execute, made_of, parsed
 
 _TEXT = 'Jinja over columns.  [default: "{{ text }}"]'
 _TRUNCATE = "Keep so many tokens of a longer text; -1: what the model takes."
@@ -37,29 +35,13 @@ def embed(
     **written: Any,
 ) -> None:
     """Embed every row of a table; run it again and it goes on."""
-    from quire.jobs.job import Job
-
-    options = {name: value for name, value in written.items() if value not in (None, [], ())}
-    for name in ("input", "output", "model"):
-        if name not in options:
-            raise InvalidOption(
-                f"{name} is missing: quire embed INPUT --model M -o OUTPUT", parameter=name
-            )
     how = {
         "prompt_name": prompt_name,
         "dimensions": dimensions,
         "truncate_prompt_tokens": truncate,
         "normalize": normalize,
     }
-    made = Job(
-        options.pop("input"),
-        options.pop("output"),
-        model=options.pop("model"),
-        embed=True,
-        prompt=prompt,
-        sampling={name: value for name, value in how.items() if value is not None},
-        options=o.assignments(options.pop("option", []), "option"),
-        command=["quire", *sys.argv[1:]],
-        **options,
-    )
+    sampling = {name: value for name, value in how.items() if value is not None}
+    options = {**parsed(written), "embed": True, "prompt": prompt, "sampling": sampling}
+    made = made_of(options, "embed INPUT --model M -o OUTPUT")
     execute(made, as_json=as_json, quiet=quiet)

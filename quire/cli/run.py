@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,9 +35,8 @@ def run(
     **written: Any,
 ) -> None:
     """Answer every row of a table; run it again and it goes on."""
-    given = {name: value for name, value in written.items() if value not in (None, [], ())}
-    options = merged(read_config(config), _parsed(given))
-    made = _job(dict(options))
+    options = merged(read_config(config), parsed(written))
+    made = made_of(options, "run INPUT --model M --prompt TEMPLATE -o OUTPUT")
     if print_config:
         say(toml_text(_without_token(options)))
     elif plan:
@@ -78,8 +78,9 @@ def merged(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _parsed(given: dict[str, Any]) -> dict[str, Any]:
-    options = dict(given)
+def parsed(written: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were written, as options of a Job."""
+    options = {name: value for name, value in written.items() if value not in (None, [], ())}
     for listed in ("choice", "image", "audio", "video"):
         if listed in options:
             options[listed] = [each.strip() for each in options[listed].split(",")]
@@ -89,22 +90,15 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _job(options: dict[str, Any]) -> Job:
+def made_of(options: Mapping[str, Any], usage: str) -> Job:
+    """The job of these options, which this command continues; `usage` of the verb is shown where it
+    lacks one that every job has."""
     from quire.jobs.job import Job
 
     for name in ("input", "output", "model"):
         if name not in options:
-            raise InvalidOption(
-                f"{name} is missing: quire run INPUT --model M --prompt TEMPLATE -o OUTPUT",
-                parameter=name,
-            )
-    return Job(
-        options.pop("input"),
-        options.pop("output"),
-        model=options.pop("model"),
-        command=["quire", *sys.argv[1:]],
-        **options,
-    )
+            raise InvalidOption(f"{name} is missing: quire {usage}", parameter=name)
+    return Job(**options, command=["quire", *sys.argv[1:]])
 
 
 def execute(job: Job, *, as_json: bool, quiet: bool) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from quire.cli import job_options as o
-from quire.cli.run import execute
-from quire.errors import InvalidOption
+from quire.cli.run import execute, made_of, parsed
 
 _FILES = "Files (WAV, FLAC, OGG, MP3, M4A, MP4, WebM and others), or folders of sounds."
 _OUTPUT = ".jsonl, a line for each file; of one file also .txt, .srt or .vtt."
@@ -51,17 +49,10 @@ def transcribe(
     **written: Any,
 ) -> None:
     """Write down what is said in every file; run it again and it goes on."""
-    from quire.jobs.job import Job
-
-    options = {name: value for name, value in written.items() if value not in (None, [], ())}
-    if "model" not in options:
-        raise InvalidOption(
-            "model is missing: quire transcribe FILES --model M -o OUTPUT", parameter="model"
-        )
-    made = Job(
-        input,
-        output,
-        model=options.pop("model"),
+    options = dict(
+        parsed(written),
+        input=input,
+        output=output,
         transcribe=True,
         language=language,
         task=task,
@@ -72,8 +63,6 @@ def transcribe(
         logprob_threshold=logprob_threshold,
         no_speech_threshold=no_speech_threshold,
         seconds=seconds,
-        options=o.assignments(options.pop("option", []), "option"),
-        command=["quire", *sys.argv[1:]],
-        **options,
     )
+    made = made_of(options, "transcribe FILES --model M -o OUTPUT")
     execute(made, as_json=as_json, quiet=quiet)
