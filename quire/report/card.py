@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,9 @@ def _scores(scores: list[MetricScore]) -> str:
 
 def _fenced(text: str) -> str:
     """A code block that no text inside can end."""
-    ticks = "`" * max(3, _longest_ticks(text) + 1)
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    ticks = "`" * max(3, longest + 1)
     return f"{ticks}\n{text}\n{ticks}"
-
-
-def _longest_ticks(text: str) -> int:
-    longest = now = 0
-    for letter in text:
-        now = now + 1 if letter == "`" else 0
-        longest = max(longest, now)
-    return longest
 
 
 def _code(text: str) -> str:

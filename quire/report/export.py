@@ -133,10 +133,7 @@ def _batches(run: StoredRun) -> Iterator[RecordBatch]:
 
 
 def _write_parquet(run: StoredRun, file: BinaryIO) -> int:
-    num_rows = 0
-    for part in _parquet_parts(_batches(run), lambda number: file, most_bytes=None):
-        num_rows += part
-    return num_rows
+    return sum(_parquet_parts(_batches(run), lambda number: file, most_bytes=None))
 
 
 def _parquet_parts(

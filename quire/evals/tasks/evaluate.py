@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,14 +176,9 @@ def _pooled(metric: MetricScore) -> MetricScore:
     def sharper(found: Mean, plain: Mean) -> Mean:
         return found if found.stderr is not None else plain
 
-    return MetricScore(
-        metric=metric.metric,
+    return replace(
+        metric,
         mean=sharper(pooled(list(subjects.values())), metric.mean),
-        truth=metric.truth,
-        num_failed=metric.num_failed,
-        num_unscored=metric.num_unscored,
-        first_problem=metric.first_problem,
-        pass_at=metric.pass_at,
         groups={
             _FIELD: {f: sharper(m, metric.groups[_FIELD][f]) for f, m in fields.items()},
             _SUBJECT: subjects,
