@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.errors import QuireError
 from quire.inputs.answers import read_answer
 from quire.inputs.detokenize import TokenTexts, completion_texts, marked_text
 from quire.inputs.tokenizer import Tokenizer
 from quire.inputs.tool_calls import ParsedAnswer
 from quire.logprobs import MadeDicts
 from quire.outputs import ChoiceChances, CompletionOutput, RequestOutput, RequestStateStats
-from quire.request import Choices, HiddenKind, Ints, Request
+from quire.request import Choices, Ints, Request
 from quire.results.logprob_dicts import CONTEXT, ScoredTokens, UnreadLogprobs
 from quire.results.path_scores import PathScores, no_choice
 from quire.results.text_watch import Shown, StopWatch
@@ -57,22 +59,21 @@ class Results:
         if request.choices is not None:
             return self._chosen_output(request, request.choices, samples)
         if request.continuations:
-            return _scored_output(request, samples)
+            error = _error_of(samples)
+            scores = None if error else PathScores(samples).of_continuations()
+            return _output(request, samples, [], error=error, continuation_scores=scores)
         if request.hidden is not None:
-            return _hidden_output(request, request.hidden, samples[0])
+            error = samples[0].error
+            states = None if error else joined(request.hidden, samples[0].hidden)
+            return _output(request, samples, [], error=error, hidden=states)
         texts = self._texts(samples)
         first = samples[0]
-        return RequestOutput(
-            str(request.number),
-            request.prompt,
-            request.plain_ids,
-            self._prompt_logprobs(first),
+        return _output(
+            request,
+            samples,
             [self._completion(s, text) for s, text in zip(samples, texts, strict=True)],
-            True,
-            _metrics(request, samples),
-            lora_request=request.lora_request,
-            num_cached_tokens=first.num_cached,
-            error=next((s.error for s in samples if s.error), None),
+            prompt_logprobs=self._prompt_logprobs(first),
+            error=_error_of(samples),
             prompt_token_id_logprobs=_named_logprobs(first),
         )
 
@@ -80,7 +81,7 @@ class Results:
         self, request: Request, choices: Choices, samples: Many[Sequence]
     ) -> RequestOutput:
         """A choice for each answer that was asked for, by the scores of all choices."""
-        error, chances = next((s.error for s in samples if s.error), None), None
+        error, chances = _error_of(samples), None
         answers = [Sequence(request, i, finish_reason="error") for i in range(request.params.n)]
         texts = [""] * len(answers)
         if error is None:
@@ -97,19 +98,8 @@ class Results:
         metrics.num_generation_tokens = sum(len(answer.output_ids) for answer in answers)
         metrics.first_token_ts = metrics.last_token_ts  # all of it comes at once
         metrics.first_token_latency = max(metrics.last_token_ts - metrics.queued_ts, 0.0)
-        return RequestOutput(
-            str(request.number),
-            request.prompt,
-            request.plain_ids,
-            None,
-            [self._completion(a, text) for a, text in zip(answers, texts, strict=True)],
-            True,
-            metrics,
-            lora_request=request.lora_request,
-            num_cached_tokens=samples[0].num_cached,
-            error=error,
-            choice_chances=chances,
-        )
+        made = [self._completion(a, text) for a, text in zip(answers, texts, strict=True)]
+        return _output(request, samples, made, metrics, error=error, choice_chances=chances)
 
     def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
         """What samples of a watched request have written so far."""
@@ -119,18 +109,9 @@ class Results:
         tells = [] if was_told else [one for one in samples if one.sample == 0]
         answers = [self._so_far(one, shown) for one in grown]
         num_tokens = sum(map(shown.num_tokens, range(request.params.n)))
+        told = self._prompt_logprobs(tells[0]) if tells else None
         metrics = _metrics(request, samples, num_tokens)
-        return RequestOutput(
-            str(request.number),
-            request.prompt,
-            request.plain_ids,
-            self._prompt_logprobs(tells[0]) if tells else None,
-            answers,
-            False,
-            metrics,
-            lora_request=request.lora_request,
-            num_cached_tokens=samples[0].num_cached,
-        )
+        return _output(request, samples, answers, metrics, finished=False, prompt_logprobs=told)
 
     def _so_far(self, grown: Grown, shown: Shown) -> CompletionOutput:
         sequence, output_ids = grown.sequence, grown.output_ids
@@ -253,40 +234,34 @@ def _named_logprobs(sequence: Sequence) -> npt.NDArray[np.float32] | None:
     return np.where(named.ids < 0, np.float32(-np.inf), scored)[start - named.first :]
 
 
-def _scored_output(request: Request, samples: Many[Sequence]) -> RequestOutput:
-    """The scores of each continuation; None if any of them failed."""
-    error = next((s.error for s in samples if s.error), None)
-    return RequestOutput(
-        str(request.number),
-        None,
-        request.plain_ids,
-        None,
-        [],
-        True,
-        _metrics(request, samples),
-        lora_request=request.lora_request,
-        num_cached_tokens=samples[0].num_cached,
-        error=error,
-        continuation_scores=None if error else PathScores(samples).of_continuations(),
-    )
-
-
-def _hidden_output(request: Request, kind: HiddenKind, sequence: Sequence) -> RequestOutput:
-    """The hidden states of a prompt; None where it failed."""
-    error = sequence.error
+def _output(
+    request: Request,
+    samples: Many[Sequence],
+    answers: list[CompletionOutput],
+    metrics: RequestStateStats | None = None,
+    *,
+    finished: bool = True,
+    prompt_logprobs: UnreadLogprobs | None = None,
+    **more: Any,
+) -> RequestOutput:
+    """What every output of a request says of it, and `more`. The samples may be of an equal one, to
+    which the answer belongs, too."""
     return RequestOutput(
         str(request.number),
         request.prompt,
         request.plain_ids,
-        None,
-        [],
-        True,
-        _metrics(request, [sequence]),
+        prompt_logprobs,
+        answers,
+        finished,
+        metrics or _metrics(request, samples),
         lora_request=request.lora_request,
-        num_cached_tokens=sequence.num_cached,
-        error=error,
-        hidden=None if error else joined(kind, sequence.hidden),
+        num_cached_tokens=samples[0].num_cached,
+        **more,
     )
+
+
+def _error_of(samples: Many[Sequence]) -> QuireError | None:
+    return next((sample.error for sample in samples if sample.error), None)
 
 
 def _total(parts: Many[Scores]) -> float:
