@@ -27,6 +27,10 @@ _MEDIA = ("image", "audio", "video", "file")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+def _wrong(why: str, value: Any = None) -> InvalidPrompt:
+    return InvalidPrompt(why, parameter="messages", value=value)
+
+
 def plain(value: Any, where: str) -> Any:
     """A copy made of JSON's types alone, which a template can neither change nor climb out of."""
     if value is None or type(value) in (bool, str, int, float):
@@ -46,9 +50,8 @@ def plain(value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {f.name: plain(getattr(value, f.name), f"{where}.{f.name}") for f in fields}
-    raise InvalidPrompt(
-        f"{where} is a {type(value).__name__}; messages hold text, numbers, lists and dicts",
-        parameter="messages",
+    raise _wrong(
+        f"{where} is a {type(value).__name__}; messages hold text, numbers, lists and dicts"
     )
 
 
@@ -63,15 +66,12 @@ def checked_messages(
     """`marked`: media were taken out, and parts such as {"type": "image"} stand for them;
     `interleaved`: these stand where they stood among texts that become one."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        raise InvalidPrompt(
+        raise _wrong(
             f"a conversation is a list of messages, not a {type(messages).__name__}; write "
-            '[{"role": "user", "content": "..."}]',
-            parameter="messages",
+            '[{"role": "user", "content": "..."}]'
         )
     if not messages:
-        raise InvalidPrompt(
-            "the conversation is empty; give it at least one message", parameter="messages"
-        )
+        raise _wrong("the conversation is empty; give it at least one message")
     if content_format == "auto":
         in_parts, wrap = template.takes_parts, not template.takes_text
     else:
@@ -97,20 +97,18 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
     try:
         message = plain(given, where) if not isinstance(given, str) else given
     except RecursionError:
-        raise InvalidPrompt(f"{where} is nested too deeply", parameter="messages") from None
+        raise _wrong(f"{where} is nested too deeply") from None
     if not isinstance(message, dict):
-        raise InvalidPrompt(
-            f'{where} is a {type(given).__name__}; a message is a dict with "role" and "content"',
-            parameter="messages",
+        raise _wrong(
+            f'{where} is a {type(given).__name__}; a message is a dict with "role" and "content"'
         )
     if not isinstance(message.get("role"), str):
-        raise InvalidPrompt(
+        raise _wrong(
             f'{where} has no "role"; say who speaks: "system", "user", "assistant" or "tool"',
-            parameter="messages",
-            value=message.get("role"),
+            message.get("role"),
         )
     if "content" not in message and not message.get("tool_calls"):
-        raise InvalidPrompt(f'{where} has neither "content" nor "tool_calls"', parameter="messages")
+        raise _wrong(f'{where} has neither "content" nor "tool_calls"')
     message["content"] = _content(message.get("content"), where, shape)
     _read_arguments(message, where)
     for name in _REASONING:
@@ -126,10 +124,9 @@ def _content(content: Any, where: str, shape: _Shape) -> Any:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if shape.wrap else content
     if not isinstance(content, list):
-        raise InvalidPrompt(
+        raise _wrong(
             f"{where}.content is a {type(content).__name__}; it should be text or a list of parts",
-            parameter="messages",
-            value=content,
+            content,
         )
     texts = [
         (mark_of(part) if shape.marked else None) or _part_text(part, f"{where}.content[{i}]")
@@ -147,7 +144,7 @@ def _part_text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise InvalidPrompt(f"{where} is a {type(part).__name__}, not a dict", parameter="messages")
+        raise _wrong(f"{where} is a {type(part).__name__}, not a dict")
     kind = part.get("type", "text" if "text" in part else None)
     if any(medium in f"{kind} {' '.join(part)}" for medium in _MEDIA):
         raise NotSupported(
@@ -156,10 +153,9 @@ def _part_text(part: Any, where: str) -> str:
         )
     text = part.get(_TEXT_PARTS.get(str(kind), ""))
     if not isinstance(text, str):
-        raise InvalidPrompt(
+        raise _wrong(
             f"{where} has no text that quire can read (type {kind!r}); a part looks like "
-            '{"type": "text", "text": "..."}',
-            parameter="messages",
+            '{"type": "text", "text": "..."}'
         )
     return text
 
@@ -174,8 +170,7 @@ def _read_arguments(message: dict[str, Any], where: str) -> None:
             try:
                 function["arguments"] = json.loads(arguments) if arguments.strip() else {}
             except (json.JSONDecodeError, RecursionError) as error:
-                raise InvalidPrompt(
+                raise _wrong(
                     f"{where}.tool_calls[{index}] has arguments that are not JSON: {error}",
-                    parameter="messages",
-                    value=arguments,
+                    arguments,
                 ) from None

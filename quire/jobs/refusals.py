@@ -30,11 +30,7 @@ def refuse_folder(output: Path) -> None:
     """Raise InvalidOption if there can be no file of this name, which else the end would show."""
     if "\0" in str(output) or output.is_dir():
         what = "holds a NUL" if "\0" in str(output) else "is a folder"
-        raise InvalidOption(
-            f"the output {str(output)!r} {what}; give the name of a file",
-            parameter="output",
-            value=str(output),
-        )
+        raise _refused(f"the output {str(output)!r} {what}; give the name of a file", str(output))
 
 
 def refuse_links(output: Path, job_dir: Path) -> None:
@@ -47,11 +43,10 @@ def refuse_links(output: Path, job_dir: Path) -> None:
             value=str(job_dir),
         )
     if (output.parent / NAME).exists() and is_own_file(output.name):
-        raise InvalidOption(
+        raise _refused(
             f"{output} is one of the files that the job in {output.parent} is made of; give "
             "another OUTPUT",
-            parameter="output",
-            value=str(output),
+            str(output),
         )
 
 
@@ -60,11 +55,10 @@ def refuse_input_folder(options: JobOptions) -> None:
     output = Path(options.output)
     for given in map(Path, options.input):
         if given.is_dir() and output.parent.is_dir() and given.samefile(output.parent):
-            raise InvalidOption(
+            raise _refused(
                 f"{output} lies in the INPUT folder, and would be read as input next time; give "
                 "another OUTPUT",
-                parameter="output",
-                value=str(output),
+                str(output),
             )
 
 
@@ -88,7 +82,7 @@ def refuse_written_input(options: JobOptions, job_dir: Path, files: Sequence[Inp
             what = f"{given} lies among the files of the job, which --overwrite removes"
         else:
             continue
-        raise InvalidOption(f"{what}; give another OUTPUT", parameter="output", value=str(output))
+        raise _refused(f"{what}; give another OUTPUT", str(output))
 
 
 def refuse_over_run(run: StoredRun, target: Path) -> None:
@@ -102,10 +96,14 @@ def refuse_over_run(run: StoredRun, target: Path) -> None:
     for path in made_of:
         if path.is_file() and any(_is_file(path, written) for written in (target, aside)):
             what = f"{target} would be written over {path}, which this run is made of"
-            raise InvalidOption(f"{what}; give another name", parameter="output", value=str(target))
+            raise _refused(f"{what}; give another name", str(target))
     if _is_of_job(target, run.home):
         what = f"{target} is one of the files of the run's job"
-        raise InvalidOption(f"{what}; give another name", parameter="output", value=str(target))
+        raise _refused(f"{what}; give another name", str(target))
+
+
+def _refused(why: str, output: str) -> InvalidOption:
+    return InvalidOption(why, parameter="output", value=output)
 
 
 def _is_file(path: Path, written: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from quire.errors import InvalidPrompt, NotSupported
-from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions
+from quire.inputs.media.allowed import KINDS, UNLIMITED, WORDS, MediaOptions, bad_medium
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.embedded import EmbeddedImage, are_embeddings, read_embedded
 from quire.inputs.media.files import allowed_file, of_dataset
@@ -109,16 +109,13 @@ def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> Im
     if isinstance(given, Mapping):  # as datasets have it, not decoded
         return read_image(of_dataset(given, "image"), options, children)
     if isinstance(given, str):
-        raise InvalidPrompt(
-            "the image is text; pass a Pillow image, bytes, an array or a pathlib.Path here, or a "
-            "URL as an image_url part of a chat",
-            parameter="multi_modal_data",
+        raise bad_medium(
+            "image",
+            "is text; pass a Pillow image, bytes, an array or a pathlib.Path here, or a URL as an "
+            "image_url part of a chat",
         )
-    raise InvalidPrompt(
-        f"the image is a {type(given).__name__}; pass a Pillow image, bytes, or a numpy array of "
-        "bytes",
-        parameter="multi_modal_data",
-    )
+    kind = type(given).__name__
+    raise bad_medium("image", f"is a {kind}; pass a Pillow image, bytes, or a numpy array of bytes")
 
 
 def _names(given: Any, kind: str, count: int) -> list[str | None]:

@@ -89,22 +89,20 @@ def _paths(name: str) -> list[Path]:
     if path.is_dir():
         return _in_folder(path)
     if path.exists() and not path.is_file():
-        raise InvalidOption(
+        raise _refused(
             f"{name!r} is a pipe or a device, which can be read only once; pipe it in instead: "
             "... | quire run - (and --format if it is no JSONL)",
-            parameter="input",
-            value=name,
+            name,
         )
     if path.exists():
         return [path]
     if found := sorted(glob.glob(name, recursive=True)):
         return [file for each in found for file in _paths(each)]
-    raise InvalidOption(
+    raise _refused(
         f"there is no input {name!r}. Give a file (JSON, CSV, TSV, Parquet, Arrow), a folder of "
         f'such files, a pattern ("data/*.jsonl"), "-" for stdin, or {PREFIX}owner/name:split for '
         "the Hub.",
-        parameter="input",
-        value=name,
+        name,
     )
 
 
@@ -112,11 +110,10 @@ def _in_folder(folder: Path) -> list[Path]:
     """The files of a data set that was saved to disk, or all files of one known kind."""
     if (folder / "dataset_dict.json").exists():
         splits = _saved(folder, "dataset_dict.json", lambda found: list(map(str, found["splits"])))
-        raise InvalidOption(
+        raise _refused(
             f"{folder} holds several splits; give one: "
             + ", ".join(str(folder / split) for split in splits),
-            parameter="input",
-            value=str(folder),
+            str(folder),
         )
     if (folder / "state.json").exists():
         names = _saved(
@@ -130,11 +127,7 @@ def _in_folder(folder: Path) -> list[Path]:
     kinds = {_FORMATS[_suffix(path)] for path in found}
     if len(kinds) != 1:
         what = "no file of a known kind" if not kinds else f"files of {len(kinds)} kinds"
-        raise InvalidOption(
-            f"the folder {folder} holds {what}; give the files themselves",
-            parameter="input",
-            value=str(folder),
-        )
+        raise _refused(f"the folder {folder} holds {what}; give the files themselves", str(folder))
     return found
 
 
@@ -151,11 +144,13 @@ def _saved(folder: Path, name: str, read: Callable[[Any], list[str]]) -> list[st
 
 
 def _not_saved(path: Path, reason: str) -> InvalidOption:
-    return InvalidOption(
-        f"{path} is not what `datasets` writes ({reason}); give the files themselves",
-        parameter="input",
-        value=str(path),
+    return _refused(
+        f"{path} is not what `datasets` writes ({reason}); give the files themselves", str(path)
     )
+
+
+def _refused(why: str, value: str) -> InvalidOption:
+    return InvalidOption(why, parameter="input", value=value)
 
 
 def _suffix(path: Path) -> str:
@@ -169,10 +164,9 @@ def _format_of(path: Path, given: str | None) -> Format:
             return known  # type: ignore[no-any-return]
     suffix = _suffix(path)
     if suffix not in _FORMATS:
-        raise InvalidOption(
+        raise _refused(
             f"the ending of {path.name!r} tells no format; name it with --format "
             f"({', '.join(get_args(Format))})",
-            parameter="input",
-            value=str(path),
+            str(path),
         )
     return _FORMATS[suffix]
