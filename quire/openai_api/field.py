@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,11 +90,12 @@ def table(
     kind: Kind,
     endpoints: tuple[str, ...],
     *rows: FieldRow,
-    required: bool = False,
+    required: Collection[str] = (),
 ) -> list[Field]:
     """Fields of one kind: name, value, why, and a value that is harmless."""
     return [
-        Field(row[0], kind, row[1], endpoints, row[2], required, harmless=row[3:]) for row in rows
+        Field(row[0], kind, row[1], endpoints, row[2], row[0] in required, harmless=row[3:])
+        for row in rows
     ]
 
 
@@ -104,8 +105,8 @@ def body_of(fields: Iterable[Field]) -> Body:
 
 def plain_body(required: Iterable[FieldRow], others: Iterable[FieldRow] = ()) -> Body:
     """A body of which every field is honoured, at one endpoint alone."""
-    fields = table("honoured", (), *required, required=True) + table("honoured", (), *others)
-    return body_of(fields)
+    needed = list(required)
+    return body_of(table("honoured", (), *needed, *others, required=[row[0] for row in needed]))
 
 
 def body_schema(body: Body) -> dict[str, Any]:

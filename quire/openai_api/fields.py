@@ -100,11 +100,6 @@ _FIELDS = [
             "a list",
             "Text, or parts: text, images, sounds, as the model takes them; developer is system.",
         ),
-        required=True,
-    ),
-    *table(
-        "honoured",
-        _CHAT,
         ("max_completion_tokens", "a whole number", "Wins over max_tokens."),
         ("logprobs", "true or false", ""),
         ("top_logprobs", "a whole number", "At most 20, with logprobs."),
@@ -116,28 +111,20 @@ _FIELDS = [
         ("add_generation_prompt", "true or false", ""),
         ("continue_final_message", "true or false", ""),
         ("include_reasoning", "true or false", "False leaves the reasoning out."),
+        required=("messages",),
     ),
     *table(
         "honoured",
         _TEXT,
         ("prompt", "text or a list", "Text, token ids, or a list of either."),
-        required=True,
-    ),
-    *table(
-        "honoured",
-        _TEXT,
         ("logprobs", "true, false or a whole number", "At most 20."),
         ("echo", "true or false", "The prompt before the answer, scored if logprobs are."),
+        required=("prompt",),
     ),
     *table(
         "honoured",
         _RESPONSES,
         ("input", "text or a list", "Text, or messages as a chat has them."),
-        required=True,
-    ),
-    *table(
-        "honoured",
-        _RESPONSES,
         ("instructions", "text", "A system message before the input."),
         ("max_output_tokens", "a whole number", ""),
         ("text", "an object", "`format`: text, json_object or json_schema, always enforced."),
@@ -148,6 +135,7 @@ _FIELDS = [
         ("top_logprobs", "a whole number", "At most 20."),
         ("stream_options", "an object", ""),
         ("metadata", "an object", "Comes back with the response; not stored."),
+        required=("input",),
     ),
     *table(
         "honoured",
@@ -167,12 +155,8 @@ _FIELDS = [
         "honoured",
         _INPUTS,
         ("input", "text or a list", "Text, token ids, or a list of either; at most 2,048."),
-        required=True,
-    ),
-    *table(
-        "honoured",
-        _INPUTS,
         ("add_special_tokens", "true or false", "False: those of the text alone."),
+        required=("input",),
     ),
     *table(
         "honoured",
@@ -191,17 +175,13 @@ _FIELDS = [
         RERANKS,
         ("query", "text", ""),
         ("documents", "a list", "Texts, or objects with a `text`; at most 2,048."),
-        required=True,
-    ),
-    *table(
-        "honoured",
-        RERANKS,
         ("top_n", "a whole number", "So many of the best."),
         (
             "return_documents",
             "true or false",
             "Their texts in the answer; true but for `/v2/rerank`.",
         ),
+        required=("query", "documents"),
     ),
     *table(
         "honoured",
