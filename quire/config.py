@@ -102,10 +102,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """`vllm_config.scheduler_config`: rows and tokens of one step."""
+    """`vllm_config.scheduler_config`: rows and tokens of one step, and of one row."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_model_len: int
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> SchedulerFacts:
+        return cls(config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +124,5 @@ class VllmConfig:
     def of(cls, config: EngineConfig, vocab_size: int) -> VllmConfig:
         return cls(
             ModelFacts(config.max_model_len, config.dtype, config.seed, vocab_size),
-            SchedulerFacts(config.max_num_seqs, config.max_num_batched_tokens),
+            SchedulerFacts.of(config),
         )

@@ -198,6 +198,9 @@ def test_what_scripts_ask_of_an_engine(llm: AsyncLLM) -> None:
     async def main() -> None:
         await llm.check_health()
         assert (await llm.get_tokenizer()).encode("a") and (await llm.get_model_config())
+        assert llm.engine.tokenizer.encode("a")
+        scheduler = llm.engine.vllm_config.scheduler_config
+        assert scheduler.max_model_len == llm.engine.model_config.max_model_len
         with pytest.raises(NotSupported):
             await anext(llm.encode("a", PoolingParams(task="embed")))
         with pytest.raises(NotSupported):

@@ -20,6 +20,7 @@ from quire import (
     InvalidOption,
     NotSupported,
     SamplingParams,
+    UnknownOption,
 )
 from quire.errors import InvalidGrammar, InvalidLogits
 from quire.exceptions import VLLMValidationError
@@ -49,6 +50,14 @@ def test_a_wrong_call_says_what_to_call_instead(llm: LLM) -> None:
             call()
 
 
+def test_what_older_scripts_write_out_and_what_asks_for_nothing_is_taken() -> None:
+    given = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": None}
+    assert SamplingParams(n=2, **given) == SamplingParams(n=2)
+    for name, value in {"use_beam_search": True, "length_penalty": 1.2}.items():
+        with pytest.raises(UnknownOption, match="beam_search"):
+            SamplingParams(**{name: value})
+
+
 # ------------------------------------------------------------------ what is read off the engine
 
 
@@ -62,7 +71,8 @@ def test_the_config_is_read_by_every_path(llm: LLM) -> None:
         assert str(config.dtype) == "torch.float32"
     cache = engine.vllm_config.cache_config
     assert (cache.num_gpu_blocks, cache.block_size) == (llm.kv_cache.num_blocks, 16)
-    assert engine.vllm_config.scheduler_config.max_num_seqs == 256
+    scheduler = engine.scheduler_config
+    assert (scheduler.max_num_seqs, scheduler.max_model_len) == (256, 512)
     assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
 
 

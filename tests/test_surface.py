@@ -105,10 +105,21 @@ def test_asyncllm_has_the_module_name_scripts_import() -> None:
 def test_the_other_unbuilt_names_say_so_too() -> None:
     with pytest.raises(NotSupported, match="Ray"):
         quire.initialize_ray_cluster()
+    from quire.distributed.utils import StatelessProcessGroup
     from quire.distributed.weight_transfer.nccl_engine import NCCLTrainerSendWeightsArgs
 
     with pytest.raises(NotSupported, match="load_weights takes named tensors"):
         NCCLTrainerSendWeightsArgs(packed=True)
+    with pytest.raises(NotSupported, match="colocate"):
+        StatelessProcessGroup.create(host="h", port=1, rank=0, world_size=2)
+
+
+def test_what_trainers_patch_while_they_make_an_llm_is_there() -> None:
+    from unittest.mock import patch
+
+    worker = "quire.worker.worker.Worker"
+    with patch(f"{worker}._assert_memory_footprint_increased_during_profiling") as patched:
+        assert patched is not None
 
 
 def test_requests_for_adapters_and_poolers_can_be_made() -> None:

@@ -17,14 +17,23 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 _GROUPS = "cleanup_dist_env_and_memory destroy_distributed_environment destroy_model_parallel"
+_SENT = "compat.not_built"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
 # By module: where its names come from; OTHER=NAME is a name under which scripts know it.
 MODULES = {
     "beam_search": {"outputs": "BeamSearchOutput BeamSearchSequence"},
     "distributed": {"compat.parallel_state": _GROUPS},
-    "distributed.parallel_state": {"compat.parallel_state": _GROUPS},
+    "distributed.device_communicators.pynccl": {_SENT: "PyNcclCommunicator=WeightTransfer"},
+    "distributed.parallel_state": {"compat.parallel_state": _GROUPS, _SENT: "get_world_group"},
+    "distributed.utils": {_SENT: "StatelessProcessGroup=WeightTransfer"},
+    "distributed.weight_transfer.base": {
+        _SENT: "WeightTransferInitRequest=WeightTransfer WeightTransferUpdateRequest=WeightTransfer"
+    },
+    "distributed.weight_transfer.ipc_engine": {
+        _SENT: "IPCTrainerSendWeightsArgs=WeightTransfer IPCWeightTransferEngine=WeightTransfer"
+    },
     "distributed.weight_transfer.nccl_engine": {
-        "compat.not_built": "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
+        _SENT: "NCCLTrainerSendWeightsArgs=WeightTransfer NCCLWeightTransferEngine=WeightTransfer"
     },
     "engine.arg_utils": {"options": "AsyncEngineArgs EngineArgs"},
     "engine.async_llm_engine": {"session.async_llm": "AsyncLLMEngine"},
@@ -38,11 +47,14 @@ MODULES = {
         "VLLMValidationError=InvalidRequest"
     },
     "inputs.data": {"inputs": "EmbedsPrompt PromptType TextPrompt TokensPrompt"},
+    "inputs.llm": {"inputs": "EmbedsPrompt MultiModalDataDict PromptType TextPrompt TokensPrompt"},
     "logger": {"compat.script_parts": "init_logger"},
     "logits_process": {"compat.logits_process": "LogitsProcessor"},
     "lora.request": {"params.lora": "LoRARequest"},
+    "model_executor": {"compat.script_parts": "set_random_seed"},
     "model_executor.models": {"compat.model_registry": "ModelRegistry"},
     "model_executor.models.registry": {"compat.model_registry": "ModelRegistry"},
+    "model_executor.parallel_utils.parallel_state": {"compat.parallel_state": _GROUPS},
     "model_executor.utils": {"compat.script_parts": "set_random_seed"},
     "multimodal": {"inputs": "MultiModalDataDict"},
     "multimodal.image": {"compat.pictures": "convert_image_mode"},
@@ -69,6 +81,7 @@ MODULES = {
         "options": "AsyncEngineArgs",
         "session.async_llm": "AsyncLLM",
     },
+    "v1.engine.exceptions": {"errors": "EngineDeadError=EngineError EngineGenerateError=RowError"},
     "v1.engine.llm_engine": {"session.llm_engine": "LLMEngine"},
     "v1.metrics.reader": {"session.metrics": "Counter Gauge Histogram Metric Vector"},
     "v1.sample.logits_processor": {
@@ -80,6 +93,7 @@ MODULES = {
         "sampling.batch_interface": f"{_PROCESSORS} AddedRequest MovedRequest RemovedRequest"
     },
     "version": {"base.version": "__version__ __version_tuple__"},
+    "worker.worker": {_SENT: "Worker"},
 }
 
 

@@ -55,7 +55,7 @@ class PoolingParams:
 
 @dataclass(slots=True)
 class PoolingOutput:
-    """What a pooling model computed: an array or tensor."""
+    """What a pooling model computed: a tensor."""
 
     data: Any
 

@@ -25,6 +25,8 @@ _INSTEAD = {
         _STRUCTURED,
     ),
 }
+# Of those, what older scripts wrote out though it asks for nothing.
+_NOTHING = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
 def names_unknown(made: Any) -> Any:
@@ -34,13 +36,20 @@ def names_unknown(made: Any) -> Any:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
-        for name in keywords:
-            if name not in known:
+        for name in keywords.keys() - known:
+            if not _asks_nothing(made.__name__, name, keywords[name]):
                 raise _unknown(made.__name__, name, keywords[name], known)
+            del keywords[name]
         init(self, *args, **keywords)
 
     made.__init__ = checked
     return made
+
+
+def _asks_nothing(owner: str, name: str, value: Any) -> bool:
+    if owner != "SamplingParams" or name not in _NOTHING:
+        return False
+    return value is None or (isinstance(value, int | float) and value == _NOTHING[name])
 
 
 def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> UnknownOption:

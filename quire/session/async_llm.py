@@ -24,7 +24,7 @@ from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.pooling import task_of
 from quire.session.session import Session
-from quire.session.views import ModelConfigView
+from quire.session.views import ModelConfigView, VllmConfigView
 
 if TYPE_CHECKING:
     from quire.options import EngineArgs
@@ -196,9 +196,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
 
     async def get_tokenizer(self) -> Any:
         """The tokenizer as a `transformers.PreTrainedTokenizerFast`."""
-        if self._session.model.tokenizer is None:
-            raise NotSupported("there is no tokenizer: the AsyncLLM has skip_tokenizer_init=True")
-        return self._session.model.tokenizer.hf_tokenizer()
+        return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters the model's makers recommend, fresh at each call."""
@@ -211,8 +209,21 @@ class AsyncLLM(NotBuiltAsyncMethods):
         return self._session.supported_tasks
 
     @property
-    def model_config(self) -> Any:
-        return ModelConfigView(self._session)
+    def model_config(self) -> ModelConfigView:
+        return self.vllm_config.model_config
+
+    @property
+    def vllm_config(self) -> VllmConfigView:
+        return VllmConfigView.of(self._session)
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._session.hf_tokenizer()
+
+    @property
+    def engine(self) -> Self:
+        """Itself: older scripts ask the engine within for its tokenizer and its config."""
+        return self
 
     async def check_health(self) -> None:
         """Raise what ended the engine, if anything did."""

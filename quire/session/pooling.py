@@ -169,7 +169,7 @@ class Pooling:
         self, output: RequestOutput, asked: CheckedPooling
     ) -> PoolingRequestOutput[Any]:
         """A result as `encode` gives it."""
-        return self.made(PoolingRequestOutput, PoolingOutput, output, asked)
+        return self.made(PoolingRequestOutput, tensor_output, output, asked)
 
     def made(
         self,
@@ -188,6 +188,13 @@ class Pooling:
             output.finished,
             error=output.error,
         )
+
+
+def tensor_output(values: Floats) -> PoolingOutput:
+    """What `encode` gives: a tensor, which scripts stack and move."""
+    import torch
+
+    return PoolingOutput(torch.from_numpy(values))
 
 
 def make_pooling(model: LoadedModel) -> Pooling:

@@ -14,9 +14,8 @@ from quire.outputs import (
     EmbeddingRequestOutput,
     PoolingRequestOutput,
 )
-from quire.params.pooling import PoolingOutput
 from quire.session.gather import OnError, UseTqdm, gather_call, raises
-from quire.session.pooling import Params, PoolCall, task_of, text_options, truncation
+from quire.session.pooling import Params, PoolCall, task_of, tensor_output, text_options, truncation
 from quire.session.score_method import ScoreMethod
 from quire.step import Floats
 
@@ -95,11 +94,11 @@ class PoolingMethods(ScoreMethod):
         on_error: OnError = "raise",
     ) -> list[PoolingRequestOutput[Any]]:
         """What `pooling_task` asks for (embed, classify, token_embed, token_classify) of each
-        prompt, as an array: `output.outputs.data`."""
+        prompt, as a tensor: `output.outputs.data`."""
         return self._pooled(
             task_of(pooling_task, pooling_params),
             PoolingRequestOutput,
-            PoolingOutput,
+            tensor_output,
             prompts,
             pooling_params,
             use_tqdm=use_tqdm,

@@ -98,7 +98,7 @@ class ScoreMethod:
             error: QuireError | None = one.error or other.error
             score: Any = None
             if error is None:
-                score = ScoringOutput(compare(one.outputs.data, other.outputs.data))
+                score = ScoringOutput(compare(one.outputs.data.numpy(), other.outputs.data.numpy()))
             else:
                 errors[i] = error
             ids = [*one.prompt_token_ids, *other.prompt_token_ids]

@@ -88,6 +88,18 @@ class VllmConfigView:
     scheduler_config: SchedulerFacts
     parallel_config: ParallelConfigView
 
+    @classmethod
+    def of(cls, session: Session) -> VllmConfigView:
+        config, facts = session.model.config, session.model.facts
+        cache = CacheConfigView(
+            config.block_size,
+            facts.num_blocks,
+            config.enable_prefix_caching,
+            config.gpu_memory_utilization,
+        )
+        ranks = ParallelConfigView(config.tensor_parallel_size, session.num_replicas)
+        return cls(ModelConfigView(session), cache, SchedulerFacts.of(config), ranks)
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationView:
@@ -109,16 +121,7 @@ class EngineView(StepMethods, RestingView):
 
     @property
     def vllm_config(self) -> VllmConfigView:
-        config, facts = self._session.model.config, self._session.model.facts
-        cache = CacheConfigView(
-            config.block_size,
-            facts.num_blocks,
-            config.enable_prefix_caching,
-            config.gpu_memory_utilization,
-        )
-        scheduler = SchedulerFacts(config.max_num_seqs, config.max_num_batched_tokens)
-        ranks = ParallelConfigView(config.tensor_parallel_size, self._session.num_replicas)
-        return VllmConfigView(self.model_config, cache, scheduler, ranks)
+        return VllmConfigView.of(self._session)
 
     def get_vllm_config(self) -> VllmConfigView:
         return self.vllm_config

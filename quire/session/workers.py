@@ -7,7 +7,7 @@ is to exchange weights; the tensors themselves are packed and do not show.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import NotSupported
 
@@ -40,6 +40,12 @@ class ModelView:
         """Write (name, tensor) pairs, with the names of Hugging Face checkpoints, into the
         model; returns the names that were."""
         return self._session.load_weights(weights)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"the model has load_weights and no {name!r}: weights lie as kernels read them. Read "
+            "those of its files with safetensors, or keep the trainer's."
+        )
 
 
 class ModelRunnerView:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from quire import LLM, AsyncLLM, LoRARequest, PoolingParams
 from quire.errors import (
@@ -119,7 +120,7 @@ def test_encode_must_be_told_the_task(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="pooling_task"):
         llm.encode("w1")
     [output] = llm.encode("w1", PoolingParams(task="embed"), use_tqdm=False)
-    assert output.outputs.data.shape == (48,)
+    assert torch.stack([output.outputs.data]).shape == (1, 48)
     with pytest.raises(NotSupported, match="plugin"):
         llm.encode("w1", pooling_task="plugin")
 

@@ -34,9 +34,7 @@ def test_states_of_every_token_are_those_of_transformers(name: str, tmp_path: Pa
         outputs = llm.encode(texts(), plain, pooling_task="token_embed", use_tqdm=False)
     for output in outputs:
         expected = hidden_of(model, output.prompt_token_ids)
-        torch.testing.assert_close(
-            torch.from_numpy(output.outputs.data), expected, rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(output.outputs.data, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_gain_by_distance_as_in_transformers() -> None:
@@ -195,7 +193,7 @@ def test_a_config_of_nomic_in_older_words_is_the_same_model(tmp_path: Path) -> N
     with open_llm(tmp_path) as llm:
         [output] = llm.encode(texts(1), plain, pooling_task="token_embed", use_tqdm=False)
     found, expected = output.outputs.data, hidden_of(model, output.prompt_token_ids)
-    torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(UnsupportedModel, match="qkv_proj_bias must be false"):
         open_llm(tmp_path, hf_overrides={"qkv_proj_bias": True})
 

@@ -117,7 +117,7 @@ def test_states_of_every_token_are_those_of_its_layers(kind: str, tmp_path: Path
         plain = PoolingParams(use_activation=False)
         outputs = llm.encode(texts(), plain, pooling_task="token_embed", use_tqdm=False)
     for output in outputs:
-        found = torch.from_numpy(output.outputs.data)
+        found = output.outputs.data
         wanted = expected(state, list(output.prompt_token_ids))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 

@@ -123,7 +123,7 @@ def test_states_of_every_token_are_those_of_its_layers(tmp_path: Path) -> None:
         [alone] = llm.encode(texts()[3], plain, pooling_task="token_embed", use_tqdm=False)
     for output in outputs:
         wanted = expected(state, list(output.prompt_token_ids))
-        found = torch.from_numpy(output.outputs.data)
+        found = output.outputs.data
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     assert np.array_equal(alone.outputs.data, outputs[3].outputs.data)
 

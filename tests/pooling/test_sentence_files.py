@@ -102,7 +102,7 @@ def test_without_pooling_each_token_has_a_vector_and_scores_are_sums_of_the_best
     with open_llm(tmp_path) as llm:
         assert llm.supported_tasks == ("token_embed",)
         [query, document] = (
-            one.outputs.data
+            one.outputs.data.numpy()
             for one in llm.encode(["w1 w2", "w3 w4 w5"], pooling_task="token_embed", use_tqdm=False)
         )
         [score] = llm.score("w1 w2", "w3 w4 w5", use_tqdm=False)
