@@ -58,6 +58,22 @@ def test_what_older_scripts_write_out_and_what_asks_for_nothing_is_taken() -> No
             SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("keyword", "meant"),
+    [
+        ("temperature", r"sampling_params=SamplingParams\(...\)\.$"),
+        ("max_new_tokens", "SamplingParams.*It is max_tokens here"),
+        ("guided_options_request", "structured_outputs=StructuredOutputsParams"),
+        ("promts", "Did you mean 'prompts'"),
+    ],
+)
+def test_a_keyword_that_generate_does_not_take_says_where_it_goes(
+    llm: LLM, keyword: str, meant: str
+) -> None:
+    with pytest.raises(UnknownOption, match=f"LLM.generate takes no '{keyword}'.*{meant}"):
+        llm.generate("a", **{keyword: 1})
+
+
 # ------------------------------------------------------------------ what is read off the engine
 
 

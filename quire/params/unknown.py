@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from quire.errors import UnknownOption
-from quire.params.rules import show
+from quire.params.rules import PARAMS_STATUS, show
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 _STRUCTURED = "Say it as structured_outputs=StructuredOutputsParams(...)."
 _BEAMS = "Beams are searched by LLM.beam_search(prompts, BeamSearchParams(...))."
 # Words of other libraries, and of older scripts.
@@ -24,6 +27,7 @@ _INSTEAD = {
         ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         _STRUCTURED,
     ),
+    "guided_options_request": _STRUCTURED,
 }
 # Of those, what older scripts wrote out though it asks for nothing.
 _NOTHING = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
@@ -46,6 +50,19 @@ def names_unknown(made: Any) -> Any:
     return made
 
 
+def told_unknown(method: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A method that says where a keyword goes that it does not know: mostly into SamplingParams."""
+    known = frozenset(inspect.signature(method).parameters)
+
+    @functools.wraps(method)
+    def checked(*args: Given.args, **keywords: Given.kwargs) -> Made:
+        for name in keywords.keys() - known:
+            raise _unknown(method.__qualname__, name, keywords[name], known)
+        return method(*args, **keywords)
+
+    return checked
+
+
 def _asks_nothing(owner: str, name: str, value: Any) -> bool:
     if owner != "SamplingParams" or name not in _NOTHING:
         return False
@@ -53,7 +70,10 @@ def _asks_nothing(owner: str, name: str, value: Any) -> bool:
 
 
 def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> UnknownOption:
-    if (hint := _INSTEAD.get(name) if owner == "SamplingParams" else None) is None:
+    hint = _INSTEAD.get(name, "") if owner == "SamplingParams" or "." in owner else ""
+    if "." in owner and (hint or name in PARAMS_STATUS):
+        hint = f"That is said in sampling_params=SamplingParams(...). {hint}".rstrip()
+    if not hint:
         near = difflib.get_close_matches(name, sorted(known), n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."
     return UnknownOption(f"{owner} takes no {show(name)}. {hint}", parameter=name, value=value)

@@ -19,6 +19,7 @@ from quire.inputs.prompt import has_media
 from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
+from quire.params.unknown import told_unknown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import EngineThread, News, Submission
@@ -120,6 +121,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
         options = engine_args.given()
         return cls(options.pop("model"), **options)
 
+    @told_unknown
     async def generate(
         self,
         prompt: Any,
