@@ -103,6 +103,17 @@ def test_free_memory_is_what_the_system_says(
     assert system.free_memory() is None
 
 
+@pytest.mark.parametrize("said", [ProcessLookupError, PermissionError])
+def test_a_group_that_has_ended_is_ended(
+    said: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killpg(group: int, number: int) -> None:
+        raise said
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    system.kill_group(1 << 22)
+
+
 def test_windows_is_told_of_wsl_at_the_import() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import os; os.name = 'nt'; import quire"],
