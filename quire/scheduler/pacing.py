@@ -87,8 +87,8 @@ def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
     asks for besides, however full it is. A token that the grammar forces may be forbidden by
     nothing else: the host gives it to a row without drawing it."""
     guide, request = sequence.guide, sequence.request
-    is_followed = sequence.watch is not None or request.watched  # by the host, token by token
-    if guide is None or is_followed or request.params.detects_repetition:
+    is_judged = sequence.watch is not None or request.params.detects_repetition  # by its text
+    if guide is None or is_judged:
         return None
     grammar, params = guide.walkable, request.params
     too_many = len(request.eos_ids | request.stop_ids) > STOP_COLUMNS

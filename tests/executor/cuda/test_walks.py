@@ -137,6 +137,7 @@ def run(
     *,
     count: int = 21,
     most: int = 40,
+    num_watched: int = 0,
 ) -> tuple[list[Sequence], Counter[str]]:
     filler, counted = MaskFiller(1), Counted(executor)
     grammars = compiler(executor.handles.automata is not None)
@@ -154,10 +155,10 @@ def run(
         filler.fill(guides, bits)
         return Masks(rows, bits)
 
+    made = asked(kinds, count, most)
+    made = [replace(one, watched=i < num_watched) for i, one in enumerate(made)]
     try:
-        found = answers(
-            counted, config, asked(kinds, count, most), guide_for=guide_for, make_masks=make_masks
-        )
+        found = answers(counted, config, made, guide_for=guide_for, make_masks=make_masks)
     finally:
         filler.close()
     return found, counted.seen
@@ -209,6 +210,16 @@ def test_walking_rows_draw_the_tokens_of_rows_with_masks(
     assert {("stop", None), ("length", None)} <= reasons
     assert ("length", "unfinished_structured_output") in reasons
     assert any(s.num_preemptions for s in found) == (num_blocks == 60)
+
+
+@pytest.mark.parametrize(("num_watched", "num_blocks"), [(15, 256), (30, 60)])
+def test_rows_whose_every_step_is_reported_walk_too(num_watched: int, num_blocks: int) -> None:
+    """Beside others, and alone."""
+    config = small_config(depth=2, max_repeat=8, num_blocks=num_blocks)
+    executor = PlainExecutor(config, WALKED, WEIGHTS, num_states=2048)
+    found, seen = run(executor, config, KINDS, count=30, num_watched=num_watched)
+    check(found, wanted("walking", 30, 40))
+    assert seen["walks"] > 15 and not seen["masked"]
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.2, 1e9])
