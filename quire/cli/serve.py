@@ -11,6 +11,7 @@ import typer
 from quire.cli import job_options as o
 from quire.cli.terminal import say
 from quire.jobs.run_options import SAMPLING_FLAGS
+from quire.session.collector import lasts_from_now_on, rare_full_collections
 
 if TYPE_CHECKING:
     from quire.server.serve import Serving
@@ -19,8 +20,7 @@ Names = list[str] | None
 GIB = 1 << 30
 # Not QUIRE_HOME, which may be deleted at any time: people's files are kept here.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
-# How long a request may have to wait for a thread that reads or writes rows of batches, several
-# times on its way: ten times as long where nothing is said.
+# A request may wait so long for a thread with rows of batches, several times; Python's is 0.005.
 SWITCH_SECONDS = 0.0005
 
 
@@ -83,8 +83,14 @@ def serve(
     serving = Serving(settings, keys)
     stored = f"the one made first ({folder / 'keys'} has its hash; --new-key adds one)"
     key = "none is needed" if no_key else made or ("yours" if api_key else stored)
+    _run(serving, key)
+
+
+def _run(serving: Serving, key: str) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
-    serving.run(lambda: _tell(serving, key))
+    lasts_from_now_on()  # a full collection stops everyone who reads
+    with rare_full_collections():
+        serving.run(lambda: _tell(serving, key))
 
 
 def _check_packages() -> None:

@@ -176,8 +176,7 @@ class EngineThread:
 
     @property
     def _is_hurried(self) -> bool:
-        has_newcomer = self._hurried and self._inbox.is_urgent
-        return has_newcomer or self._session.engine.scheduler.lanes.is_hurried
+        return self._hurried and self._inbox.is_urgent or self._session.engine.is_hurried
 
     def give_up(self, asked: Submission) -> None:
         """Cancel it, wherever it is; its last output has finish_reason "abort"."""
@@ -246,11 +245,8 @@ class EngineThread:
         read together: that takes less of the thread than one by one."""
         for kind, some in groupby(new, key=_kind):
             alike = list(some)
-            if kind is None:
-                yield from ((asked, self._read_alone(asked)) for asked in alike)
-                continue
-            items = for_row(READING, read_asked, self._session, alike)
-            if isinstance(items, QuireError):  # one of them: find out which, the others are good
+            items = None if kind is None else for_row(READING, read_asked, self._session, alike)
+            if items is None or isinstance(items, QuireError):  # one of them; the others are good
                 yield from ((asked, self._read_alone(asked)) for asked in alike)
             else:
                 yield from zip(alike, map(_without_number, items), strict=True)

@@ -12,7 +12,12 @@ import pytest
 
 from quire import BeamSearchParams, SamplingParams
 from quire.sampling_params import StructuredOutputsParams
-from quire.session.collector import SELDOM, nothing_collected, rare_full_collections
+from quire.session.collector import (
+    SELDOM,
+    lasts_from_now_on,
+    nothing_collected,
+    rare_full_collections,
+)
 from quire.session.turns import Turns
 from tests.tiny_llm import tiny_llm
 
@@ -38,6 +43,21 @@ def test_full_collections_are_rare_during_a_turn_alone() -> None:
     with Turns().turn():
         assert gc.get_threshold() == (young, middle, SELDOM)
     assert gc.get_threshold() == (young, middle, full)
+
+
+def test_what_lasts_is_not_looked_through_again() -> None:
+    lasting = Knot()
+    before = weakref.ref(lasting)
+    lasts_from_now_on()
+    try:
+        later = weakref.ref(Knot())
+        del lasting
+        gc.collect()
+        assert later() is None and before() is not None
+    finally:
+        gc.unfreeze()
+    gc.collect()
+    assert before() is None
 
 
 def test_calls_of_several_threads_put_back_what_was_there() -> None:

@@ -19,6 +19,7 @@ from quire.replicas.streams import Inbox
 from quire.replicas.wire import Message
 from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
+from quire.session.collector import lasts_from_now_on, rare_full_collections
 from quire.session.session import Session
 
 # While rows are prepared the engine's thread may wait so long at each of its many calls into
@@ -56,11 +57,13 @@ def _serve(
     engine = ServingEngine(session, board, writer, _adapters(session, opening.get("lora", {})))
     board.move(Phase.IDLE)
     writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
-    while engine.failure is None:
-        message = inbox.get(TELL_SECONDS)
-        if message is not None:
-            engine.take(message)
-        engine.tell()
+    lasts_from_now_on()
+    with rare_full_collections():
+        while engine.failure is None:
+            message = inbox.get(TELL_SECONDS)
+            if message is not None:
+                engine.take(message)
+            engine.tell()
     failure = engine.failure
     if not isinstance(failure, QuireError):
         traceback.print_tb(failure.__traceback__)  # where alone: its words may quote a row
