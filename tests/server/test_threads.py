@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
+from quire.replicas.board import Board
 from quire.sampling_params import SamplingParams
+from quire.server.child.serving import ServingEngine
 from quire.server.child.threads import PreparingThreads, Taken
 from quire.server.child.writer import Writer
 from quire.session.engine_thread import Submission
+from tests.server.fake_session import make
 from tests.server.serving import until
 
 
@@ -75,6 +79,28 @@ def test_rows_of_a_batch_are_prepared_together_as_far_as_there_is_room() -> None
     until(lambda: len(made.by) == 23)
     assert sorted(map(len, made.groups)) == [3, 5, 5, 5, 5]
     assert all(group == sorted(group, key=names.index) for group in made.groups)
+
+
+def test_rows_that_are_given_up_before_are_not_prepared() -> None:
+    _, writing = os.pipe()
+    engine, has_room = ServingEngine(make("fake", {}), Board.create(), Writer(writing)), Event()
+    prepare, prepared = engine._preparing.prepare_each, list[int]()
+    engine._threads._wait_for_room = lambda: 64 if has_room.wait(30) else 0  # type: ignore[method-assign]
+
+    def prepare_each(rows: Sequence[dict[str, Any]]) -> Any:
+        prepared.extend(row["id"] for row in rows)
+        return prepare(rows)
+
+    engine._preparing.prepare_each = prepare_each  # type: ignore[method-assign]
+    rows = [{"id": i, "lane": "batch", "prompt": "a", "params": {}} for i in range(10)]
+    try:
+        engine.take({"kind": "ask", "rows": rows})
+        engine.take({"kind": "abort", "ids": list(range(9))})
+        has_room.set()
+        until(lambda: not engine._asked)
+        assert prepared == [9]
+    finally:
+        engine._engine.close()
 
 
 def test_a_writer_is_behind_until_its_reader_has_what_was_made() -> None:

@@ -100,8 +100,7 @@ class ServingEngine:
             self._threads.prepare(some)
         elif message["kind"] == "abort":
             for number in message["ids"]:
-                asked = self._asked.get(number)
-                if asked is not None:
+                if (asked := self._asked.pop(number, None)) is not None:
                     self._engine.give_up(asked)
         elif message["kind"] == "call":
             self._call_threads.submit(self._answer_call, message)
@@ -134,6 +133,7 @@ class ServingEngine:
 
     def _prepare(self, some: Sequence[Taken]) -> None:
         """Give the engine what these rows ask for, and refuse those that are wrong."""
+        some = [one for one in some if not one[1].given_up]
         made = _attempt(lambda: self._preparing.prepare_each([row for row, _ in some]))
         if isinstance(made, QuireError) and len(some) > 1:  # find out which: the others are good
             for one in some:
