@@ -7,6 +7,7 @@ gives logits that are no numbers, <huge> wants the memory of a thousand rows.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import time
@@ -29,8 +30,8 @@ from quire.replicas.wire import Message
 from quire.session.loaded_model import LoadedModel
 from quire.session.session import Session
 from quire.spec import ModelSpec
-from quire.step import StepPlan, StepResult
-from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, mix
+from quire.step import DrawnScores, StepPlan, Targets
+from tests.fakes import VOCAB, Done, FakeExecutor, FakeRow, mix, scores_of
 from tests.specs import small_config, small_spec
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 4096
@@ -60,6 +61,8 @@ class FaultyExecutor(FakeExecutor):
     def __init__(self, *, delay: float, hunger: int, layers: int) -> None:
         super().__init__(NUM_BLOCKS, BLOCK_SIZE)
         self._delay, self._hunger, self._layers = delay, hunger, layers
+        # Of the plan at hand, by the row: the past of each token that it drew, and the token.
+        self._drawn: dict[int, list[tuple[int, int]]] = {}
 
     def _attend(self) -> None:
         time.sleep(0.03)
@@ -74,7 +77,8 @@ class FaultyExecutor(FakeExecutor):
         return ExecutorFacts(self.num_blocks, "fake", "none")
 
     def submit(self, plan: StepPlan) -> Done:
-        done = super().submit(plan)
+        self._drawn.clear()
+        result = super().submit(plan).value
         if plan.masks is not None:
             self.handles.wait_for(plan.masks)
         time.sleep(self._delay)
@@ -92,10 +96,26 @@ class FaultyExecutor(FakeExecutor):
                 time.sleep(3600)
         rows = plan.sampled_rows().tolist()
         bad = [i for i, row in enumerate(rows) if NAN in self.rows[row].start.prompt_ids]
-        if bad:
-            result = done.value
-            return Done(StepResult(result.tokens, result.counts, failed=tuple(bad)))
-        return done
+        scores = self._scores_of_drawn(rows)
+        return Done(dataclasses.replace(result, failed=tuple(bad), logprobs=scores))
+
+    def _scores_of_drawn(self, rows: list[int]) -> tuple[DrawnScores, ...]:
+        """For the rows that want them, a block each."""
+        blocks = []
+        for line, row in enumerate(rows):
+            drawn, asked = self._drawn.get(id(self.rows[row])), self.rows[row].start.sampling
+            if drawn and asked.num_logprobs is not None:
+                chains, tokens = zip(*drawn, strict=True)
+                ids = asked.logprob_ids
+                targets = Targets(
+                    np.arange(len(tokens), dtype=np.int32),
+                    np.array(tokens, np.int32),
+                    VOCAB if asked.num_logprobs < 0 else asked.num_logprobs,
+                    named=None if ids is None else np.tile(ids, (len(tokens), 1)),
+                )
+                lines = np.full(len(tokens), line, np.int32)
+                blocks.append(DrawnScores(lines, scores_of([*chains], targets)))
+        return tuple(blocks)
 
     def _draw(self, row: FakeRow, chain: int) -> int:
         start = row.start
@@ -105,6 +125,7 @@ class FaultyExecutor(FakeExecutor):
         written = row.length - len(start.prompt_ids)
         stopped = token in start.stop_ids and written >= start.sampling.min_tokens
         row.frozen = stopped or written >= start.max_tokens
+        self._drawn.setdefault(id(row), []).append((chain, token))
         return token
 
 

@@ -66,6 +66,20 @@ def test_a_stream_has_the_text_of_the_whole(http: httpx.Client) -> None:
     assert all(c["usage"] is None for c in chunks[:-1])
 
 
+@pytest.mark.parametrize("num_top", [0, 3])
+def test_scores_come_with_every_token(num_top: int, http: httpx.Client) -> None:
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 9, "logprobs": num_top, "seed": 4}
+    [choice] = http.post(TEXT, json=asked).json()["choices"]
+    scores = choice["logprobs"]
+    assert len(scores["tokens"]) == len(scores["token_logprobs"]) == 9
+    assert all(-32 < logprob <= 0 for logprob in scores["token_logprobs"])
+    chunks = events(http, TEXT, {**asked, "stream": True})
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
+    assert [one for part in parts if part for one in part["token_logprobs"]] == [
+        *scores["token_logprobs"]
+    ]
+
+
 def test_all_choices_of_a_stream_are_opened_first_and_in_order(http: httpx.Client) -> None:
     chunks = events(http, CHAT, chat(n=3, max_tokens=4, stream=True, seed=1))
     assert [c["choices"][0]["index"] for c in chunks[:3]] == [0, 1, 2]
