@@ -49,8 +49,8 @@ class Turns:
         if not self._overlap or not len(ready) or not rows.guided[ready[0]]:
             return ready
         decoding = rows.running[rows.drawn[rows.running]]
-        # Beams of a group go together; rows without masks leave the device no rest.
-        if not (rows.guided[decoding] & (rows.num_candidates[decoding] == 0)).all():
+        # Rows without masks leave the device no rest. Beams may be parted: all wait for the last.
+        if not rows.guided[decoding].all():
             return ready
         if len(decoding) < LEAST_ROWS:
             return ready

@@ -13,9 +13,12 @@ import pytest
 from quire.engine import Engine
 from quire.executor.executor import PendingStep
 from quire.scheduler import turns
+from quire.scheduler.beam_rule import SearchRules
+from quire.scheduler.beams import BeamGroup
 from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan, StepResult
-from tests.fakes import FakeExecutor, FakeGuide
+from tests.fakes import Done, FakeExecutor, FakeGuide
+from tests.scheduler.beam_runs import check_group, lead_of
 from tests.scheduler.runs import Setting, check_run, drain, make_request, random_requests
 from tests.scheduler.runs import random_setting as any_setting
 
@@ -124,6 +127,41 @@ def test_a_few_rows_are_not_halved() -> None:
     assert isinstance(engine.executor, Device)
     assert not engine.scheduler.turns.by_turns
     assert engine.executor.sizes.count(turns.LEAST_ROWS - 1) > 250
+
+
+class Parting(FakeExecutor):
+    """Counts how often a plan decodes some beams of a search, but not all."""
+
+    num_parted = 0
+    searches: list[BeamGroup]
+
+    def submit(self, plan: StepPlan) -> Done:
+        decoded = {*plan.decode.rows.tolist()}
+        for group in self.searches:
+            self.num_parted += 0 < len(decoded.intersection(group.places)) < len(group.places)
+        return super().submit(plan)
+
+
+def test_searches_find_the_same_when_their_beams_are_parted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fifteen rows of five searches, of which half are planned at once."""
+    monkeypatch.setattr(turns, "LEAST_ROWS", 2)
+    device = Parting(200, 4)
+    setting = Setting(200, 4, 15, 64, max_repeat=1, depth=2, caching=True)
+    engine = setting.engine(device=device)
+    engine.scheduler.turns.by_turns = True
+    engine.scheduler.turns._turn = lambda: None  # type: ignore[method-assign]
+    rules = SearchRules(width=3, max_tokens=12)
+    requests = [make_request(i, [5, 6, i], 12, guided=True) for i in range(8)]
+    leads = [lead_of(request, rules, order=i) for i, request in enumerate(requests)]
+    device.searches = [lead.group for lead in leads if isinstance(lead.group, BeamGroup)]
+    for lead in leads:
+        engine.add([lead])
+    done = drain(engine)
+    for request in requests:
+        check_group(done[request.number, 0], request, rules)
+    assert device.num_parted > 10
 
 
 @pytest.fixture
