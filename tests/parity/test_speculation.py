@@ -20,6 +20,7 @@ ARITHMETIC: dict[str, dict[str, Any]] = {
     "8 bits": {"quantization": "int8"},
     "float32": {"quantization": "none", "dtype": "float32", "batch_invariant": True},
 }
+NUM_LAYERS = 5  # of 30 in the gate: what is guessed and taken back is so in every layer
 NEVER = {"num_speculative_tokens": 0}
 # Every way to draw and to stop, on texts that repeat themselves and on one that does not.
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -55,12 +56,18 @@ def answers(llm: LLM, name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def plain(default_model: Path) -> Callable[[str], list[Any]]:
+def model(default_model: Path, long_mode: bool) -> Callable[..., LLM]:
+    layers = {} if long_mode else {"hf_overrides": {"num_hidden_layers": NUM_LAYERS}}
+    return functools.partial(LLM, str(default_model), **layers)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Callable[..., LLM]) -> Callable[[str], list[Any]]:
     """The answers in an arithmetic, without guesses."""
 
     @functools.cache
     def made(name: str) -> list[Any]:
-        with LLM(str(default_model), speculative_config=NEVER, **ARITHMETIC[name]) as llm:
+        with model(speculative_config=NEVER, **ARITHMETIC[name]) as llm:
             found = answers(llm, name)
             assert llm.llm_engine.speculation.num_guessed == 0
         return found
@@ -86,9 +93,12 @@ def free_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("free_positions")
 def test_tokens_and_logprobs_are_bitwise_those_without_guesses(
-    name: str, changes: dict[str, Any], plain: Callable[[str], list[Any]], default_model: Path
+    name: str,
+    changes: dict[str, Any],
+    plain: Callable[[str], list[Any]],
+    model: Callable[..., LLM],
 ) -> None:
-    with LLM(str(default_model), **ARITHMETIC[name], **changes) as llm:
+    with model(**ARITHMETIC[name], **changes) as llm:
         if "num_gpu_blocks_override" in changes:
             preempt_every_second_step(llm._session.engine.scheduler)
         assert answers(llm, name) == plain(name)
