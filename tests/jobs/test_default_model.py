@@ -49,7 +49,9 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(
 ) -> None:
     source = questions(tmp_path / "in.jsonl", 400 if long_mode else 24)
     rng, wanted = random.Random(1), 20 if long_mode else 1
-    fixed = ("-m", default_model, "-p", "A line about {{ text }}", "--max-tokens", 6, "--quiet")
+    layers = () if long_mode else ("--option", 'hf_overrides={"num_hidden_layers": 5}')
+    line = ("-p", "A line about {{ text }}", "--max-tokens", 6, "--quiet")
+    fixed = ("-m", default_model, *layers, *line)
     drawn = ("--temperature", 1, "--seed", 3, *EXACT, "dtype=float32", "--option", "max_num_seqs=8")
     calm, stormy = tmp_path / "calm.jsonl", tmp_path / "stormy.jsonl"
     assert run(quire("run", source, "-o", calm, *fixed, *drawn)).returncode == 0

@@ -63,7 +63,11 @@ def generated(llm: LLM, prompts: list[str], **params: Any) -> list[Any]:
 
 def by_chance(llm: LLM) -> list[Any]:
     """Every feature of sampling, mixed."""
-    return facts_of(llm.generate(*requests(3, 16), use_tqdm=False))
+    prompts, asked = requests(3, 16)
+    for params in asked:
+        params.max_tokens = min(params.max_tokens or 12, 12)
+        params.min_tokens = min(params.min_tokens, 12)
+    return facts_of(llm.generate(prompts, asked, use_tqdm=False))
 
 
 def beams(llm: LLM) -> list[Any]:
