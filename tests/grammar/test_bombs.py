@@ -41,7 +41,7 @@ def test_there_are_enough_bombs() -> None:
 @pytest.fixture
 def hasty(byte_bpe: Tokenizer, vocab_size: int, long_mode: bool) -> Iterator[GrammarCompiler]:
     """One that gives up sooner, for bombs that only time stops; not so with --long."""
-    limits = GrammarLimits() if long_mode else GrammarLimits(compile_seconds=0.6)
+    limits = GrammarLimits() if long_mode else GrammarLimits(compile_seconds=0.3)
     made = GrammarCompiler(
         byte_bpe, vocab_size=vocab_size, eos_ids=byte_bpe.eos_ids, num_lexers=2, limits=limits
     )
