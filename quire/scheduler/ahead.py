@@ -26,8 +26,9 @@ from quire.request import Ints
 # With each plan what earlier ones told fades to so much, and slower where it is of few rows: about
 # so many are remembered.
 FADING, REMEMBERED = 0.7, 20
-# Plans for which nothing is tried when that did not pay, at first and at most.
-LEAST_PAUSE, MOST_PAUSE = 16, 256
+# Plans for which nothing is tried when that did not pay, at first and at most: rows that began
+# together are at the same place of their grammars, and that one may be odd.
+LEAST_PAUSE, MOST_PAUSE = 2, 256
 TIMED, ALONE = 16, 4  # plans: the last ones, and the first ones, before anything is tried
 # Rows come differently far, and a batch takes as long as its last row: one of some hundreds, with
 # 128 tokens, is about three deviations behind, of what so many plans bring.
