@@ -64,6 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--hypothesis-profile", default=None) is None:
         settings.load_profile("explore" if config.getoption("--long") else "ci")
+    # Where all tests are to be collected; a few may need none of what this imports.
+    if "PYTEST_XDIST_WORKER" in os.environ and config.args == config.getini("testpaths"):
+        from tests.warm import fork_ahead
+
+        fork_ahead()
 
 
 @pytest.hookimpl(wrapper=True)

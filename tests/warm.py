@@ -2,9 +2,13 @@
 took most of what each of them costs.
 
 `WarmPopen` is subprocess.Popen, but for `python -m MODULE` with one of the modules below: a process
-that has imported all of it (`python -m tests.warm`) forks, and what it forks becomes a child of
-ours, with its pipes, its group and a number to kill. A command has such a process of its own, for
-its engines. The first Python of each kind is started as ever, and so is one on a terminal.
+that has imported all of it forks, and what it forks becomes a child of ours, with its pipes, its
+group and a number to kill. A command has such a process of its own, for its engines.
+
+A process of pytest-xdist forks them off itself, before it has collected anything: what they import
+it would import anyway. Where it has none that begins with the same environment, one is started
+(`python -m tests.warm`); the first Python of such a kind is started as ever, and so is one on a
+terminal.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from tests.forked_off import Forked, Process, leave_behind
 
 _ENGINES = (
     *("tests.server.fake_session", "quire.server.child.serving", "quire.server.child.writer"),
@@ -39,6 +45,11 @@ _MODELS = (
     *("quire.session.layerwise", "quire.session.workers", "quire.models.registry"),
     *("quire.jobs.child.embed", "quire.jobs.child.files", "quire.backends.cpu.native.library"),
 )
+# Where it costs nothing, what some models and most media are computed with.
+_TRANSFORMERS = (
+    *("quire.models.fallback.classes", "quire.models.fallback.weights"),
+    *("quire.models.towers.build", "quire.models.towers.foreign", "transformers.modeling_utils"),
+)
 # By the module, the word with which it takes an engine without a model.
 _ENGINE_OF = {"quire.jobs.child": "--engine", "quire.server.child": "--session"}
 _COMMANDS = {
@@ -50,6 +61,7 @@ _WITH_A_MODEL = ("quire.session.rank", "quire.replicas.child")
 # Python, or a library while it is imported, reads these once.
 _READ_ONCE = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "TRITON_", "CUDA_", "HF_", "LC_", "LANG")
 _ROOT = Path(__file__).resolve().parents[1]
+_COLD_FIRST = os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 _NAME = "warm python"  # in /proc/PID/comm
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
 _ORDER = [*inspect.signature(subprocess.Popen._execute_child).parameters][1:]  # type: ignore[attr-defined]
@@ -114,23 +126,25 @@ class _WarmParent:
     """The process that forks, seen from here: one for each way in which a Python may begin."""
 
     _of: dict[_Way, _WarmParent | None] = {}
+    _ahead: dict[_Way, _WarmParent] = {}  # those that were forked off this process
     _may_begin = True
     # Made beforehand: tests look for files that are opened and stay open.
     _pairs: list[tuple[socket.socket, socket.socket]] = []
     _one_at_a_time = threading.RLock()
 
-    def __init__(self, channel: socket.socket, process: subprocess.Popen[Any] | None) -> None:
+    def __init__(self, channel: socket.socket, process: Process | None) -> None:
         self._channel, self._process = channel, process
 
     @classmethod
     def of(cls, imports: _Imports, environment: Mapping[str, str]) -> _WarmParent | None:
-        """None for the first of its kind: a process for one is no gain, and one is to be cold."""
+        """None for the first of its kind: a process for one is no gain, and one is to be cold; in
+        one of the processes of a run, where there is one already."""
         way = _way(imports, environment)
         with cls._one_at_a_time:
             if way not in cls._of:
-                cls._of[way] = None
+                cls._of[way] = None if _COLD_FIRST else cls._ahead.get(way)
             elif cls._of[way] is None and cls._may_begin:
-                cls._of[way] = cls._begin(imports, environment)
+                cls._of[way] = cls._ahead.get(way) or cls._begin(imports, environment)
             return cls._of[way]
 
     @classmethod
@@ -147,9 +161,20 @@ class _WarmParent:
         return cls(ours, process)
 
     @classmethod
+    def fork_off(cls, imports: _Imports) -> None:
+        """One from this process, as it is now."""
+        ours, theirs = _pair()
+        pid = os.fork()
+        if pid == 0:
+            leave_behind(theirs.fileno())
+            fork_for_others(imports, theirs)
+        theirs.close()
+        cls._ahead[_way(imports, os.environ)] = cls(ours, Forked(pid))
+
+    @classmethod
     def take(cls, imports: _Imports, channel: socket.socket) -> None:
         """For engines of this process, the one at the other end and no other."""
-        cls._may_begin = False
+        cls._may_begin, cls._ahead = False, {}
         cls._of = {_way(imports, os.environ): cls(channel, None)}
 
     @classmethod
@@ -160,12 +185,13 @@ class _WarmParent:
     def end_all(cls) -> None:
         for end in (end for pair in cls._pairs for end in pair):
             end.close()
-        for parent in filter(None, cls._of.values()):
+        for parent in {*filter(None, cls._of.values()), *cls._ahead.values()}:
             parent._channel.close()
             if parent._process is not None:
                 parent._process.kill()
                 parent._process.wait()
         cls._of.clear()
+        cls._ahead.clear()
 
     def fork(self, asked: dict[str, Any]) -> int:
         about = {
@@ -292,33 +318,56 @@ def _with_a_warm_parent(imports: _Imports) -> socket.socket | None:
     return theirs
 
 
-def main() -> None:
-    imports = tuple(sys.argv[2:])
-    for module in imports:
-        import_module(module)
+def fork_for_others(imports: _Imports, channel: socket.socket) -> NoReturn:
+    """Until nobody asks any more; what is forked runs what it was asked for, and ends here."""
     gc.freeze()  # what looks for garbage would copy every page of it
-    channel: socket.socket | None = socket.socket(fileno=int(sys.argv[1]))
-    while channel is not None:
-        module, *words = _become(*_wait_for_work(channel))
-        channel = _with_a_warm_parent(imports) if module in _COMMANDS else None
+    asked: socket.socket | None = channel
+    while asked is not None:
+        module, *words = _become(*_wait_for_work(asked))
+        asked = _with_a_warm_parent(imports) if module in _COMMANDS else None
     sys.argv = [module, *words]
     code: object = None
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as ending:
         code = ending.code
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
+        code = 1
     if not isinstance(code, int | None):
-        sys.exit(str(code))
+        print(code, file=sys.stderr)
+        code = 1
     _leave(code or 0)
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     """As Python ends, but for taking all apart that was imported: half a second, with torch."""
     threading._shutdown()  # pools of threads are told to end, and waited for
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _import(modules: _Imports) -> None:
+    for module in modules:
+        import_module(module)
+
+
+def fork_ahead() -> None:
+    """For whatever begins with this environment, without a model and with one."""
+    for imports, more in ((_ENGINES, ()), (_MODELS, _TRANSFORMERS)):
+        _import((*imports, *more))
+        _WarmParent.fork_off(imports)
+
+
+def main() -> NoReturn:
+    imports = tuple(sys.argv[2:])
+    _import(imports)
+    fork_for_others(imports, socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":
