@@ -101,9 +101,8 @@ class Timings:
 class Sequence:
     """One sample of one request, from waiting to finished.
 
-    Where a request has continuations, sample i is path i of their `tree`: it begins with the
-    path's tokens as output, and ends when `scores` has a line for each of its targets. See
-    scheduler/scoring.py.
+    Where a request has continuations, sample i is path i of their `tree` (scoring.py): it begins
+    with the path's tokens as output, and ends when `scores` has a line for each of its targets.
     """
 
     request: Request

@@ -244,7 +244,7 @@ def test_rows_go_ahead_of_their_masks_and_draw_the_same(
     given: dict[str, Any] = {"guide": Wide, "most": 60, "stopping": not others}
     expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, **given)
     assert others or {s.finish_reason for s in expected} >= {"stop", "length"}
-    for depth, max_repeat, num_blocks in ROOMS[1:]:
+    for depth, max_repeat, num_blocks in ROOMS[2:]:
         config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
         executor = Ahead(config, SPEC, WEIGHTS)
         found, _ = run(executor, config, kinds, pacing=apart, **given)
