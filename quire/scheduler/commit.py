@@ -75,9 +75,8 @@ class Committer:
         self._clock, self._accept_all = clock, accept_all
         self._jumps = Jumps(placements)
 
-    def commit(self, sent: SentPlan, result: StepResult) -> int:
-        """Give each row what it drew; a row that ends there is free after this. How many tokens
-        rows kept."""
+    def commit(self, sent: SentPlan, result: StepResult) -> None:
+        """Give each row what it drew; a row that ends there is free after this."""
         rows, now = self._rows, self._clock()
         self._keep_scores(sent, result, now)
         self._keep_hidden(sent, result, now)
@@ -102,7 +101,6 @@ class Committer:
         self._finish(at[drawn.ended].tolist(), now)
         self._fail(sent, result, failed)
         self._held.add(result.held, sent.rows, sent.placements)
-        return int(drawn.kept.sum())
 
     def _keep_scores(self, sent: SentPlan, result: StepResult, now: float) -> None:
         """Give each slice's row its scores, in order: a later one may rely on an earlier one's."""

@@ -327,11 +327,11 @@ class Scheduler:
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
-        kept = self._committer.commit(sent, result)
-        self._time(sent.plan, kept)
+        self._committer.commit(sent, result)
+        self._time(sent.plan)
         return self._reports.take()
 
-    def _time(self, plan: StepPlan, kept: int) -> None:
+    def _time(self, plan: StepPlan) -> None:
         """A plan was digested: how long after the one before, if there was no rest between."""
         now, before = self._clock(), self._committed
         self._committed = now if self.num_running else None
@@ -341,7 +341,7 @@ class Scheduler:
         if is_alike and not (self.turns.by_turns or plan.prefill):
             self.trials.ahead.took(plan.repeat, now - before, len(plan.decode))
         if plan.repeat == 1:  # rows that go ahead of their masks go all together
-            self.turns.observe(plan, kept, now - before)
+            self.turns.observe(plan, now - before)
 
     def take_report(self) -> StepReport:
         """What happened since the last result, or since this was last asked for."""

@@ -18,11 +18,10 @@ from quire.scheduler.rows import Rows
 from quire.step import StepPlan
 
 LEAST_ROWS = 16  # with fewer there is nothing to win
-# In tokens of each row: how long one way is kept, at first and at most, before the other is tried.
-# A short batch ends before that: steps of half the rows may have to be captured first.
-KEPT, KEPT_AT_MOST = 48, 4096
-# In plans of all rows: how many are timed, at least and at most, and how many pass before.
-TIMED_AT_LEAST, TIMED, PASSED = 3, 8, 2
+# In tokens of all rows: how long one way is kept, at first and at most, before the other is tried;
+# how many are timed, at least and at most, and how many pass before. A short batch ends before
+# anything is tried: steps of half the rows may have to be captured first.
+KEPT, KEPT_AT_MOST, TIMED_AT_LEAST, TIMED, PASSED = 48, 4096, 3, 8, 2
 KEPT_LONGER = 4  # times as long, when the other way was not faster
 GAIN = 0.03  # by which the other way must be faster
 LOSS = 0.1  # by which it is slower when that is seen at once
@@ -36,10 +35,10 @@ class Turns:
         """`overlap`: a plan may be made while another one is on its way."""
         self.by_turns = False
         self._rows, self._overlap = rows, overlap
-        # Of the last plans: seconds, and tokens that rows kept.
+        # Of the last plans: seconds, and their rows.
         self._times = deque[tuple[float, int]](maxlen=2 * (PASSED + TIMED))
         self._num_rows = 0
-        self._kept, self._left = KEPT, float(KEPT)
+        self._kept, self._left = KEPT, KEPT
         self._usual: float | None = None  # what a token takes the usual way, while the other runs
 
     def among(self, ready: Ints, *, awaited: bool) -> Ints | None:
@@ -59,14 +58,12 @@ class Turns:
             return ready[: -(-len(decoding) // 2)]
         return None if awaited else ready
 
-    def observe(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
-        """A plan's result was digested so long after the one before, and rows kept so many of its
-        tokens."""
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """The result of a plan of one step was digested, so long after the one before."""
         if not self._num_rows or plan.masks is None or not len(plan.decode):
             return
-        self._times.append((seconds, max(num_tokens, 1)))
-        is_tried = self._usual is not None
-        self._left -= 1 if is_tried else num_tokens / self._num_rows
+        self._times.append((seconds, len(plan.decode)))
+        self._left -= 1
         if self._left <= 0 or self._is_slower():
             self._turn()
 
@@ -74,7 +71,7 @@ class Turns:
         """What held for many more rows, or many fewer, need not hold for these."""
         if not self._num_rows / 2 <= num_rows <= self._num_rows * 2:
             self._num_rows, self._kept = num_rows, KEPT
-            self._left = min(self._left, KEPT)
+            self._left = min(self._left, self._plans(KEPT))
 
     def _turn(self) -> None:
         """Try the other way, or choose between them."""
@@ -88,7 +85,7 @@ class Turns:
         if stays:
             self.by_turns = not self.by_turns
         self._kept = min(KEPT_LONGER * self._kept, KEPT_AT_MOST) if stays else KEPT
-        self._usual, self._left = None, self._kept
+        self._usual, self._left = None, self._plans(self._kept)
 
     def _is_slower(self) -> bool:
         """Whether the other way needs no more trying."""
@@ -96,12 +93,12 @@ class Turns:
             return False
         return self._seconds_each(TIMED_AT_LEAST) > (1 + LOSS) * self._usual
 
-    def _plans(self, count: int) -> int:
-        """How many plans are as many of all rows."""
-        return 2 * count if self.by_turns else count
+    def _plans(self, tokens: int) -> int:
+        """How many plans bring so many tokens of each row."""
+        return 2 * tokens if self.by_turns else tokens
 
-    def _seconds_each(self, plans: int) -> float:
-        """What a token of one row took, by the last so many plans of all rows."""
-        times = list(self._times)[-self._plans(plans) :]
+    def _seconds_each(self, tokens: int) -> float:
+        """What a token of one row took, by the last so many of all rows."""
+        times = list(self._times)[-self._plans(tokens) :]
         most = DISTURBED * statistics.median(seconds for seconds, _ in times)
         return sum(min(seconds, most) for seconds, _ in times) / sum(count for _, count in times)

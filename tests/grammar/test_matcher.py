@@ -146,6 +146,7 @@ def test_padded_ids_are_never_allowed(
         ids = allowed_ids(matcher, vocab_size)
         assert len(ids) > 500
         assert ids.max() < byte_bpe.vocab_size
+        assert not any(matcher.try_accept(i) for i in range(byte_bpe.vocab_size, vocab_size))
 
 
 def test_forks_are_independent(compiler: GrammarCompiler, walker: Walker, vocab_size: int) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 from quire.engine import Engine
 from quire.executor.executor import PendingStep
+from quire.request import Ints
 from quire.scheduler import turns
 from quire.scheduler.beam_rule import SearchRules
 from quire.scheduler.beams import BeamGroup
+from quire.scheduler.pacing import Pacing
 from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan, StepResult
 from tests.fakes import Done, FakeExecutor, FakeGuide
@@ -31,28 +33,41 @@ class Computed:
     """A result that comes when the device is done."""
 
     device: Device
-    num_rows: int
+    counts: Ints  # tokens of each row
     at: float
 
     def result(self) -> StepResult:
         self.device.now = max(self.device.now, self.at)
-        return StepResult(np.ones((self.num_rows, 1), np.int32), np.ones(self.num_rows, np.int32))
+        shape = len(self.counts), int(self.counts.max(initial=1))
+        return StepResult(np.ones(shape, np.int32), self.counts)
 
 
 class Device(FakeExecutor):
     """Takes its time for one plan after the other; `now` is the host's clock."""
 
     cost, now, free = EASY, 0.0, 0.0
+    launching = 0.0  # milliseconds of the host for a plan
 
     def submit(self, plan: StepPlan) -> PendingStep:  # type: ignore[override]
         fixed, each = self.cost
         self.sizes.append(len(plan.decode))
-        self.free = max(self.now, self.free) + (fixed + each * len(plan.decode)) / 1e3
-        return Computed(self, len(plan.sampled_rows()), self.free)
+        self.repeats.append(plan.repeat)
+        self.now += self.launching / 1e3
+        took = plan.repeat * (fixed + each * len(plan.decode)) / 1e3
+        self.free = max(self.now, self.free) + took
+        rows, tried = plan.sampled_rows().tolist(), plan.tried.tolist()
+        drawn = dict(zip(tried, plan.num_tried.tolist(), strict=True))
+        counts = np.array([drawn.get(row, 1) for row in rows], np.int32)
+        return Computed(self, counts, self.free)
 
     @cached_property
     def sizes(self) -> list[int]:
         """Of the plans so far."""
+        return []
+
+    @cached_property
+    def repeats(self) -> list[int]:
+        """Their steps."""
         return []
 
 
@@ -69,20 +84,37 @@ class Following(FakeGuide):
         self.device.now += self.seconds
         return True
 
+    def try_accept(self, token_id: int) -> bool:
+        return self.accept(token_id)
 
-def engine_of(rows: int, cost: tuple[float, float]) -> tuple[Engine, Device]:
-    device = Device(40 * rows, 16)
+    def forced(self) -> list[int]:
+        return []
+
+
+def engine_of(
+    rows: int, cost: tuple[float, float], *, ahead: bool = False
+) -> tuple[Engine, Device]:
+    """`ahead`: rows may go on without their masks, all of which stands."""
+    device, most = Device(40 * rows, 16), 8 if ahead else 1
     device.cost = cost
-    setting = Setting(40 * rows, 16, rows, 8 * rows, max_repeat=1, depth=2, caching=False)
-    return setting.engine(device=device, clock=lambda: device.now), device
+    setting = Setting(40 * rows, 16, rows, 8 * rows, max_repeat=most, depth=2, caching=False)
+    pacing = Pacing(apart=ahead)
+    return setting.engine(pacing, device=device, clock=lambda: device.now), device
 
 
 def run(
-    rows: int, cost: tuple[float, float], each: float, *, always: bool | None = None
+    rows: int,
+    cost: tuple[float, float],
+    each: float,
+    *,
+    always: bool | None = None,
+    ahead: bool = False,
+    launching: float = 0.0,
 ) -> tuple[float, Engine]:
     """Seconds for twice as many answers as there are rows, of two lengths; `always`: the way they
     go is not chosen, but this one."""
-    engine, device = engine_of(rows, cost)
+    engine, device = engine_of(rows, cost, ahead=ahead)
+    device.launching = launching
     if always is not None:
         engine.scheduler.turns.by_turns = always
         engine.scheduler.turns._turn = lambda: None  # type: ignore[method-assign]
@@ -120,6 +152,19 @@ def test_rows_that_begin_apart_are_brought_together() -> None:
     drain(engine)
     assert len({size for size in device.sizes if size}) > 2, "they do not begin apart"
     assert device.sizes.count(64) > 30
+
+
+def test_rows_ahead_of_their_masks_go_all_together() -> None:
+    took, engine = run(20, EASY, each=0.02, ahead=True, launching=6.0)
+    alone, _ = run(20, EASY, each=0.02, launching=6.0)
+    assert isinstance(engine.executor, Device)
+    assert not engine.scheduler.turns.by_turns and took < 0.6 * alone
+    assert sum(repeat > 1 for repeat in engine.executor.repeats) > turns.KEPT
+
+
+def test_a_half_goes_step_by_step() -> None:
+    _, engine = run(20, EASY, each=0.02, always=True, ahead=True, launching=6.0)
+    assert isinstance(engine.executor, Device) and set(engine.executor.repeats) == {1}
 
 
 def test_a_few_rows_are_not_halved() -> None:

@@ -20,10 +20,11 @@ from quire.request import Ints, Request
 from quire.scheduler import ahead, repeats
 from quire.scheduler.pacing import Pacing
 from quire.scheduler.sequence import Guide, Sequence
-from quire.step import Masks, StepPlan
+from quire.step import Masks, StepPlan, StepResult
 from quire.steps.handles import Handles
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched
+from tests.executor.cuda.test_processors import Noted
 from tests.executor.cuda.test_runner import PLAIN, ROOMS, SPEC, WEIGHTS, requests
 from tests.executor.harness import told
 from tests.specs import small_config
@@ -98,13 +99,17 @@ class Wide(Walk):
         return self.count >= 50
 
     def allowed(self) -> list[int]:
-        if must := self.owed or self.forced():
-            return must[:1]
+        return (self.owed or self.forced())[:1] or self._free()
+
+    def try_accept(self, token_id: int) -> bool:
+        return token_id in self._free() and self.accept(token_id)
+
+    def _free(self) -> list[int]:
         following = [t for t in range(6, VOCAB) if (t + self.last) % 9]
         return following + [5] * self.is_complete
 
     def forced(self) -> list[int]:
-        return [41, 42] if self.last % 40 == 0 else []
+        return [41, 42] if self.last % 15 == 0 else []
 
 
 class Filling:
@@ -230,7 +235,13 @@ class Ahead(Watched):
         if plan.masks is not None:
             self.steps[int(plan.num_tried.max(initial=0))] += 1
         self.num_back += len(plan.chosen.rows)
-        return super().submit(plan)
+        step, rows = super().submit(plan), plan.sampled_rows()
+        return Noted(lambda: self._within(plan, rows, step.result()))
+
+    def _within(self, plan: StepPlan, rows: Ints, result: StepResult) -> StepResult:
+        for row, most in zip(plan.tried.tolist(), plan.num_tried.tolist(), strict=True):
+            assert result.counts[rows == row][0] <= most, "it has no blocks for more"
+        return result
 
 
 @pytest.mark.parametrize("others", [0, 3], ids=["alone", "beside plain rows"])
@@ -250,3 +261,28 @@ def test_rows_go_ahead_of_their_masks_and_draw_the_same(
         found, _ = run(executor, config, kinds, pacing=apart, **given)
         check(found, expected)
         assert max(executor.steps) > 1 and executor.num_back > 1, config
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"top_k": 9},
+        {"top_p": 0.6},
+        {"min_p": 0.1},
+        {"frequency_penalty": 0.9},
+        {"bad_words": ["several tokens"]},
+    ],
+    ids=str,
+)
+def test_where_a_mask_changes_more_than_it_forbids_rows_stay_with_it(
+    more: dict[str, object],
+) -> None:
+    kinds: list[dict[str, object]] = [{"temperature": 1.0, "logprobs": 1, **more, **GRAMMAR}]
+    given: dict[str, Any] = {"guide": Wide, "count": 6}
+    plain = small_config(num_blocks=256)
+    expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, **given)
+    config = small_config(depth=2, max_repeat=8, num_blocks=128)
+    executor = Ahead(config, SPEC, WEIGHTS)
+    found, _ = run(executor, config, kinds, pacing=Pacing(apart=True), **given)
+    check(found, expected)
+    assert set(executor.steps) == {0}
