@@ -4,50 +4,38 @@ with times."""
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidOption, NotSupported
+from quire.inputs.transcript_params import TASKS
 
 if TYPE_CHECKING:
     from quire.inputs.tokenizer import Tokenizer
 
-TASKS = ("transcribe", "translate")
 SECONDS_A_STEP = 0.02  # of times: 30 s are 1,500 steps
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
+_WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A text, and from when to when it was said, in seconds."""
+    """A text, and from when to when it was said, in seconds. What is told of the answer that it is
+    part of is the same for all texts of that one."""
 
     start: float
     end: float
     text: str
+    token_ids: tuple[int, ...] = ()
+    temperature: float = 0.0
+    logprob: float = 0.0  # the mean over the answer's tokens, its end among them
+    compression_ratio: float = 1.0
+    no_speech: float = 0.0  # how likely nobody speaks
 
     def later(self, seconds: float) -> Segment:
-        return Segment(round(self.start + seconds, 2), round(self.end + seconds, 2), self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class Doubts:
-    """When an answer is not believed, as Whisper's own program has it: it repeats itself, which
-    compresses well, or its tokens are unlikely. Unlikely ones where nobody seems to speak are
-    noise."""
-
-    compression_ratio_threshold: float = 2.4
-    logprob_threshold: float = -1.0  # the mean over an answer's tokens, its end among them
-    no_speech_threshold: float = 0.6
-
-    def is_silence(self, logprob: float, no_speech: float) -> bool:
-        return no_speech > self.no_speech_threshold and logprob < self.logprob_threshold
-
-    def hold(self, text: str, logprob: float) -> bool:
-        data = text.encode("utf-8", "replace")
-        ratio = len(data) / len(zlib.compress(data))
-        return ratio > self.compression_ratio_threshold or logprob < self.logprob_threshold
+        start, end = round(self.start + seconds, 2), round(self.end + seconds, 2)
+        return replace(self, start=start, end=end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +147,9 @@ class TranscriptTokens:
                 continue
             is_time = token >= self.first_time
             at = min(self.second_of(token), seconds) if is_time else seconds
-            said = decode(text).strip()
-            if said:
-                found.append(Segment(round(begun, 2), round(max(at, begun), 2), said))
+            if words := decode(text).strip():
+                end = round(max(at, begun), 2)
+                found.append(Segment(round(begun, 2), end, words, tuple(text)))
             begun, text = at, []
         return found
 
@@ -169,3 +157,44 @@ class TranscriptTokens:
 def _added(tokenizer: Tokenizer) -> list[tuple[int, str]]:
     added = tokenizer.backend.get_added_tokens_decoder()
     return [(number, token.content) for number, token in added.items()]
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What was said in a whole sound."""
+
+    seconds: float = 0.0
+    language: str | None = None
+    segments: list[Segment] = field(default_factory=list)
+
+    def add_piece(
+        self, start: float, end: float, language: str | None, segments: Iterable[Segment]
+    ) -> None:
+        """The next piece, whose times begin with it."""
+        self.seconds = max(self.seconds, end)
+        self.language = self.language or language
+        self.segments += [one.later(start) for one in segments]
+
+    @property
+    def text(self) -> str:
+        between = "" if self.language in _WITHOUT_SPACES else " "
+        return between.join(one.text for one in self.segments)
+
+    def as_text(self, format: str) -> str:
+        """All of it as `text`, or as subtitles: `srt` or `vtt`."""
+        if format == "text":
+            return self.text + "\n"
+        lines = ["WEBVTT\n"] if format == "vtt" else []
+        comma = "." if format == "vtt" else ","
+        for number, one in enumerate(self.segments, start=1):
+            # A blank line would end the subtitle.
+            said = "\n".join(line for line in one.text.splitlines() if line.strip())
+            times = f"{_clock(one.start, comma)} --> {_clock(one.end, comma)}"
+            lines.append(f"{number}\n{times}\n{said.replace('-->', '->')}\n")
+        return "\n".join(lines)
+
+
+def _clock(seconds: float, comma: str) -> str:
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"

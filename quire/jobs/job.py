@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption, ModelError
+from quire.inputs.transcript_params import PARAMS
 from quire.jobs import job_setup as beginning
 from quire.jobs.adapters import parse_lora
 from quire.jobs.first_rows import check_first_rows
@@ -24,7 +25,7 @@ from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.run_options import ENGINE_FLAGS, with_flags
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.supervisor import COMMAND
-from quire.jobs.transcripts import PARAMS, check_alone
+from quire.jobs.transcripts import check_alone
 from quire.jobs.vectors import COLUMN
 from quire.replicas.engine_process import EngineProcess, described
 from quire.sampling_params import SamplingParams

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption, InvalidRequest
+from quire.inputs.transcript_params import transcript_params
 from quire.jobs.child.requests import sampling_params
 from quire.jobs.input.templates import RowTemplate, RowTest
 from quire.jobs.input.work import Selection, Setting
 from quire.jobs.output.output import output_format
 from quire.jobs.run_options import RunOptions
 from quire.jobs.store.manifest import Kind
-from quire.jobs.transcripts import transcript_format, transcript_params
+from quire.jobs.transcripts import transcript_format
 from quire.jobs.vectors import pooling_params
 from quire.options import parse_options
 from quire.replicas.places import Place, places

@@ -74,7 +74,7 @@ class RunOptions:
     )
     batch: bool = False  # the input is an OpenAI batch file
     embed: bool = False  # vectors are wanted; `sampling` then has what jobs/vectors.py lists
-    transcribe: bool = False  # the input is sounds; `sampling` has what jobs/transcripts.py lists
+    transcribe: bool = False  # of sounds; `sampling` has what inputs/transcript_params.py lists
     chat: bool | None = option(_CHAT, "--chat/--raw", type=bool, kept_as="chat")
     schema: str | None = option("JSON schema of the answers, or its file.")
     schema_column: str | None = option(

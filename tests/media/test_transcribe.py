@@ -17,11 +17,12 @@ from quire.errors import InvalidOption, NotSupported
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.media.pieces import cuts
-from quire.inputs.transcripts import Doubts, Segment, TranscriptTokens
+from quire.inputs.transcript_params import Doubts
+from quire.inputs.transcripts import Segment, TranscriptTokens
 from quire.jobs.input.sounds import sound_files, sound_rows
 from quire.jobs.job import Job, make_options
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.transcripts import Transcript, _as_text
+from quire.jobs.transcripts import FileTranscript
 from quire.sampling.timestamps import TimestampRule
 from quire.weights.source import locate
 from tests.media.sounds import tone
@@ -132,16 +133,20 @@ def test_an_answer_stops_where_it_does_in_transformers() -> None:
 def test_segments_are_what_stands_between_times() -> None:
     ids = [FIRST_TIME + 1, 7, 8, FIRST_TIME + 10, FIRST_TIME + 12, 9, FIRST_TIME + 20, 5, END]
     made = TOKENS.segments(ids, 0.9, lambda some: " ".join(map(str, some)))
-    assert made == [Segment(0.02, 0.2, "7 8"), Segment(0.24, 0.4, "9"), Segment(0.4, 0.9, "5")]
+    assert made == [
+        Segment(0.02, 0.2, "7 8", (7, 8)),
+        Segment(0.24, 0.4, "9", (9,)),
+        Segment(0.4, 0.9, "5", (5,)),
+    ]
     assert TOKENS.segments([7, END], 0.5, lambda some: "a" if some else "") == [
-        Segment(0.0, 0.5, "a")
+        Segment(0.0, 0.5, "a", (7,))
     ]
     with pytest.raises(InvalidOption, match="the model knows de, en"):
         TOKENS.check("xx", "transcribe")
 
 
 def test_subtitles_and_text() -> None:
-    made = Transcript("a.wav")
+    made = FileTranscript(file="a.wav")
     rows = [
         ({"start": 0.0, "end": 9.5}, [[0.0, 2.5, "One --> two"], [2.5, 9.0, "a\n\nb"]]),
         ({"start": 3700.0, "end": 3705.0}, [[1.25, 4.0, "late"]]),
@@ -151,13 +156,13 @@ def test_subtitles_and_text() -> None:
         made.add(row, ResultRecord(number, "", "", 0, ("",), ("stop",), extra=extra))
     failed = ResultRecord(2, "", "", 0, error="x", error_type="y")
     made.add({"start": 3705.0, "end": 3706.0}, failed)
-    assert _as_text(made, "text") == "One --> two a\n\nb late\n"
-    assert _as_text(made, "srt").split("\n\n") == [
+    assert made.as_text("text") == "One --> two a\n\nb late\n"
+    assert made.as_text("srt").split("\n\n") == [
         "1\n00:00:00,000 --> 00:00:02,500\nOne -> two",
         "2\n00:00:02,500 --> 00:00:09,000\na\nb",
         "3\n01:01:41,250 --> 01:01:44,000\nlate\n",
     ]
-    assert _as_text(made, "vtt").startswith("WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\n")
+    assert made.as_text("vtt").startswith("WEBVTT\n\n1\n00:00:00.000 --> 00:00:02.500\n")
     line = json.loads(made.line())
     assert (line["error"], line["error_type"]) == ("from 3705 s to 3706 s: x", "y")
     assert line["seconds"] == 3706.0 and line["language"] == "en"

@@ -60,20 +60,31 @@ def _files(given: Path) -> list[Path]:
 
 
 def _pieces(file: Path, seconds: float, children: MediaChildren) -> Iterator[dict[str, Any]]:
-    from quire.inputs.media.pieces import cuts, stamp_of
-    from quire.inputs.media.samples import blocks
-
     try:
-        # All of it first: a file that breaks off in its middle is one error, and no pieces.
-        stamp = stamp_of(file)
-        found = list(cuts(blocks(file, RATE, children, MOST_SECONDS), RATE, seconds))
+        found = _cut(file, seconds, children)
     except (InvalidRequest, NotSupported) as error:
         yield {"file": str(file), "piece": 0, "unread": str(error)}
         return
-    path = str(file.absolute())
-    for number, (start, end) in enumerate(found):
-        about = {"path": path, "stamp": stamp, "start": start, "end": end}
+    for number, about in enumerate(found):
         yield {"file": str(file), "piece": number, **about}
+
+
+def _cut(file: Path, seconds: float, children: MediaChildren) -> list[dict[str, Any]]:
+    """All pieces at once: a file that breaks off in its middle is one error, and no pieces."""
+    from quire.inputs.media.pieces import cuts, stamp_of
+    from quire.inputs.media.samples import blocks
+
+    about = {"path": str(file.absolute()), "stamp": stamp_of(file)}
+    found = cuts(blocks(file, RATE, children, MOST_SECONDS), RATE, seconds)
+    return [{**about, "start": start, "end": end} for start, end in found]
+
+
+def pieces_of(file: Path, seconds: float = MOST_PIECE) -> list[dict[str, Any]]:
+    """The pieces of one file; InvalidRequest or NotSupported where it cannot be read."""
+    from quire.inputs.media.children import MediaChildren
+
+    with MediaChildren(most=1) as children:
+        return _cut(file, seconds, children)
 
 
 class SoundAsking:
