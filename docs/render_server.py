@@ -10,12 +10,15 @@ from quire.openai_api.fields import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    FORMS,
     POOLING,
     RERANK,
     RERANKS,
     RESPONSES,
     SCORE,
     TABLE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
 )
 
 PAGE = Path(__file__).with_name("server.md")
@@ -30,6 +33,7 @@ _SHORT = {
     CLASSIFY: "classify",
     POOLING: "pooling",
 }
+_SHORT_FORMS = {TRANSCRIPTIONS: "transcriptions", TRANSLATIONS: "translations"}
 _SAME_AS = RERANKS[1:]
 
 
@@ -48,7 +52,21 @@ def tables() -> str:
         ]
         head = f"### {kind.capitalize()}\n\n| field | of | is | |\n|---|---|---|---|\n"
         parts.append(head + "\n".join(rows) + "\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, _forms()])
+
+
+def _forms() -> str:
+    """A table of its own: few of their fields are those of other bodies."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for endpoint, fields in FORMS.items():
+        for field in fields.values():
+            found.setdefault((*_key(field), field.kind), []).append(_SHORT_FORMS[endpoint])
+    rows = [
+        f"| `{name}` | {', '.join(where)} | {value} | {kind} | {why} |"
+        for (name, value, why, kind), where in found.items()
+    ]
+    head = "### Forms, beside their `file`\n\n| field | of | is | | |\n|---|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
 
 
 def _bodies(where: list[str]) -> str:

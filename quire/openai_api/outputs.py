@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from quire.inputs.transcripts import Segment
 from quire.outputs import ToolCall
 
 
@@ -60,6 +61,13 @@ class Pooled(msgspec.Struct, frozen=True, omit_defaults=True):
     data: bytes
 
 
+class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was said in a piece of a sound, from its beginning on."""
+
+    segments: tuple[Segment, ...]
+    language: str | None = None
+
+
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     """What came for one row. Of a row that streams, answers hold what is new."""
 
@@ -76,3 +84,4 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     # Of one that is finished: seconds from the queue to the device, to the first token, to the end.
     timings: tuple[float | None, ...] = ()
     pooled: Pooled | None = None  # of a row that asks for numbers and not for text
+    heard: Heard | None = None  # of a row that is a piece of a sound

@@ -22,6 +22,7 @@ from quire.openai_api.fields import (
     RERANK_2,
     RERANKS,
     SCORE,
+    TRANSCRIPTIONS,
 )
 from quire.openai_api.outputs import Output, Pooled
 from quire.openai_api.params import limited, prompt_fields
@@ -68,6 +69,7 @@ class PoolAsked:
 
 _WAYS = {
     "generate": "/v1/chat/completions",
+    "transcription": TRANSCRIPTIONS,
     "embed": EMBEDDINGS,
     "classify": CLASSIFY,
     "token_embed": POOLING,

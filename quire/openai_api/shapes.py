@@ -233,3 +233,37 @@ class LabelScores(TypedDict):
     model: str
     scores: list[list[float]]
     usage: PromptUsage
+
+
+class SoundUsage(TypedDict):
+    type: Literal["duration"]
+    seconds: int
+
+
+class Transcription(TypedDict):
+    text: str
+    usage: SoundUsage
+
+
+class TranscribedSegment(TypedDict):
+    """Its tokens have no times among them; the last four are of the answer that it is part of."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseTranscription(TypedDict):
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscribedSegment]
+    usage: SoundUsage

@@ -37,7 +37,15 @@ from quire.openai_api.shapes import (
     Score,
     TextCompletion,
 )
-from quire.server import batch_routes, generation, health, pooling_routes, responses, tokens
+from quire.server import (
+    audio_routes,
+    batch_routes,
+    generation,
+    health,
+    pooling_routes,
+    responses,
+    tokens,
+)
 from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
 from quire.server.openapi import PATH, description
@@ -77,6 +85,7 @@ def make_app(services: Services) -> ASGIApp:
         *(_asking(path, endpoint) for path, endpoint in endpoints.items()),
         *health.routes(services),
         *tokens.routes(services),
+        *audio_routes.routes(services),
         *batch_routes.routes(services),
     ]
 

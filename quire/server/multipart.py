@@ -20,10 +20,12 @@ MOST_HEADERS, LONGEST_HEADER = 8, 4096  # of a part
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a form said beside its file."""
+    """What a form said beside its file. A field whose name ends in [] may come several times, and
+    is a list."""
 
     fields: Mapping[str, str]
     filename: str
+    lists: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -36,7 +38,10 @@ class _Part:
 
 def form_schema(*, file: str, known: Collection[str], required: Iterable[str]) -> dict[str, Any]:
     """A form that a FormReader takes, as JSON Schema has it."""
-    fields: dict[str, Any] = {name: {"type": "string"} for name in known}
+    text = {"type": "string"}
+    fields: dict[str, Any] = {
+        name: {"type": "array", "items": text} if name.endswith("[]") else text for name in known
+    }
     fields[file] = {"type": "string", "format": "binary"}
     return {
         "type": "object",
@@ -68,6 +73,7 @@ class FormReader:
         self._part = _Part()
         self._header: tuple[bytearray, bytearray] = bytearray(), bytearray()
         self._fields: dict[str, str] = {}
+        self._lists: dict[str, list[str]] = {}
         self._filename: str | None = None
         self._num_parts = 0
         self._came: list[bytes] = []
@@ -88,7 +94,7 @@ class FormReader:
             raise _broken()
         if self._filename is None:
             raise bad(f"the form has no {self._file}", param=self._file)
-        return Form(self._fields, self._filename)
+        return Form(self._fields, self._filename, self._lists)
 
     def _begin(self) -> None:
         self._num_parts += 1
@@ -138,8 +144,13 @@ class FormReader:
             )
 
     def _end(self) -> None:
-        if not self._part.is_file:
-            self._fields[self._part.name] = self._part.value.decode("utf-8", "replace")
+        if self._part.is_file:
+            return
+        name, value = self._part.name, self._part.value.decode("utf-8", "replace")
+        if name.endswith("[]"):
+            self._lists.setdefault(name, []).append(value)
+        else:
+            self._fields[name] = value
 
     def _finished(self) -> None:
         self._is_whole = True

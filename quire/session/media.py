@@ -12,7 +12,7 @@ from quire.config import EngineConfig
 from quire.errors import CorruptModel, EngineError, InvalidPrompt, NotSupported
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
-from quire.families.media.rules import MediaRules, SoundRules
+from quire.families.media.rules import HeardRules, MediaRules
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.expanding import Rules
@@ -230,7 +230,15 @@ class SessionMedia:
         """Samples in a second of the sounds that a decoder attends to, None where it does not."""
         if self.reader is None or not self.reader.crossed:
             return None
-        return cast(SoundRules, self.reader.rules["audio"]).rate
+        return cast(HeardRules, self.reader.rules["audio"]).rate
+
+    @property
+    def sound_seconds(self) -> float | None:
+        """How long a sound may be that such a decoder attends to."""
+        if self.sound_rate is None or self.reader is None:
+            return None
+        rules = cast(HeardRules, self.reader.rules["audio"])
+        return rules.num_samples / rules.rate
 
     def prepare(self, holds: Callable[[int], bool], request: Request) -> Preparing | None:
         """Have a request's media prepared, but for those that the engine `holds` encoded."""

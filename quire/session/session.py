@@ -100,8 +100,9 @@ class Session:
     def supported_tasks(self) -> tuple[str, ...]:
         """What the model can be asked for."""
         writes = ("generate",) if self.model.no_text is None else ()
+        hears = ("transcription",) if self.sound_rate is not None else ()
         scores = ("score",) if self.pooling.spec.is_cross_encoder else ()
-        return (*writes, *self.pooling.tasks, *scores)
+        return (*writes, *hears, *self.pooling.tasks, *scores)
 
     @property
     def sound_rate(self) -> int | None:

@@ -112,6 +112,14 @@ class SoundRules(MediaRules, Protocol):
         """Samples in a second."""
 
 
+class HeardRules(SoundRules, Protocol):
+    """Those for sounds that a decoder attends to."""
+
+    @property
+    def num_samples(self) -> int:
+        """At most, of a sound."""
+
+
 @dataclass(frozen=True, slots=True)
 class VideoShape:
     """How many frames a video has, and of which size; `rate` in a second, where that is known.

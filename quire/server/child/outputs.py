@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.logprobs import Logprob
-from quire.openai_api.outputs import Answer, Output, Pooled, TokenScore, calls_of
+from quire.openai_api.outputs import Answer, Heard, Output, Pooled, TokenScore, calls_of
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.replicas.child.driving import timings_of
 from quire.server.child.preparing import MakePooled
 from quire.server.child.reasoning import ReasoningCount
+from quire.session.transcribing import Hearing
 
 LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
 
@@ -30,11 +31,14 @@ class Place:
     pooled: MakePooled | None = None  # of a row that asks for numbers and not for text
     reasoning: ReasoningCount | None = None  # of a chat
     scored: bool = True  # a beam search has logprobs that were not asked for
+    hearing: Hearing | None = None  # of a row that is a piece of a sound
     _ids: dict[int, list[int]] = field(default_factory=dict)  # of each answer of it so far
     _num_reasoning: dict[int, int] = field(default_factory=dict)
 
     def output(self, output: RequestOutput) -> Output:
         """All that bodies are made of; the prompt only where it is wanted back."""
+        if self.hearing is not None:
+            return self._heard(output, self.hearing)
         if self.reasoning is not None:
             self._count_reasoning(output, self.reasoning)
         ids = tuple(output.prompt_token_ids or ()) if self.prompt_back else None
@@ -51,6 +55,17 @@ class Place:
             prompt_logprobs=self._prompt_scores(output),
             timings=tuple(timings_of(output)) if output.finished else (),
             pooled=self._pooled(output),
+        )
+
+    def _heard(self, output: RequestOutput, hearing: Hearing) -> Output:
+        """What is told of a piece of a sound that was heard to its end."""
+        return Output(
+            (),
+            True,
+            prompt_tokens=output.num_prompt_tokens,
+            output_tokens=hearing.num_tokens,
+            timings=tuple(timings_of(output)),
+            heard=Heard(hearing.segments, hearing.language),
         )
 
     def _count_reasoning(self, output: RequestOutput, reasoning: ReasoningCount) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidPrompt, NotSupported, QuireError
@@ -13,6 +14,7 @@ from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, kept_part, num_kept
 from quire.inputs.thoughts import after_thoughts
 from quire.inputs.tokenizer import Tokenizer, check_text
+from quire.inputs.transcript_params import wanted_of
 from quire.jobs.child.requests import SharedParams, attempt, refuse_far_too_long
 from quire.outputs import RequestOutput
 from quire.params.pooling import PoolingParams
@@ -20,6 +22,7 @@ from quire.replicas.wire import Message
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.session.beams import checked_search, refuse_processors, search_sampling
 from quire.session.pooling import PoolingPrompt
+from quire.session.transcribing import Hearing, Transcriber
 from quire.step import Floats
 
 if TYPE_CHECKING:
@@ -34,13 +37,14 @@ MakePooled = Callable[[RequestOutput], Floats | None]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """One row, ready for the engine. `pooled` makes numbers of the output of one that asks for
-    them."""
+    them; one that is a piece of a sound has its `hearing`."""
 
     prompt: dict[str, Any] | PoolingPrompt
     params: SamplingParams | PoolingParams
     tokenization: dict[str, Any] | None = None
     pooled: MakePooled | None = None
     search: BeamSearchParams | None = None
+    hearing: Hearing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class Preparing:
             raise NotSupported("text needs a tokenizer, and the engine has none; send token ids")
         return tokenizer
 
+    @cached_property
+    def transcriber(self) -> Transcriber:
+        return Transcriber(self._session)
+
     def prepare_each(self, rows: Sequence[Message]) -> list[Prepared | QuireError]:
         """The request of each row, or what is wrong with it; their texts are encoded together,
         which takes less than one by one."""
@@ -95,6 +103,8 @@ class Preparing:
         if "pool" in row:
             return self._pooling(row, row["pool"])
         self._session.intake.check()
+        if "sound" in row:
+            return self._hearing(row)
         params = self._shared.read(row["params"])
         params.output_kind = (
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
@@ -155,6 +165,20 @@ class Preparing:
         given = PoolingPrompt(prompt, wanted.get("prompt_name"), pair, row.get("salt", ""))
         kwargs = {name: wanted[name] for name in ("add_special_tokens",) if name in wanted}
         return Prepared(given, params, kwargs, partial(pooling.pooled, asked=asked))
+
+    def _hearing(self, row: Message) -> Prepared:
+        """The next of a piece of a sound, which is asked about until it is heard."""
+        hearing = row.get("hearing")
+        if hearing is None:
+            wanted = wanted_of(row["hear"])
+            self.transcriber.check(wanted)
+            hearing = self.transcriber.begin(wanted, row["sound"], row.get("seed"))
+        prompt, params = self.transcriber.asked(hearing)
+        params = copy(params)
+        params.output_kind = RequestOutputKind.FINAL_ONLY
+        if salt := row.get("salt"):
+            prompt["cache_salt"] = salt
+        return Prepared(prompt, params, hearing=hearing)
 
     def prompt_of(self, row: Message) -> dict[str, Any]:
         """The prompt as token ids, whole, with its text where it has one."""

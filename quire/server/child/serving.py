@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,6 +92,7 @@ class ServingEngine:
             "chat": tokenizer is not None and bool(tokenizer.chat_templates),
             "tasks": self._session.supported_tasks,
             "labels": _labels(model.hf_config),
+            "sound_seconds": self._session.media.sound_seconds,
         }
 
     def take(self, message: Message) -> None:
@@ -161,7 +163,7 @@ class ServingEngine:
     def _fill(self, asked: Submission, made: Prepared) -> None:
         asked.prompt, asked.params = made.prompt, made.params
         asked.tokenization_kwargs, asked.search = made.tokenization, made.search
-        asked.reader.pooled = made.pooled
+        asked.reader.pooled, asked.reader.hearing = made.pooled, made.hearing
         text = made.prompt.get("prompt") if isinstance(made.prompt, dict) else None
         if asked.chat and isinstance(text, str):
             tag = self._session.model.config.reasoning_parser
@@ -191,6 +193,8 @@ class ServingEngine:
         made: list[tuple[Submission, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
+                if self._goes_on(asked, one):
+                    continue
                 if one.finished:
                     self._asked.pop(asked.reader.id, None)
                 made.append((asked, one))
@@ -200,6 +204,25 @@ class ServingEngine:
                 self._refuse(asked, failure)
         if made:
             self._writer.send(partial(self._told_of, made))
+
+    def _goes_on(self, asked: Submission, output: RequestOutput) -> bool:
+        """Whether a row is a piece of a sound that is not heard yet; it is asked about again."""
+        place = asked.reader
+        if place.hearing is None or asked.given_up:
+            return False
+        hear = self._preparing.transcriber.after
+        then = for_row("it was heard", hear, place.hearing, output.outputs[0])
+        if isinstance(then, QuireError):
+            self._refuse(asked, then)
+            return True
+        place.hearing = then
+        if then.is_over:
+            return False
+        again = self._asked[place.id] = replace(asked, number=-1)
+        again.given_up = asked.given_up  # it may have been since
+        row = {"sound": {}, "hearing": then, "salt": asked.prompt.get("cache_salt")}
+        self._threads.prepare([(row, again)])
+        return True
 
     def _told_of(self, made: list[tuple[Submission, RequestOutput]]) -> list[Message]:
         """The messages of a step: [number, output] for each row that has one. On the writer's

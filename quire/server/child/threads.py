@@ -71,6 +71,8 @@ class PreparingThreads:
 
 
 def _media_parts(row: Message) -> list[Message]:
+    if "sound" in row:
+        return [row["sound"]]
     contents = [m.get("content") for m in row.get("messages", ()) if isinstance(m, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return [part for part in parts if isinstance(part, dict) and part.get("type") != "text"]
