@@ -136,7 +136,7 @@ class AudioRoutes:
         try:
             return await loop.run_in_executor(self._cutting, pieces_of, sound, seconds)
         except InvalidRequest as error:
-            raise bad(str(error).replace(sound.name, "the file"), param="file") from None
+            raise bad(str(error), param="file") from None
         except NotSupported as error:
             raise not_supported(str(error), param="file") from None
 

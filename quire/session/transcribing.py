@@ -81,7 +81,9 @@ class Transcriber:
         self._most_earlier = model.config.max_model_len // 2 - 1
         never = *suppressed_ids(model)[0], self._tokens.no_times
         self._rule = _rule(self._tokens, never, model.generation_config)
-        self._openings = {asks: self._opening_params(asks=asks) for asks in (False, True)}
+        self._openings = {
+            asks: self._opening_params(asks=asks) for asks in {False, bool(self._tokens.languages)}
+        }
 
     def check(self, wanted: Wanted) -> None:
         """InvalidOption for what the model cannot do."""

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 import torch
 
+from quire import LLM
 from quire.errors import InvalidOption, NotSupported
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.media.pieces import cuts
-from quire.inputs.transcript_params import Doubts
+from quire.inputs.transcript_params import Doubts, Wanted
 from quire.inputs.transcripts import Segment, TranscriptTokens
 from quire.jobs.input.sounds import sound_files, sound_rows
 from quire.jobs.job import Job, make_options
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.transcripts import FileTranscript
 from quire.sampling.timestamps import TimestampRule
+from quire.session.transcribing import Transcriber
 from quire.weights.source import locate
 from tests.media.sounds import tone
 from tests.media.tiny import TinyModel
@@ -245,6 +247,22 @@ def test_an_answer_that_is_not_believed_is_drawn_again(
     assert (json.loads(line)["text"] == "") == is_silent
     [journal] = Path(f"{output}.quire").glob("results-*.jsonl")
     assert f'"temperature":{temperature}' in journal.read_text()
+
+
+def test_a_model_of_one_language_is_asked_for_none(tmp_path: Path) -> None:
+    path = make_whisper(tmp_path).path
+    said = json.loads((path / "generation_config.json").read_text())
+    (path / "generation_config.json").write_text(json.dumps({**said, "is_multilingual": False}))
+    with LLM(str(path), **HOW["options"]) as llm:
+        transcriber = Transcriber(llm._session)
+        sound = {"path": "a.wav", "start": 0.0, "end": 1.0, "stamp": ""}
+        begun = transcriber.begin(Wanted(), sound, seed=None)
+        _, params = transcriber.asked(begun)  # only whether anyone speaks
+        assert (begun.language, params.allowed_token_ids, params.max_tokens) == ("en", None, 1)
+        prompt, _ = transcriber.asked(replace(begun, is_opened=True))
+        assert prompt["prompt_token_ids"] == [START, NO_TIMES]
+        with pytest.raises(InvalidOption, match="the model knows en"):
+            transcriber.check(Wanted(language="de"))
 
 
 def test_what_is_doubted() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -218,10 +217,9 @@ class ServingEngine:
         place.hearing = then
         if then.is_over:
             return False
-        again = self._asked[place.id] = replace(asked, number=-1)
-        again.given_up = asked.given_up  # it may have been since
+        asked.number = -1
         row = {"sound": {}, "hearing": then, "salt": asked.prompt.get("cache_salt")}
-        self._threads.prepare([(row, again)])
+        self._threads.prepare([(row, asked)])
         return True
 
     def _told_of(self, made: list[tuple[Submission, RequestOutput]]) -> list[Message]:
