@@ -91,13 +91,15 @@ def kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def await_exit(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Let it finish leaving. Where the system can, its number stays its own for `kill_group`."""
+def await_exit(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Let it finish leaving; whether it did. Where the system can, its number stays its own for
+    `kill_group`."""
     if not hasattr(os, "waitid"):
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        return
+        return process.returncode is not None
     deadline = time.monotonic() + seconds
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while os.waitid(os.P_PID, process.pid, look) is None and time.monotonic() <= deadline:
+    while not (left := os.waitid(os.P_PID, process.pid, look)) and time.monotonic() <= deadline:
         time.sleep(0.005)
+    return left is not None

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 MOST_ROWS = 1 << 14
-_HEADER = struct.Struct("=qqqq")  # phase, nanoseconds of the last move, median step, row count
-_SIZE = _HEADER.size + 8 * MOST_ROWS
+HEADER = struct.Struct("=qqqq")  # phase, nanoseconds of the last move, median step, row count
+SIZE = HEADER.size + 8 * MOST_ROWS
 
 
 class Phase(IntEnum):
@@ -30,7 +30,7 @@ class Board:
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._memory = mmap.mmap(file, _SIZE)
+        self._memory = mmap.mmap(file, SIZE)
         self.moved_at = time.monotonic()  # by this process
 
     @classmethod
@@ -38,7 +38,7 @@ class Board:
         """A fresh board in a file without a name; `inherit` gives its number to a child."""
         with tempfile.TemporaryFile(prefix="quire-board-") as file:
             number = os.dup(file.fileno())
-        os.ftruncate(number, _SIZE)
+        os.ftruncate(number, SIZE)
         return cls(number)
 
     @property
@@ -48,10 +48,8 @@ class Board:
     def move(self, phase: Phase, median_step: float = 0.0) -> None:
         """Say what the engine is at, now."""
         self.moved_at = time.monotonic()
-        _, _, _, count = _HEADER.unpack_from(self._memory)
-        _HEADER.pack_into(
-            self._memory, 0, phase, time.monotonic_ns(), int(median_step * 1e9), count
-        )
+        _, _, _, count = HEADER.unpack_from(self._memory)
+        HEADER.pack_into(self._memory, 0, phase, time.monotonic_ns(), int(median_step * 1e9), count)
 
     def beat(self) -> None:
         """Say that it is still at it."""
@@ -60,19 +58,19 @@ class Board:
     def show_rows(self, rows: Iterable[int]) -> None:
         """Say which rows the engine holds from now on."""
         shown = list(rows)[:MOST_ROWS]
-        struct.pack_into(f"={len(shown)}q", self._memory, _HEADER.size, *shown)
-        struct.pack_into("=q", self._memory, _HEADER.size - 8, len(shown))
+        struct.pack_into(f"={len(shown)}q", self._memory, HEADER.size, *shown)
+        struct.pack_into("=q", self._memory, HEADER.size - 8, len(shown))
 
     def rows(self) -> list[int]:
-        count = min(max(_HEADER.unpack_from(self._memory)[3], 0), MOST_ROWS)
-        return list(struct.unpack_from(f"={count}q", self._memory, _HEADER.size))
+        count = min(max(HEADER.unpack_from(self._memory)[3], 0), MOST_ROWS)
+        return list(struct.unpack_from(f"={count}q", self._memory, HEADER.size))
 
     def phase(self) -> Phase:
-        return Phase(_HEADER.unpack_from(self._memory)[0])
+        return Phase(HEADER.unpack_from(self._memory)[0])
 
     def silent_for(self) -> tuple[float, float]:
         """Seconds since the last move, and the median step, in seconds."""
-        _, moved, median, _ = _HEADER.unpack_from(self._memory)
+        _, moved, median, _ = HEADER.unpack_from(self._memory)
         return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0, median / 1e9
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class EngineProcess:
         self._outgoing: deque[memoryview] = deque()
         self._lines, self._half_line = Lines(self._hear_line), b""
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
-        self.ended = self.place_lost = False
+        self.ended = self.place_lost = self.killed = False
         self._looked = self._back = time.monotonic()
         self._code: int | None = None
         self.send(opening)
@@ -121,7 +121,7 @@ class EngineProcess:
         except (ValueError, RecursionError):
             # Half a message and then something else: it is not in its right mind any more.
             self.kill()
-            self.ended = True
+            self.ended = self.killed = True
             return []
 
     def _listen(self) -> bool:
@@ -158,8 +158,8 @@ class EngineProcess:
         """Make sure that it is gone; its exit code, negative for a signal. Twice is fine."""
         if self._code is not None:
             return self._code
-        if self.ended:
-            await_exit(self._process, _LEAVING)
+        if not self.ended or not await_exit(self._process, _LEAVING):
+            self.killed = True
         self.kill()  # with whatever it started; if it left by itself, its own code stands
         self._code = code = self._process.wait()
         while self._listen():

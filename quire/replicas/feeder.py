@@ -103,8 +103,13 @@ class Feeder:
     def end_run(self, replica: int) -> None:
         """The replica is through with what it had; a row without an answer is dealt again."""
         if (load := self._loads.get(replica)) is not None:
-            load.trial = False
+            load.trial, load.run_began = False, self._clock()
             self.take_back(replica, list(load.out))
+
+    def seconds(self, replica: int) -> tuple[float, float] | None:
+        """Since the replica was ready, and since the run that it is at began; None if it is not."""
+        load, now = self._loads.get(replica), self._clock()
+        return None if load is None else (now - load.opened, now - load.run_began)
 
     def remove_replica(self) -> None:
         """One replica less, for good: the others' shares grow."""
@@ -121,7 +126,7 @@ class Feeder:
     def hold(self, replica: int, tasks: Iterable[Task]) -> None:
         """These rows are tried on this replica alone, and stay there."""
         load, now = self._loads[replica], self._clock()
-        load.trial = True
+        load.trial, load.run_began = True, now
         for task in tasks:
             load.send(task, now)
 

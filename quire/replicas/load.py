@@ -30,6 +30,7 @@ class Load:
         self.num_bytes = 0
         self.trial = False
         self._done, self._busy = 0.0, 0.0  # work that was answered, in seconds with rows
+        self.opened = self.run_began = now
         self._since = now  # until when `_busy` is counted
         self._row_seconds = 0.0  # of all rows that ran
 

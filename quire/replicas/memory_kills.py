@@ -11,20 +11,25 @@ _COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _FEWEST_BLOCKS = 64
 
 
-def memory_kills() -> int:
-    """A count that grows with every process the kernel kills for memory; 0 where none is kept."""
-    total = 0
+# Sent by somebody else: nothing that an engine computes sends them to itself.
+_FOREIGN = (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def memory_kills() -> int | None:
+    """A count that grows with every process the kernel kills for memory; None where none is
+    kept."""
+    counts: list[int] = []
     for path in _COUNTERS:
         try:
             lines = path.read_text(encoding="ascii").splitlines()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return total
+        counts += [int(line.split()[1]) for line in lines if line.startswith("oom_kill ")]
+    return sum(counts) if counts else None
 
 
 class MemoryKills:
-    """Tells whether the kernel killed an engine for its memory."""
+    """Tells whether the kernel killed an engine for its memory, or somebody else did."""
 
     def __init__(self) -> None:
         self._before = memory_kills()
@@ -36,7 +41,11 @@ class MemoryKills:
     def is_why(self, code: int) -> bool:
         """Whether this exit code is the kernel's doing. A SIGKILL alone proves nothing: anybody
         can send one."""
-        return code == -signal.SIGKILL and memory_kills() > self._before
+        return code == -signal.SIGKILL and (memory_kills() or 0) > (self._before or 0)
+
+    def is_foreign(self, code: int) -> bool:
+        """Whether an engine that we did not kill was killed from outside, for certain."""
+        return code in _FOREIGN and memory_kills() == self._before is not None
 
 
 def smaller(options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,6 +181,7 @@ class RayEngine:
     ) -> None:
         self.board = _Rows()
         self.ended = self.place_lost = False  # the latter: Ray's actor is gone, or does not answer
+        self.killed = True  # the counts of another machine's kernel are not known here
         self._hear = hear
         self._stderr_tail: list[str] = []
         self._code = 1

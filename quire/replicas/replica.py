@@ -14,7 +14,7 @@ from quire.errors import InvalidOption, ModelError, NotEnoughMemory, QuireError
 from quire.replicas.engine_process import described
 from quire.replicas.feeder import Feeder
 from quire.replicas.memory_kills import MemoryKills, smaller
-from quire.replicas.suspects import Suspects
+from quire.replicas.suspects import Fall, Suspects
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
@@ -32,6 +32,7 @@ class EngineLink(Protocol):
 
     ended: bool
     place_lost: bool  # it did not end by itself: the machine that it ran on is gone
+    killed: bool  # by us, as `end` found out, or where nobody here can tell by whom
 
     @property
     def board(self) -> BoardView: ...
@@ -218,12 +219,17 @@ class Replica:
         how = "hung" if hung else "ran out of memory" if out_of_memory else described(code)
         kind = "engine_hang" if hung else "out_of_memory" if out_of_memory else "engine_crash"
         self.engine = None
+        lived = self._feeder.seconds(self.number)
         running = self._feeder.lose(self.number, held)
         self._receiver.note(
             f"quire: {self.name}the engine {how} with {len(running)} rows running; "
             "starting it again"
         )
-        culprit = self._suspects.accuse(running, others=len(held) > len(running))
+        culprit = None
+        if lived is not None:  # one that was never ready had no rows
+            is_foreign = not engine.killed and self._memory.is_foreign(code)
+            fall = Fall(*lived, len(held) > len(running), engine.place_lost or is_foreign)
+            culprit = self._suspects.accuse(running, fall)
         if out_of_memory and self.facts:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
         # Machines that come and go say nothing about what was to be loaded there.
@@ -236,7 +242,8 @@ class Replica:
             # Held back until another row succeeds here: an engine that can do nothing at all
             # would find every row to be one.
             self._failures = 0
-            text = f"the engine {how} twice with this row alone running"
+            times = self._suspects.times_alone(culprit)
+            text = f"the engine {how} with this row alone running, {times} times"
             self._culprits.append((culprit, kind, text))
         too_many = (
             self._failures >= MOST_FAILURES

@@ -22,9 +22,9 @@ from quire.server.batch_engine import (
     RowAnswered,
     RowAsked,
 )
+from quire.server.engine_fell import EngineFell
 from quire.server.services import Services
 
-CRASHED = "engine_crash"
 _LATER = (429, 503)  # the queue is full, or no engine runs
 
 
@@ -88,9 +88,9 @@ class ServerRowEngine:
             each["once"] = True  # when the engine falls, the rows it held are searched
         try:
             return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
+        except EngineFell as fell:
+            raise EngineCrashed(fell.message, fell.fall) from None
         except ApiError as error:
-            if error.code == CRASHED:
-                raise EngineCrashed(error.message) from None
             if error.status in _LATER:
                 raise EngineUnavailable(error.message) from None
             raise

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from quire.base.notes import note
 from quire.jobs.input.work import WorkRow
-from quire.replicas.suspects import Suspects
+from quire.replicas.suspects import Fall, Suspects
 from quire.replicas.task import Task
 from quire.server.batch_engine import EngineCrashed, EngineUnavailable
 from quire.server.limits import AT_ONCE
@@ -65,7 +65,8 @@ class Dispatcher:
         self._num_tickets = self._num_bytes = 0  # bytes of the rows in flight
         self._suspects = Suspects()
         self._suspected: dict[int, _Ticket] = {}
-        self._fallen: list[_Ticket] = []  # with the engine, since suspects were last looked at
+        # Those that fell with the engine since suspects were last looked at.
+        self._fallen: list[tuple[_Ticket, Fall]] = []
         self._culprits: list[_Ticket] = []  # found, and not said before another row succeeds
         self._changed = asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
@@ -81,7 +82,7 @@ class Dispatcher:
     async def remove(self, supply: Supply) -> None:
         """Give up its rows in flight and ask it for no more."""
         self._supplies.pop(supply, None)
-        self._fallen = [ticket for ticket in self._fallen if ticket.supply is not supply]
+        self._fallen = [one for one in self._fallen if one[0].supply is not supply]
         self._culprits = [ticket for ticket in self._culprits if ticket.supply is not supply]
         self._suspected = {
             number: ticket
@@ -141,8 +142,8 @@ class Dispatcher:
         while ticket.supply in self._supplies:
             try:
                 await ticket.supply.answer(ticket.row)
-            except EngineCrashed:
-                self._fallen.append(ticket)
+            except EngineCrashed as crashed:
+                self._fallen.append((ticket, crashed.fall))
                 return
             except EngineUnavailable:
                 await asyncio.sleep(PAUSE)
@@ -168,8 +169,8 @@ class Dispatcher:
         self.num_crashes += 1
         note(f"the engine fell with {len(self._fallen)} rows of batches; they are tried again")
         fallen, self._fallen = self._fallen, []
-        self._suspected |= {ticket.number: ticket for ticket in fallen}
-        culprit = self._suspects.accuse([ticket.suspect for ticket in fallen])
+        self._suspected |= {ticket.number: ticket for ticket, _ in fallen}
+        culprit = self._suspects.accuse([ticket.suspect for ticket, _ in fallen], fallen[0][1])
         found = None if culprit is None else self._suspected.pop(culprit.number, None)
         if found is not None:
             self._culprits.append(found)
@@ -181,7 +182,7 @@ class Dispatcher:
         note(f"the engine falls with every row; batches go on in {REST:g} seconds")
         cleared, self._culprits, self._suspects = self._culprits, [], Suspects()
         self._suspected |= {ticket.number: ticket for ticket in cleared}
-        self._suspects.accuse([ticket.suspect for ticket in self._suspected.values()])
+        self._suspects.suspect([ticket.suspect for ticket in self._suspected.values()])
         self._resting = asyncio.get_running_loop().call_later(REST, self._rested)
 
     def _rested(self) -> None:

@@ -10,10 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from quire.errors import QuireError
+from quire.replicas.suspects import Fall
 
 
 class EngineCrashed(QuireError):
     """The engine's process ended while it held the row; it may be that row's fault."""
+
+    def __init__(self, message: str, fall: Fall) -> None:
+        super().__init__(message)
+        self.fall = fall
 
 
 class EngineUnavailable(QuireError):

@@ -263,7 +263,7 @@ class BatchRun:
         )
 
     def blame(self, row: WorkRow) -> None:
-        message = "the engine fell twice with this request alone in its lane"
+        message = "the engine fell with this request alone in its lane, more often than by chance"
         self._result(row, error=message, error_type="engine_crash")
 
     def _reject(self, row: WorkRow, refused: ApiError) -> None:

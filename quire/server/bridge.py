@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -20,6 +22,7 @@ from quire.errors import EngineError, InvalidRequest, ModelError, QuireError
 from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
 from quire.openai_api.outputs import Output
+from quire.server.engine_fell import EngineFell
 from quire.server.engine_life import COMMAND, EngineLife
 from quire.server.engine_totals import EngineTotals
 from quire.server.limits import AT_ONCE
@@ -86,7 +89,7 @@ class Bridge:
                     watch.cancel()
                     held = set(life.board.rows())
                     code = await life.end()
-                self._fell(held, code, life.stderr_tail)
+                self._fell(held, code, life)
         except asyncio.CancelledError:
             self._fail_all(self._unavailable())
             raise
@@ -162,7 +165,7 @@ class Bridge:
         if reading.is_over:
             self._readings.pop(reading.number, None)
 
-    def _fell(self, held: set[int], code: int, stderr_tail: str) -> None:
+    def _fell(self, held: set[int], code: int, life: EngineLife) -> None:
         """The engine is gone."""
         self._deliver_late(len(self._late))
         self._life, self._told = None, {}
@@ -174,20 +177,22 @@ class Bridge:
         if self._falls >= MOST_FALLS or not self.facts:
             raise EngineError(
                 f"the engine ended {self._falls} times without an answer (code {code}); it said "
-                f"last: {stderr_tail[-1000:]}"
+                f"last: {life.stderr_tail[-1000:]}"
             )
         note(f"the engine ended ({failure or f'code {code}'}) and is started again")
         self._restarts += 1
         self._set("restarting")
+        of_batches = {n for n, reading in self._readings.items() if reading.lane == "batch"}
+        fell = partial(life.fall, code, others=not held <= of_batches)
         for future in self._calls.values():
             if not future.done():  # its caller may have left
-                future.set_exception(_crashed())
+                future.set_exception(EngineFell(fell(asked_at=0.0)))
         self._calls.clear()
         for reading in list(self._readings.values()):
             reading.num_falls += reading.number in held
             if reading.was_shown or reading.num_falls > reading.most_falls:
                 self._readings.pop(reading.number)
-                reading.give(_crashed())
+                reading.give(EngineFell(fell(asked_at=reading.asked_at)))
 
     def _fail_all(self, error: ApiError) -> None:
         for reading in list(self._readings.values()):
@@ -206,6 +211,7 @@ class Bridge:
             self._life.send(message)
 
     def _ask(self, reading: RowReading) -> None:
+        reading.asked_at = time.monotonic()
         if reading.lane == "interactive":
             self._send({"kind": "ask", "rows": [reading.message]})
             return
@@ -320,10 +326,6 @@ def salt_of(row: Row, key_id: str) -> str:
     if key_id == LOCAL and not given:
         return ""
     return hashlib.sha256(f"{key_id}\0{given}".encode("utf-8", "replace")).hexdigest()[:32]
-
-
-def _crashed() -> ApiError:
-    return server_error("the engine failed while it answered; try again", code="engine_crash")
 
 
 def _start_error(message: Message) -> QuireError:

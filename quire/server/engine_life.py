@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,8 @@ import msgspec
 from quire.base.system import kill_group
 from quire.replicas.board import Board, Phase
 from quire.replicas.engine_process import SILENCE, SLOW_STEPS
+from quire.replicas.memory_kills import MemoryKills
+from quire.replicas.suspects import Fall
 from quire.server.wire import Message, decode
 
 COMMAND = (sys.executable, "-m", "quire.server.child")
@@ -30,6 +33,8 @@ class EngineLife:
         self._process, self.board = process, board
         self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
         self._listening: asyncio.Task[None] | None = None
+        self._memory, self._killed = MemoryKills(), False
+        self._ready_at = self._ended_at = 0.0  # by the monotonic clock
 
     @classmethod
     async def begin(
@@ -90,6 +95,8 @@ class EngineLife:
                     self.kill()
                     return
                 begun = True
+                if message.kind == "ready":
+                    self._ready_at = time.monotonic()
                 yield message
 
     async def _listen(self, hear: Callable[[str], None]) -> None:
@@ -111,10 +118,17 @@ class EngineLife:
 
     def kill(self) -> None:
         if self._process.returncode is None:
+            self._killed = True
             kill_group(self._process.pid)
+
+    def fall(self, code: int, *, asked_at: float, others: bool) -> Fall:
+        """How it ended, once it was ready, for a row that it was asked then."""
+        outside = not self._killed and self._memory.is_foreign(code)
+        return Fall(self._ended_at - self._ready_at, self._ended_at - asked_at, others, outside)
 
     async def end(self) -> int:
         """Make sure that it is gone; its exit code, negative for a signal."""
+        self._ended_at = time.monotonic()
         if self._process.stdin is not None:
             self._process.stdin.close()
         with suppress(TimeoutError):

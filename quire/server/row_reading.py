@@ -19,6 +19,7 @@ class RowReading:
         self._came: list[Output | ApiError] = []
         self._awaited: asyncio.Future[None] | None = None
         self.was_shown = self.is_over = False
+        self.asked_at = 0.0  # when it was last given to an engine, by the monotonic clock
         self.num_falls = 0  # engines that died with it on the device
         # Rows of batches are not asked again here: the batches look for the culprit.
         self.most_falls = 0 if message.pop("once", False) else 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.jobs.store.segments import lines, segments
+from quire.replicas import board
 from tests.warm import is_warm_parent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,18 @@ def children_of(pid: int) -> list[int]:
         return [child for child in children if not is_warm_parent(child)]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def rows_on_board(engine: int) -> int:
+    """How many rows an engine shows on its board, a file without a name."""
+    try:
+        for path in Path(f"/proc/{engine}/fd").iterdir():
+            if path.is_file() and path.stat().st_size == board.SIZE:
+                with path.open("rb") as file:
+                    return int(board.HEADER.unpack(file.read(board.HEADER.size))[3])
+    except (FileNotFoundError, ProcessLookupError):
+        pass
+    return 0
 
 
 def is_alive(pid: int) -> bool:

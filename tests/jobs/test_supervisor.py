@@ -18,8 +18,6 @@ from quire.jobs.store.store import read_results
 from quire.jobs.supervise import supervisor
 from quire.replicas import engine_process, feeder
 from quire.replicas.board import Phase
-from quire.replicas.suspects import Suspects
-from quire.replicas.task import Task
 from tests.jobs import drive
 from tests.jobs.driving import (
     ROOT,
@@ -27,6 +25,7 @@ from tests.jobs.driving import (
     is_alive,
     journal_bytes,
     read_lines,
+    rows_on_board,
     run,
     run_command,
     started,
@@ -71,6 +70,19 @@ def test_killing_the_engine_again_and_again_costs_nothing(tmp_path: Path, long_m
     print(f"{num_kills} engines killed")
     assert num_kills >= wanted
     assert read_lines(output) == read_lines(calm)
+
+
+def test_a_row_that_is_alone_outlives_kills_of_the_engine(tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    with started(run_command(source, output, model="fake:delay=0.5")) as process:
+        for _ in range(4):
+            assert wait_until(lambda: any(map(rows_on_board, children_of(process.pid))))
+            for engine in children_of(process.pid):
+                os.kill(engine, signal.SIGKILL)
+                assert wait_until(lambda: engine not in children_of(process.pid))  # noqa: B023
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0 and said.count("with 1 rows running") == 4, said
+    assert [row["error"] for row in read_lines(output)] == [None]
 
 
 @pytest.mark.parametrize("word", ["<crash>", "<nan>"])
@@ -280,34 +292,6 @@ def test_a_row_that_alone_takes_all_memory_fails_alone(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
     failed = {i: r["error_type"] for i, r in enumerate(read_lines(output)) if r["error"]}
     assert failed == {2: "out_of_memory"}
-
-
-def rows(count: int) -> list[Task]:
-    return [Task(i, 1.0) for i in range(count)]
-
-
-@pytest.mark.parametrize("culprit", [0, 1, 31, 32, 63])
-def test_halving_finds_one_of_sixty_four_in_eight_failures(culprit: int) -> None:
-    suspects, failures = Suspects(), 1
-    found = suspects.accuse(rows(64))
-    while found is None:
-        group = suspects.take()
-        assert group is not None
-        if culprit in {row.number for row in group}:
-            failures += 1
-            found = suspects.accuse(group)
-    assert found.number == culprit and failures <= 8
-    rest = []
-    while group := suspects.take():
-        rest += [row.number for row in group]
-    assert culprit not in rest
-
-
-def test_a_row_is_no_culprit_for_falling_beside_others() -> None:
-    suspects, row = Suspects(), Task(7, 1.0)
-    for _ in range(3):
-        assert suspects.accuse([row], others=True) is None and suspects.take() == [row]
-    assert suspects.accuse([row]) is None and suspects.accuse([row]) is row
 
 
 def test_nothing_in_quire_asks_for_another_engine() -> None:

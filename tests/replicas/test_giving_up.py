@@ -17,7 +17,7 @@ from quire.replicas.wire import Message
 class FallenEngine:
     """One that has ended already, or its machine has."""
 
-    ended, stderr_tail = True, "the last words"
+    ended, killed, stderr_tail = True, False, "the last words"
 
     def __init__(self, place_lost: bool) -> None:
         self.place_lost, self.board = place_lost, self

@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def kill_engine(server: Serving) -> None:
     life = server.bridge._life
     if life is not None:
         os.kill(life.pid, signal.SIGKILL)
+
+
+def send_crash(server: Serving) -> None:
+    with client(server) as http:
+        asked = {"model": "fake", "prompt": "<crash>", "max_tokens": 4}
+        assert http.post(COMPLETIONS, json=asked).status_code == 500
 
 
 def rows(count: int, **more: Any) -> bytes:
@@ -163,6 +170,29 @@ def test_kills_of_the_engine_change_no_answer(tmp_path: Path, long_mode: bool) -
             batch = ended(http, batch_id)
             assert batch["request_counts"] == {"total": 80, "completed": 80, "failed": 0}
             assert texts(lines(http, batch["output_file_id"])) == expected
+
+
+@pytest.mark.parametrize("end_engine", [kill_engine, send_crash])
+def test_a_row_alone_with_the_engine_is_not_blamed_for_what_others_do(
+    tmp_path: Path, end_engine: Callable[[Serving], None]
+) -> None:
+    """Neither for kills from outside nor for requests that bring the engine down."""
+    body = {"model": "fake", "prompt": "say it", "max_tokens": 60, "temperature": 0}
+    with serving(tmp_path, "fake:rows=8:delay=0.03") as server, client(server) as http:
+
+        def is_running() -> bool:
+            life = server.bridge._life
+            return server.bridge.state == "ready" and life is not None and bool(life.board.rows())
+
+        line = lines_of({"custom_id": "0", "url": COMPLETIONS, "body": body})
+        batch_id = create(http, line, COMPLETIONS)
+        for _ in range(4):
+            until(is_running, 60)
+            before = server.bridge.stats().restarts
+            end_engine(server)
+            until(lambda: server.bridge.stats().restarts > before, 60)  # noqa: B023
+        batch = ended(http, batch_id)
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 def test_a_server_that_is_stopped_goes_on_later(

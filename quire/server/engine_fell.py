@@ -1,0 +1,15 @@
+"""What those get whose engine ended while it answered."""
+
+from __future__ import annotations
+
+from quire.openai_api.errors import NO_RETRY, SERVER, ApiError
+from quire.replicas.suspects import Fall
+
+
+class EngineFell(ApiError):
+    """`fall` is for batches, which look for the row that did it."""
+
+    def __init__(self, fall: Fall) -> None:
+        text = "the engine failed while it answered; try again"
+        super().__init__(500, text, code="engine_crash", type=SERVER, headers=NO_RETRY)
+        self.fall = fall
