@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import quire
 from docs import render_api
 from quire.base.notes import note, warn
-from quire.compat import MODULES
+from quire.compat import MODULES, OURS
 from quire.errors import InvalidRequest, NotSupported, QuireError, QuireWarning
 from quire.options import parse_options
 from quire.safe_text import one_line
@@ -258,8 +259,43 @@ def test_modules_that_scripts_know_have_the_names_they_import() -> None:
                 there = getattr(import_module(f"quire.{home}"), own)
                 assert getattr(module, known or own) is there
     assert import_module("quire.exceptions").VLLMError is QuireError
-    with pytest.raises(ModuleNotFoundError, match=r"No module named 'quire\.v1\.nothing'"):
-        import_module("quire.v1.nothing")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import quire.v1.nothing",
+        "import quire.nothing",
+        "from quire.utils import nothing",
+        "from quire.config import nothing",
+        "from quire.sampling_params import nothing",
+        "from quire import nothing",
+    ],
+)
+def test_what_scripts_will_not_find_is_said(line: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"quire[\w.]*\.nothing is not among what"):
+        exec(line)
+    assert not hasattr(importlib.import_module("quire.utils"), "nothing")
+
+
+def test_names_of_what_is_not_built_are_imported_and_refuse_when_used() -> None:
+    from quire.compat.not_built import REFUSED
+
+    known = {name for homes in [*MODULES.values(), *OURS.values()] for name in _names_of(homes)}
+    assert {name for names in REFUSED.values() for name in names.split()} <= known
+
+    asset = importlib.import_module("quire.assets.image").ImageAsset
+    with pytest.raises(NotSupported, match=r"ImageAsset is not built\. .*allowed_media_domains"):
+        asset("cherry_blossom")
+    config = importlib.import_module("quire.config")
+    assert config.CacheConfig is importlib.import_module("quire.compat.not_built").CacheConfig
+    with pytest.raises(NotSupported, match=r"CacheConfig is not built\. Say it as options"):
+        config.CacheConfig(block_size=16)
+    assert not hasattr(config, "nothing")
+
+
+def _names_of(homes: Mapping[str, str]) -> list[str]:
+    return homes.get("compat.not_built", "").split()
 
 
 AS_VLLM = """

@@ -7,7 +7,7 @@ them for parts of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -17,29 +17,55 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 _GROUPS = "cleanup_dist_env_and_memory destroy_distributed_environment destroy_model_parallel"
-_SENT = "compat.not_built"
+_NOT_BUILT = "compat.not_built"
+_COMPILED = "CUDAGraphMode CompilationLevel CompilationMode"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
+# Modules of ours that scripts know, and what they look for in them that is elsewhere.
+OURS = {
+    "config": {
+        _NOT_BUILT: "CacheConfig DeviceConfig LoRAConfig LoadConfig MultiModalConfig "
+        "ObservabilityConfig ParallelConfig SchedulerConfig SpeculativeConfig",
+        "compat.script_parts": _COMPILED,
+    },
+    "logprobs": {},
+    "outputs": {},
+    "sampling_params": {},
+}
 # By module: where its names come from; OTHER=NAME is a name under which scripts know it.
 MODULES = {
+    "assets.audio": {_NOT_BUILT: "AudioAsset"},
+    "assets.image": {_NOT_BUILT: "ImageAsset"},
+    "assets.video": {_NOT_BUILT: "VideoAsset"},
     "beam_search": {"outputs": "BeamSearchOutput BeamSearchSequence"},
+    "config.compilation": {
+        "compat.script_parts": _COMPILED,
+        "params.given_configs": "CompilationConfig",
+    },
+    "config.kv_transfer": {"params.given_configs": "KVTransferConfig"},
+    "config.pooler": {"params.pooling": "PoolerConfig"},
+    "config.structured_outputs": {"params.structured": "StructuredOutputsConfig"},
     "distributed": {"compat.parallel_state": _GROUPS},
-    "distributed.device_communicators.pynccl": {_SENT: "PyNcclCommunicator=WeightTransfer"},
-    "distributed.parallel_state": {"compat.parallel_state": _GROUPS, _SENT: "get_world_group"},
-    "distributed.utils": {_SENT: "StatelessProcessGroup=WeightTransfer"},
+    "distributed.device_communicators.pynccl": {_NOT_BUILT: "PyNcclCommunicator"},
+    "distributed.parallel_state": {"compat.parallel_state": _GROUPS, _NOT_BUILT: "get_world_group"},
+    "distributed.utils": {_NOT_BUILT: "StatelessProcessGroup"},
     "distributed.weight_transfer.base": {
-        _SENT: "WeightTransferInitRequest=WeightTransfer WeightTransferUpdateRequest=WeightTransfer"
+        _NOT_BUILT: "WeightTransferInitRequest WeightTransferUpdateRequest"
     },
     "distributed.weight_transfer.ipc_engine": {
-        _SENT: "IPCTrainerSendWeightsArgs=WeightTransfer IPCWeightTransferEngine=WeightTransfer"
+        _NOT_BUILT: "IPCTrainerSendWeightsArgs IPCWeightTransferEngine"
     },
     "distributed.weight_transfer.nccl_engine": {
-        _SENT: "NCCLTrainerSendWeightsArgs=WeightTransfer NCCLWeightTransferEngine=WeightTransfer"
+        _NOT_BUILT: "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
     },
     "engine.arg_utils": {"options": "AsyncEngineArgs EngineArgs"},
-    "engine.async_llm_engine": {"session.async_llm": "AsyncLLMEngine"},
+    "engine.async_llm_engine": {
+        "errors": "AsyncEngineDeadError=EngineError",
+        "session.async_llm": "AsyncLLMEngine",
+    },
     "engine.llm_engine": {"session.llm_engine": "LLMEngine"},
     "entrypoints.chat_utils": {
-        "compat.chat_template": "load_chat_template resolve_hf_chat_template=resolve_chat_template"
+        "compat.chat_template": "ChatCompletionMessageParam ConversationMessage load_chat_template "
+        "resolve_hf_chat_template=resolve_chat_template"
     },
     "entrypoints.llm": {"llm": "LLM"},
     "exceptions": {
@@ -56,10 +82,16 @@ MODULES = {
     "model_executor.models.registry": {"compat.model_registry": "ModelRegistry"},
     "model_executor.parallel_utils.parallel_state": {"compat.parallel_state": _GROUPS},
     "model_executor.utils": {"compat.script_parts": "set_random_seed"},
-    "multimodal": {"inputs": "MultiModalDataDict"},
+    "multimodal": {
+        _NOT_BUILT: "MULTIMODAL_REGISTRY",
+        "inputs": "MultiModalDataDict MultiModalUUIDDict",
+    },
     "multimodal.image": {"compat.pictures": "convert_image_mode"},
     "multimodal.inputs": {"inputs": "MultiModalDataDict MultiModalUUIDDict"},
-    "multimodal.utils": {"compat.pictures": "encode_image_base64 encode_image_url"},
+    "multimodal.utils": {
+        _NOT_BUILT: "fetch_audio fetch_image fetch_video",
+        "compat.pictures": "encode_image_base64 encode_image_url",
+    },
     "platforms": {"compat.script_parts": "current_platform"},
     "pooling_params": {"params.pooling": "PoolingParams"},
     "renderers.hf": {"compat.chat_template": "resolve_chat_template"},
@@ -70,13 +102,14 @@ MODULES = {
     },
     "usage.usage_lib": {"compat.script_parts": "UsageContext"},
     "utils": {
-        "compat.script_parts": "Counter FlexibleArgumentParser get_ip get_open_port random_uuid"
+        "compat.script_parts": "Counter FlexibleArgumentParser cuda_device_count_stateless get_ip "
+        "get_open_port random_uuid"
     },
     "utils.argparse_utils": {"compat.script_parts": "FlexibleArgumentParser"},
     "utils.counter": {"compat.script_parts": "Counter"},
     "utils.network_utils": {"compat.script_parts": "get_ip get_open_port"},
     "utils.print_utils": {"compat.script_parts": "print_embeddings"},
-    "utils.torch_utils": {"compat.script_parts": "set_random_seed"},
+    "utils.torch_utils": {"compat.script_parts": "cuda_device_count_stateless set_random_seed"},
     "v1.engine.async_llm": {
         "options": "AsyncEngineArgs",
         "session.async_llm": "AsyncLLM",
@@ -93,7 +126,7 @@ MODULES = {
         "sampling.batch_interface": f"{_PROCESSORS} AddedRequest MovedRequest RemovedRequest"
     },
     "version": {"base.version": "__version__ __version_tuple__"},
-    "worker.worker": {_SENT: "Worker"},
+    "worker.worker": {_NOT_BUILT: "Worker"},
 }
 
 
@@ -113,13 +146,16 @@ class ScriptNames:
         if package != "quire":
             return None
         is_package = any(module.startswith(f"{name}.") for module in MODULES)
-        if name not in MODULES and not is_package:
+        if name not in MODULES and not is_package and name not in OURS:
             return None
         if name not in MODULES and (own := PathFinder.find_spec(fullname, path)) is not None:
             # A module of ours that scripts know as a package; those of ours are found in it still.
+            # As a package it has the finders asked for a name that it lacks, and so NotHere.
             own.submodule_search_locations = own.submodule_search_locations or []
+            if OURS.get(name):
+                own.loader = cast("Loader", _WithMore(own.loader, OURS[name]))
             return own
-        return ModuleSpec(fullname, cast("Loader", self), is_package=is_package)
+        return ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> None:
         """One of the usual kind."""
@@ -140,6 +176,27 @@ class ScriptNames:
             yield Spoken()
 
 
+class _WithMore:
+    """Loads a module of ours, which then has names of others, too, when they are asked for: it
+    lies below them and cannot import them itself."""
+
+    def __init__(self, loader: Any, homes: Mapping[str, str]) -> None:
+        self._loader = loader
+        self._home_of = {name: home for home, names in homes.items() for name in names.split()}
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """One of the usual kind."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        vars(module)["__getattr__"] = self._more
+
+    def _more(self, name: str) -> Any:
+        if name not in self._home_of:
+            raise AttributeError(name)
+        return getattr(import_module(f"quire.{self._home_of[name]}"), name)
+
+
 class _OtherName:
     """Loads `vllm.NAME` by putting `quire.NAME` in its place."""
 
@@ -148,17 +205,25 @@ class _OtherName:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        own = f"quire{name.removeprefix('vllm')}"
-        try:
-            sys.modules[name] = import_module(own)
-        except ModuleNotFoundError as error:
-            if error.name is None or not own.startswith(error.name):
-                raise  # something that the module itself needs
+        sys.modules[name] = import_module(f"quire{name.removeprefix('vllm')}")
+
+
+class NotHere:
+    """The last finder: says of what nobody found in quire that programs will not find it.
+
+    `from quire.utils import name` asks it, too, because the modules above are packages, and so
+    ends in these words instead of "cannot import name"."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        package, _, name = fullname.partition(".")
+        if package == "quire":
+            # Without `name=`: Python keeps such an error of a from-import to itself if it has one.
             raise ModuleNotFoundError(
-                f"{name} is not among the modules that quire has for programs written for vLLM: "
-                "docs/clients.md lists them",
-                name=name,
-            ) from None
+                f"{'vllm' if is_vllm() else 'quire'}.{name} is not among what quire has for "
+                "programs written for vLLM: docs/clients.md lists the modules"
+            )
 
 
 def is_vllm() -> bool:
@@ -173,3 +238,4 @@ def serve_script_names() -> None:
     """Once: `import quire` again, after a test took it out of sys.modules, adds no second one."""
     if not any(type(finder).__name__ == "ScriptNames" for finder in sys.meta_path):
         sys.meta_path.insert(0, ScriptNames())
+        sys.meta_path.append(NotHere())

@@ -8,6 +8,9 @@ from typing import Any
 
 from quire.inputs.chat import read_template
 
+# What scripts write as the type of a message.
+ChatCompletionMessageParam = ConversationMessage = dict[str, Any]
+
 
 def resolve_chat_template(
     tokenizer: Any,

@@ -9,7 +9,7 @@ import sys
 import uuid
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from enum import StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Any
 
 
@@ -41,6 +41,19 @@ class UsageContext(StrEnum):
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
     OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+# What a CompilationConfig may name: how much vLLM compiles (CompilationLevel in older scripts), and
+# which steps it captures. quire decides both itself.
+CompilationMode = IntEnum(
+    "CompilationMode", "NONE STOCK_TORCH_COMPILE DYNAMO_TRACE_ONCE VLLM_COMPILE", start=0
+)
+CompilationLevel = IntEnum(
+    "CompilationLevel", "NO_COMPILATION DYNAMO_AS_IS DYNAMO_ONCE PIECEWISE", start=0
+)
+CUDAGraphMode = Enum(
+    "CUDAGraphMode", "NONE PIECEWISE FULL FULL_DECODE_ONLY FULL_AND_PIECEWISE", start=0
+)
 
 
 class Platform:
@@ -79,6 +92,13 @@ class Platform:
 
 
 current_platform = Platform()
+
+
+def cuda_device_count_stateless() -> int:
+    """How many GPUs there are."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def init_logger(name: str) -> logging.Logger:
