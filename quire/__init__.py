@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from quire.jobs.job import Job as Job
     from quire.jobs.job import JobReport as JobReport
     from quire.llm import LLM as LLM
-    from quire.options import AsyncEngineArgs as AsyncEngineArgs
-    from quire.options import EngineArgs as EngineArgs
     from quire.outputs import *  # noqa: F403
     from quire.params.lora import LoRARequest as LoRARequest
     from quire.params.pooling import PoolingParams as PoolingParams
     from quire.sampling_params import *  # noqa: F403
     from quire.session.async_llm import AsyncLLM as AsyncLLM
     from quire.session.async_llm import AsyncLLMEngine as AsyncLLMEngine
+    from quire.session.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from quire.session.engine_args import EngineArgs as EngineArgs
     from quire.session.llm_engine import LLMEngine as LLMEngine
 
 _HOME = {
@@ -45,7 +45,7 @@ _HOME = {
     "params.pooling": "PoolingParams",
     "params.lora": "LoRARequest",
     "inputs": "PromptType TextPrompt TokensPrompt",
-    "options": "EngineArgs AsyncEngineArgs",
+    "session.engine_args": "EngineArgs AsyncEngineArgs",
     "jobs.job": "Job JobReport",
     "compat.model_registry": "ModelRegistry",
     "compat.not_built": "initialize_ray_cluster",

@@ -26,6 +26,7 @@ OURS = {
         _NOT_BUILT: "CacheConfig DeviceConfig LoRAConfig LoadConfig MultiModalConfig "
         "ObservabilityConfig ParallelConfig SchedulerConfig SpeculativeConfig",
         "compat.script_parts": _COMPILED,
+        "session.model_config": "ModelConfig",
     },
     "logprobs": {},
     "outputs": {},
@@ -41,6 +42,7 @@ MODULES = {
         "compat.script_parts": _COMPILED,
         "params.given_configs": "CompilationConfig",
     },
+    "config.model": {"session.model_config": "ModelConfig"},
     "config.kv_transfer": {"params.given_configs": "KVTransferConfig"},
     "config.pooler": {"params.pooling": "PoolerConfig"},
     "config.structured_outputs": {"params.structured": "StructuredOutputsConfig"},
@@ -57,7 +59,7 @@ MODULES = {
     "distributed.weight_transfer.nccl_engine": {
         _NOT_BUILT: "NCCLTrainerSendWeightsArgs NCCLWeightTransferEngine"
     },
-    "engine.arg_utils": {"options": "AsyncEngineArgs EngineArgs"},
+    "engine.arg_utils": {"session.engine_args": "AsyncEngineArgs EngineArgs"},
     "engine.async_llm_engine": {
         "errors": "AsyncEngineDeadError=EngineError",
         "session.async_llm": "AsyncLLMEngine",
@@ -111,7 +113,7 @@ MODULES = {
     "utils.print_utils": {"compat.script_parts": "print_embeddings"},
     "utils.torch_utils": {"compat.script_parts": "cuda_device_count_stateless set_random_seed"},
     "v1.engine.async_llm": {
-        "options": "AsyncEngineArgs",
+        "session.engine_args": "AsyncEngineArgs",
         "session.async_llm": "AsyncLLM",
     },
     "v1.engine.exceptions": {"errors": "EngineDeadError=EngineError EngineGenerateError=RowError"},

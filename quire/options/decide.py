@@ -61,7 +61,7 @@ def resolve(
         device=facts.device,
         dtype=dtype,
         quantization=quantization,
-        max_model_len=_max_model_len(options, spec),
+        max_model_len=decided_len(options, spec),
         block_size=_block_size(options, spec, quantization or dtype, notes),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -222,7 +222,7 @@ def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tup
     return seqs, tokens
 
 
-def _max_model_len(options: Options, spec: AnySpec) -> int:
+def decided_len(options: Options, spec: AnySpec) -> int:
     """What was asked for, or the model's; one that fits the memory is found when that is known."""
     if options.max_model_len in (None, FIT_TO_MEMORY):
         return spec.max_model_len

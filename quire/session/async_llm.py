@@ -23,9 +23,10 @@ from quire.params.unknown import told_unknown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import EngineThread, News, Submission
+from quire.session.model_config import ModelConfig
 from quire.session.pooling import task_of
 from quire.session.session import Session
-from quire.session.views import ModelConfigView, VllmConfigView
+from quire.session.views import VllmConfigView
 
 if TYPE_CHECKING:
     from quire.options import EngineArgs
@@ -121,6 +122,13 @@ class AsyncLLM(NotBuiltAsyncMethods):
         options = engine_args.given()
         return cls(options.pop("model"), **options)
 
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
+        """With what `EngineArgs.create_engine_config` returned."""
+        from quire.session.engine_args import given_args  # takes a while to import
+
+        return cls.from_engine_args(given_args(vllm_config))
+
     @told_unknown
     async def generate(
         self,
@@ -211,7 +219,7 @@ class AsyncLLM(NotBuiltAsyncMethods):
         return self._session.supported_tasks
 
     @property
-    def model_config(self) -> ModelConfigView:
+    def model_config(self) -> ModelConfig:
         return self.vllm_config.model_config
 
     @property

@@ -10,11 +10,12 @@ from quire.sampling_params import SamplingParams
 from quire.session.kv_cache_view import KvCacheView
 from quire.session.metrics import Metric
 from quire.session.session import Session
+from quire.session.told import Told
 from quire.session.views import EngineView
 from quire.session.workers import ExecutorView
 
 
-class LLMControls:
+class LLMControls(Told):
     """Everything here works on the session that the LLM holds."""
 
     _session: Session

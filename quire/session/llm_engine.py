@@ -33,6 +33,13 @@ class LLMEngine(EngineView):
         options = engine_args.given()
         return cls(options.pop("model"), **options)
 
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
+        """With what `EngineArgs.create_engine_config` returned."""
+        from quire.session.engine_args import given_args  # takes a while to import
+
+        return cls.from_engine_args(given_args(vllm_config))
+
     def shutdown(self, timeout: float | None = None) -> None:
         """Free the model's memory. Twice is fine; using the engine afterwards is not."""
         if session := getattr(self, "_session", None):

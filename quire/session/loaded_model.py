@@ -32,6 +32,15 @@ GENERATION_DEFAULTS = {
 }
 
 
+def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation_config.json says of a request's parameters, by our names."""
+    return {
+        ours: generation_config[theirs]
+        for theirs, ours in GENERATION_DEFAULTS.items()
+        if generation_config.get(theirs) is not None
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready to run."""
@@ -66,13 +75,8 @@ class LoadedModel:
 
     def default_params(self) -> SamplingParams:
         """What the model's makers recommend; SamplingParams() where they say nothing."""
-        given = {
-            ours: self.generation_config[theirs]
-            for theirs, ours in GENERATION_DEFAULTS.items()
-            if self.generation_config.get(theirs) is not None
-        }
         try:
-            return SamplingParams(**given)
+            return SamplingParams(**recommended(self.generation_config))
         except InvalidParams as error:
             raise InvalidOption(
                 f"the model's generation_config.json sets {error.parameter} to {error.value!r}: "

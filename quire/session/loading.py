@@ -57,11 +57,11 @@ def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
     """`undone`: what is to be ended where this fails."""
     _check_given(model, options)
     wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
-    files = _find(model, options)
+    files = find_files(model, options)
     said = {**files.config, **(options.hf_overrides or {})}
     encoder = encoder_family(said)
     pooler = choose_pooler(files, said, options, encoder)
-    generation_config = _generation_config(files, options)
+    generation_config = generation_config_of(files, options)
     # The tokenizer is built by Rust and Python while the weights are read by torch.
     media = ModelMedia.of(files, said, options)
     with ThreadPoolExecutor(1) as aside:
@@ -120,7 +120,7 @@ class ModelParts:
 def read_parts(model: str, options: Options) -> ModelParts:
     """Find the model and read all of it but its weights."""
     _check_given(model, options)
-    files = _find(model, options)
+    files = find_files(model, options)
     said = {**files.config, **(options.hf_overrides or {})}
     if choose_pooler(files, said, options, encoder_family(said)).tasks:
         raise NotSupported(
@@ -130,11 +130,11 @@ def read_parts(model: str, options: Options) -> ModelParts:
     spec = own_spec(files, options)
     hf_config = said if files.config else {**config_of(spec), **said}
     return ModelParts(
-        spec, load_tokenizer(files, options), _generation_config(files, options), hf_config
+        spec, load_tokenizer(files, options), generation_config_of(files, options), hf_config
     )
 
 
-def _find(model: str, options: Options) -> ModelFiles:
+def find_files(model: str, options: Options) -> ModelFiles:
     files = locate(
         model,
         revision=options.revision,
@@ -289,7 +289,7 @@ def _cpu_executor(
     return config, LocalExecutor(config, spec, weights, read_again=read_again, tower=tower)
 
 
-def _generation_config(files: ModelFiles, options: Options) -> dict[str, Any]:
+def generation_config_of(files: ModelFiles, options: Options) -> dict[str, Any]:
     from quire.weights.hf_config import read_generation_config
 
     source = options.generation_config

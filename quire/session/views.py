@@ -8,56 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import SchedulerFacts
 from quire.session.metrics import Metric
+from quire.session.model_config import ModelConfig
 from quire.session.step_methods import StepMethods
+from quire.session.told import Told
 from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
     from quire.session.session import Session
 
 
-class ModelConfigView:
-    """`llm.llm_engine.model_config`."""
-
-    def __init__(self, session: Session) -> None:
-        model, config = session.model, session.model.config
-        self._session = session
-        self.model = self.tokenizer = self.served_model_name = model.name
-        self.max_model_len, self.seed = config.max_model_len, config.seed
-        self.quantization, self.trust_remote_code = config.quantization, config.trust_remote_code
-        self._dtype = config.dtype
-
-    @property
-    def dtype(self) -> Any:
-        """A torch.dtype."""
-        import torch
-
-        return getattr(torch, self._dtype)
-
-    @property
-    def hf_config(self) -> Any:
-        """A Transformers config, made when it is first asked for."""
-        return self._session.hf_config
-
-    @property
-    def hf_text_config(self) -> Any:
-        return self.hf_config
-
-    @property
-    def architectures(self) -> list[str]:
-        return list(self.hf_config.architectures or [])
-
-    def get_vocab_size(self) -> int:
-        return self._session.model.spec.vocab_size
-
-    def get_hidden_size(self) -> int:
-        return self._session.model.spec.hidden_size
-
-    def get_head_size(self) -> int:
-        return self._session.model.spec.head_dim
-
-
 @dataclass(frozen=True, slots=True)
-class CacheConfigView:
+class CacheConfigView(Told):
     """`vllm_config.cache_config`."""
 
     block_size: int
@@ -67,7 +28,7 @@ class CacheConfigView:
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelConfigView:
+class ParallelConfigView(Told):
     """`vllm_config.parallel_config`; its world is one replica."""
 
     tensor_parallel_size: int
@@ -80,10 +41,10 @@ class ParallelConfigView:
 
 
 @dataclass(frozen=True, slots=True)
-class VllmConfigView:
+class VllmConfigView(Told):
     """`llm.llm_engine.vllm_config`, as far as scripts look into it."""
 
-    model_config: ModelConfigView
+    model_config: ModelConfig
     cache_config: CacheConfigView
     scheduler_config: SchedulerFacts
     parallel_config: ParallelConfigView
@@ -98,7 +59,7 @@ class VllmConfigView:
             config.gpu_memory_utilization,
         )
         ranks = ParallelConfigView(config.tensor_parallel_size, session.num_replicas)
-        return cls(ModelConfigView(session), cache, SchedulerFacts.of(config), ranks)
+        return cls(ModelConfig.of(session), cache, SchedulerFacts.of(config), ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +70,12 @@ class SpeculationView:
     num_accepted: int
 
 
-class EngineView(StepMethods, RestingView):
+class EngineView(StepMethods, RestingView, Told):
     """`llm.llm_engine`, as far as scripts look into it."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.model_config = ModelConfigView(session)
+        self.model_config = ModelConfig.of(session)
         guesses = session.engine.scheduler.guesses
         self.speculation = SpeculationView(guesses.num_guessed, guesses.num_accepted)
         self.engine_core = EngineCoreView(session)
@@ -166,7 +127,7 @@ class EngineView(StepMethods, RestingView):
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         return self.collective_rpc(lambda worker: func(worker.get_model()))
 
-    def get_model_config(self) -> ModelConfigView:
+    def get_model_config(self) -> ModelConfig:
         return self.model_config
 
     @property

@@ -1,0 +1,24 @@
+"""What is said of an attribute that a view of the engine does not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+
+class Told:
+    """An AttributeError of it lists what there is: scripts look for parts of vLLM's engine."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # or every name would be taken for one that is there
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            if hasattr(type(self), name):  # a property that raised: say again what it said
+                return object.__getattribute__(self, name)
+            known = ", ".join(one for one in dir(self) if not one.startswith("_"))
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r} for programs written for vLLM. It has "
+                f"{known}."
+            )
