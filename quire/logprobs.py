@@ -235,10 +235,11 @@ Read = TypeVar("Read")
 
 class ReadLater(Generic[Read]):
     """A field of an output that may be given Unread logprobs: the first who asks for it has them
-    read, and from then on it holds what was made."""
+    read, and from then on it holds what was made. It is kept under the field's own name, where
+    programs that look into `vars(output)` find it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._kept_as = f"_{name}"
+        self._kept_as = name
 
     def __get__(self, output: object, owner: type | None = None) -> Read:
         if output is None:

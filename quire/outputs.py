@@ -76,6 +76,18 @@ class RequestStateStats:
     first_token_latency: float = 0.0
     is_corrupted: bool = False
 
+    def _on_the_wall(self, moment: float) -> float | None:
+        """As a time of the day, which older scripts ask for; None: it never came."""
+        return self.arrival_time + moment - self.queued_ts if moment else None
+
+    first_scheduled_time = property(lambda self: self._on_the_wall(self.scheduled_ts))
+    first_token_time = property(lambda self: self._on_the_wall(self.first_token_ts))
+    last_token_time = finished_time = property(lambda self: self._on_the_wall(self.last_token_ts))
+
+    @property
+    def time_in_queue(self) -> float | None:
+        return self.scheduled_ts - self.queued_ts if self.scheduled_ts else None
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -150,7 +162,7 @@ class CompletionOutput:
     @property
     def _kept_logprobs(self) -> SampleLogprobs | Unread | None:
         """As they are, read or not."""
-        kept: SampleLogprobs | Unread | None = self.__dict__["_logprobs"]
+        kept: SampleLogprobs | Unread | None = self.__dict__["logprobs"]
         return kept
 
     def __repr__(self) -> str:
@@ -204,7 +216,7 @@ class RequestOutput:
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
-        self._prompt_ids = prompt_token_ids
+        self.__dict__["prompt_token_ids"] = prompt_token_ids
         self.prompt_logprobs = prompt_logprobs
         self.outputs = outputs
         self.finished = finished
@@ -231,16 +243,14 @@ class RequestOutput:
     @property
     def prompt_token_ids(self) -> list[int] | None:
         """A list from the moment it is asked for: millions of numbers that often nobody reads."""
-        ids = self._prompt_ids
-        if ids is None or isinstance(ids, list):
-            return ids
-        listed: list[int] = ids.tolist()
-        self._prompt_ids = listed
-        return listed
+        ids: Any = self.__dict__["prompt_token_ids"]
+        if ids is not None and not isinstance(ids, list):
+            self.prompt_token_ids = ids = ids.tolist()
+        return ids  # type: ignore[no-any-return]
 
     @prompt_token_ids.setter
     def prompt_token_ids(self, ids: list[int] | None) -> None:
-        self._prompt_ids = ids
+        self.__dict__["prompt_token_ids"] = ids
 
     def drop_hidden(self) -> None:
         """Let the hidden states go: something else was made of them."""
@@ -248,7 +258,8 @@ class RequestOutput:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return 0 if self._prompt_ids is None else len(self._prompt_ids)
+        ids = self.__dict__["prompt_token_ids"]
+        return 0 if ids is None else len(ids)
 
     @classmethod
     def failed(

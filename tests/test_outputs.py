@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -99,6 +100,30 @@ def test_prompt_ids_become_a_list_when_they_are_asked_for() -> None:
     output.prompt_token_ids = None
     assert output.prompt_token_ids is None and output.num_prompt_tokens == 0
     assert ids.tolist() == [5, 6]
+
+
+def test_programs_that_look_into_an_output_find_its_fields() -> None:
+    answer = CompletionOutput(0, "a", [1], None, None, finish_reason="stop")
+    output = RequestOutput("0", "p", np.array([4, 5], np.int32), None, [answer], True)
+    assert output.prompt_token_ids == vars(output)["prompt_token_ids"] == [4, 5]
+    for made in (output, answer):
+        fields = {name for name in vars(made) if name != "_choice_chances"}
+        assert not any(name.startswith("_") for name in fields)
+        assert "prompt_logprobs" in fields or "logprobs" in fields
+        again = pickle.loads(pickle.dumps(made))
+        assert {name: getattr(again, name) for name in fields} == {
+            name: getattr(made, name) for name in fields
+        }
+
+
+def test_times_are_read_by_the_names_of_older_scripts() -> None:
+    stats = RequestStateStats(
+        arrival_time=1e9, queued_ts=10.0, scheduled_ts=10.5, first_token_ts=11.0, last_token_ts=14.0
+    )
+    assert (stats.first_scheduled_time, stats.first_token_time) == (1e9 + 0.5, 1e9 + 1)
+    assert stats.finished_time == stats.last_token_time == 1e9 + 4 and stats.time_in_queue == 0.5
+    never = RequestStateStats(arrival_time=1e9, queued_ts=10.0)
+    assert never.first_token_time is never.finished_time is never.time_in_queue is None
 
 
 def test_a_failed_output_says_why() -> None:
