@@ -5,10 +5,19 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from quire import LLM, EngineArgs, InvalidOption, LLMEngine, SamplingParams
+from quire import (
+    LLM,
+    EngineArgs,
+    InvalidOption,
+    LLMEngine,
+    NotSupported,
+    SamplingParams,
+    UnknownOption,
+)
 from tests.tiny_llm import CONFIG, tiny_llm
 
 
@@ -48,6 +57,33 @@ def test_an_engine_is_made_of_a_config_that_was_made_before(args: EngineArgs) ->
     engine.shutdown()
     with pytest.raises(InvalidOption, match=r"what EngineArgs\(\.\.\.\)\.create_engine_config"):
         LLMEngine.from_vllm_config(engine)
+
+
+def test_the_model_may_be_named_after_the_options() -> None:
+    args = EngineArgs(max_model_len=64)
+    for make in (LLM.from_engine_args, LLMEngine.from_engine_args):
+        with pytest.raises(InvalidOption, match="model must be a string, got None"):
+            make(args)
+    args.model = "smollm2"
+    assert args.given() == {"model": "smollm2", "max_model_len": 64}
+
+
+def test_weights_are_reloaded_as_programs_write_it(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path) as llm:
+        llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},))
+        with pytest.raises(NotSupported, match="update_config.*what was decided stays"):
+            llm.collective_rpc("update_config", args=({"cache_config": {"block_size": 8}},))
+        core = llm.llm_engine.engine_core.engine_core
+        assert callable(core.model_executor.driver_worker.worker.model_runner.model.load_weights)
+
+
+def test_requests_as_older_scripts_add_them_say_what_the_names_are(tmp_path: Path) -> None:
+    with tiny_llm(tmp_path) as llm:
+        add: Any = llm.llm_engine.add_request
+        with pytest.raises(UnknownOption, match=r"EngineView\.add_request .*It is params here"):
+            add("1", "a", sampling_params=SamplingParams())
+        with pytest.raises(UnknownOption, match="It is prompt here"):
+            add("1", inputs="a", params=SamplingParams())
 
 
 def test_what_an_engine_does_not_have_is_said_with_what_it_has(tmp_path: Path) -> None:

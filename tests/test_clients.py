@@ -38,12 +38,21 @@ WORDS = ["The river", "A quiet house by", "Once"]
 
 def test_a_wrong_call_says_what_to_call_instead(llm: LLM) -> None:
     broken = SamplingParams(structured_outputs=StructuredOutputsParams(regex="(a"))
+    generate: Any = llm.generate
     calls: list[tuple[Any, str]] = [
         (lambda: llm.generate([{"role": "user", "content": "x"}]), r"for chat\(\)"),
         (lambda: llm.generate([["a", "b"]]), "one flat list"),
         (lambda: llm.generate("a", broken, use_tqdm=False), "is prompt 0: regex"),
         (lambda: llm.generate("a", tokenization_kwargs={"zzz": 1}), "max_length"),
         (lambda: llm.plan("a", probe="x"), "probe must be an integer"),
+        (lambda: generate(None, GREEDY, [[1]]), "takes prompts, sampling_params by"),
+        (lambda: generate("a", "greedy"), "is a SamplingParams or a list of them, not str"),
+        # What programs look for in vLLM's error.
+        (lambda: generate([[1] * 600]), "maximum context length is 512"),
+        (
+            lambda: generate([[1] * 600]),
+            r"\(length 600\).* is longer than the maximum model length",
+        ),
     ]
     for call, words in calls:
         with pytest.raises(ValueError, match=words):
@@ -65,6 +74,7 @@ def test_what_older_scripts_write_out_and_what_asks_for_nothing_is_taken() -> No
         ("max_new_tokens", "SamplingParams.*It is max_tokens here"),
         ("guided_options_request", "structured_outputs=StructuredOutputsParams"),
         ("promts", "Did you mean 'prompts'"),
+        ("inputs", "It is prompts here"),
     ],
 )
 def test_a_keyword_that_generate_does_not_take_says_where_it_goes(

@@ -63,23 +63,24 @@ def check_encoded(ids: Ints, vocab_size: int) -> Ints | QuireError:
 
 
 def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: int) -> None:
-    """PromptTooLong where so many tokens, some of them of media, find no room."""
+    """PromptTooLong where so many tokens, some of them of media, find no room. Programs tell it
+    from other errors by vLLM's words, of which there are two kinds."""
     if count < max_model_len and count <= pool_tokens:
         return
-    has = f"the prompt has {count} tokens"
-    has += f" ({num_media} of them of media)" if num_media else ""
+    has = f"the prompt (length {count})" + f", {num_media} of them of media," * bool(num_media)
     if count >= max_model_len:
         way_out = f"Shorten it, or set truncate_prompt_tokens={max_model_len - 1} to keep its end"
         if num_media:
             way_out = "Shorten the text, or pass fewer or smaller media, which are not cut"
         raise PromptTooLong(
-            f"{has}; the model takes {max_model_len} with the "
-            f"answer (max_model_len), so at most {max_model_len - 1} here. {way_out}",
+            f"{has} with one token of an answer is longer than the maximum model length of "
+            f"{max_model_len} (max_model_len): the maximum context length is {max_model_len}, so "
+            f"at most {max_model_len - 1} tokens here. {way_out}",
             parameter="prompt",
             value=count,
         )
     raise PromptTooLong(
-        f"{has}; the KV cache has room for {pool_tokens} in "
+        f"{has} is too long: the KV cache has room for {pool_tokens} tokens in "
         "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
         parameter="prompt",
         value=count,

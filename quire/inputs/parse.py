@@ -171,6 +171,8 @@ def _from_mapping(
             meant = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KEYS)}"
             if key in ("role", "content", "messages"):
                 meant = "; conversations, lists of messages, are for chat()"
+            if key == "input_ids":
+                meant = '; write {"prompt_token_ids": encoded["input_ids"]}'
             raise InvalidPrompt(
                 f"a prompt has no key {key!r}{meant}", parameter="prompt", value=key
             )
@@ -226,6 +228,8 @@ def _checked_text(text: Any) -> str:
 
 def _checked_ids(given: Any, vocab_size: int) -> Ints:
     """Token ids as int32, each one of the vocabulary."""
+    if isinstance(given, Mapping) and "input_ids" in given:
+        given = given["input_ids"]  # what apply_chat_template of Transformers 5 returns
     given = _as_numpy(given)
     packed = _from_list(given) if isinstance(given, list | tuple) else None
     ids: np.ndarray[Any, np.dtype[Any]]

@@ -38,25 +38,26 @@ class _EngineArgs:
     `LLM.from_engine_args(args)` and `LLM(**dataclasses.asdict(args))` both make the LLM.
     """
 
-    model: str
+    model: str | None = None  # some programs set it later
 
     def __post_init__(self) -> None:
-        self.model = text("model", self.model)
+        if self.model is not None:
+            self.model = text("model", self.model)
         self.parsed()
 
     def given(self) -> dict[str, Any]:
         """The model, and the options that differ from their defaults: what LLM is called with."""
+        return {"model": text("model", self.model), **self._set_ones()}
+
+    def _set_ones(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in OPTIONS}
-        set_ones = {name: v for name, v in values.items() if not OPTIONS[name].is_default(v)}
-        return {"model": self.model, **set_ones}
+        return {name: v for name, v in values.items() if not OPTIONS[name].is_default(v)}
 
     def parsed(self) -> Options:
-        options = self.given()
-        del options["model"]
-        return parse_options(options)
+        return parse_options(self._set_ones())
 
     def __repr__(self) -> str:
-        shown = self.given()
+        shown = {"model": self.model, **self._set_ones()}
         if "hf_token" in shown:
             shown["hf_token"] = "..."
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
@@ -118,13 +119,13 @@ def _field(name: str) -> tuple[str, Any, Any]:
 if TYPE_CHECKING:
 
     class EngineArgs(_EngineArgs):
-        def __init__(self, model: str, **options: Any) -> None: ...
+        def __init__(self, model: str | None = None, **options: Any) -> None: ...
 
 else:
     EngineArgs = names_unknown(
         dataclasses.make_dataclass(
             "EngineArgs",
-            [("model", str), *map(_field, OPTIONS)],
+            [("model", str, dataclasses.field(default=None)), *map(_field, OPTIONS)],
             bases=(_EngineArgs,),
             namespace={"__module__": __name__, "__doc__": _EngineArgs.__doc__},
             repr=False,

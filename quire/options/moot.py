@@ -92,6 +92,7 @@ MOOT: dict[str, dict[str, Any]] = {
         "cudagraph_capture_sizes": None,
         "cuda_graph_sizes": None,
         "max_cudagraph_capture_size": None,
+        "max_context_len_to_capture": None,
         "max_seq_len_to_capture": 8192,
         "disable_cascade_attn": True,
         "enable_flashinfer_autotune": None,

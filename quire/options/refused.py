@@ -23,6 +23,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "data_parallel_external_lb": False,
         "data_parallel_multi_port_external_lb": False,
     },
+    "On a Ray cluster use `quire run --ray`.": {"engine_use_ray": False, "worker_use_ray": False},
     "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
     "quire marks no text: leave it out.": {"watermark_config": None},
     "Set max_num_seqs.": {"max_num_active_seqs": None},

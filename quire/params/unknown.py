@@ -29,6 +29,13 @@ _INSTEAD = {
     ),
     "guided_options_request": _STRUCTURED,
 }
+# Of methods, what older scripts called their arguments.
+_RENAMED = {
+    "inputs": {"prompt", "prompts"},
+    "prompt": {"prompts"},
+    "prompt_token_ids": {"prompt"},  # where one prompt is taken: {"prompt_token_ids": [...]}
+    "sampling_params": {"params"},
+}
 # Of those, what older scripts wrote out though it asks for nothing.
 _NOTHING = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
@@ -52,12 +59,22 @@ def names_unknown(made: Any) -> Any:
 
 def told_unknown(method: Callable[Given, Made]) -> Callable[Given, Made]:
     """A method that says where a keyword goes that it does not know: mostly into SamplingParams."""
-    known = frozenset(inspect.signature(method).parameters)
+    taken = inspect.signature(method).parameters
+    known = frozenset(taken)
+    by_place = [n for n, one in taken.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
 
     @functools.wraps(method)
     def checked(*args: Given.args, **keywords: Given.kwargs) -> Made:
+        owner = type(args[0]).__name__ if args else ""
         for name in keywords.keys() - known:
-            raise _unknown(method.__qualname__, name, keywords[name], known)
+            raise _unknown(f"{owner}.{method.__name__}", name, keywords[name], known)
+        if len(args) > len(by_place):
+            raise UnknownOption(
+                f"{owner}.{method.__name__} takes {', '.join(by_place[1:])} by their places, and "
+                f"here are {len(args) - len(by_place)} more: name them, as in use_tqdm=False.",
+                parameter=method.__name__,
+                value=len(args) - 1,
+            )
         return method(*args, **keywords)
 
     return checked
@@ -73,6 +90,8 @@ def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> Unknow
     hint = _INSTEAD.get(name, "") if owner == "SamplingParams" or "." in owner else ""
     if "." in owner and (hint or name in PARAMS_STATUS):
         hint = f"That is said in sampling_params=SamplingParams(...). {hint}".rstrip()
+    if "." in owner and (here := _RENAMED.get(name, set()) & known):
+        hint = f"It is {min(here)} here."
     if not hint:
         near = difflib.get_close_matches(name, sorted(known), n=1)
         hint = f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."

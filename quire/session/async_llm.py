@@ -26,6 +26,7 @@ from quire.session.engine_thread import EngineThread, News, Submission
 from quire.session.model_config import ModelConfig
 from quire.session.pooling import task_of
 from quire.session.session import Session
+from quire.session.told import Told
 from quire.session.views import VllmConfigView
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class NotBuiltAsyncMethods:
     stop_profile = not_built("stop_profile", PROFILE)
 
 
-class AsyncLLM(NotBuiltAsyncMethods):
+class AsyncLLM(NotBuiltAsyncMethods, Told):
     """A model that answers many tasks at once and streams what it writes.
 
     >>> llm = AsyncLLM("smollm2")
@@ -263,6 +264,13 @@ class AsyncLLM(NotBuiltAsyncMethods):
             self._end()
         elif self._end.detach() is not None:
             self._engine.close(timeout)
+
+    def start_background_loop(self) -> None:
+        """Nothing, for older scripts: it runs from the beginning."""
+
+    def shutdown_background_loop(self) -> None:
+        """`shutdown`, as older scripts call it."""
+        self.shutdown()
 
     def __enter__(self) -> Self:
         return self

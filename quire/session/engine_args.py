@@ -20,7 +20,7 @@ class EngineArgs(OptionArgs):
         """What the model's files and the options say; its weights are not read."""
         from quire.session.model_config import ModelConfig
 
-        return ModelConfig.asked(self.model, self.parsed())
+        return ModelConfig.asked(self.given()["model"], self.parsed())
 
     def create_engine_config(self, *ignored: Any, **more: Any) -> AskedConfig:
         """For `from_vllm_config` of the engines; what is passed is about logging."""

@@ -33,7 +33,7 @@ class ParamCopies:
     """Private, checked copies of the caller's parameters, none made twice."""
 
     def __init__(self, params: Params) -> None:
-        if not isinstance(params, (SamplingParams, Sequence)):
+        if not isinstance(params, (SamplingParams, Sequence)) or isinstance(params, str):
             raise InvalidParams(
                 f"sampling_params is a SamplingParams or a list of them, not "
                 f"{type(params).__name__}",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import NotSupported
+from quire.session.told import Told
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +49,7 @@ class ModelView:
         )
 
 
-class ModelRunnerView:
+class ModelRunnerView(Told):
     """What holds the model."""
 
     def __init__(self, session: Session) -> None:
@@ -58,7 +59,7 @@ class ModelRunnerView:
         return self.model
 
 
-class WorkerView(RestingView):
+class WorkerView(RestingView, Told):
     """The one worker: what functions of `collective_rpc` are called with."""
 
     rank = local_rank = 0
@@ -102,11 +103,19 @@ class WorkerView(RestingView):
         else:
             self._session.load_weights(self._session.model.stored(weights_path))
 
+    def update_config(self, overrides: Mapping[str, Any]) -> None:
+        """What programs say before `reload_weights`, which reads the model's files in any case."""
+        if overrides != {"load_config": {"load_format": "auto"}}:
+            raise NotSupported(
+                f"update_config({overrides!r}) is not built: what was decided stays. Make another "
+                'LLM; before reload_weights, {"load_config": {"load_format": "auto"}} is taken.'
+            )
+
     def check_health(self) -> None:
         self._session.check()
 
 
-class ExecutorView(RestingView):
+class ExecutorView(RestingView, Told):
     """`llm.llm_engine.model_executor`."""
 
     def __init__(self, session: Session) -> None:
@@ -143,11 +152,17 @@ class ExecutorView(RestingView):
         self._session.close()
 
 
-class EngineCoreView:
+class EngineCoreView(Told):
     """`llm.llm_engine.engine_core`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.model_executor = ExecutorView(session)
+
+    @property
+    def engine_core(self) -> EngineCoreView:
+        """Itself: a client and what it asks are one here."""
+        return self
 
     def shutdown(self, timeout: float | None = None) -> None:
         self._session.close()

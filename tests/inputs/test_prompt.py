@@ -63,6 +63,7 @@ def test_every_form_of_a_prompt_gives_a_request(maker: RequestMaker, byte_bpe: T
         {"prompt": "the dog", "cache_salt": "tenant"},
         torch.tensor(ids),
         {"prompt_token_ids": torch.tensor(ids)},
+        {"prompt_token_ids": {"input_ids": ids, "attention_mask": [1] * len(ids)}},
     ]
     params = [SamplingParams().checked_copy()] * len(forms)
     requests = maker.make(forms, params, first_number=7, arrival=1.5)
@@ -71,7 +72,7 @@ def test_every_form_of_a_prompt_gives_a_request(maker: RequestMaker, byte_bpe: T
         assert request.prompt_ids.tolist() == ids and request.prompt_ids.dtype == np.int32
         assert (request.number, request.arrival) == (number, 1.5)
     assert [r.prompt for r in requests if isinstance(r, Request)] == [
-        *("the dog" if at in (0, 6, 8, 9, 10) else None for at in range(13))
+        *("the dog" if at in (0, 6, 8, 9, 10) else None for at in range(14))
     ]
     assert isinstance(requests[10], Request) and requests[10].cache_salt == "tenant"
 
@@ -122,6 +123,7 @@ def test_prompt_token_ids_of_older_scripts() -> None:
 
 
 BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
+    ({"input_ids": [1]}, InvalidPrompt, 'write {"prompt_token_ids": encoded'),
     ("", InvalidPrompt, "empty"),
     ([], InvalidPrompt, "no tokens"),
     ((), InvalidPrompt, "no tokens"),
@@ -191,10 +193,10 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ("abc\udfff", InvalidPrompt, "at character 3"),
     ({"prompt": "\ud83d"}, InvalidPrompt, "surrogate"),
     ({"prompt_token_ids": [1], "prompt": "\ud83d"}, InvalidPrompt, "surrogate"),
-    ("a " * 100, PromptTooLong, r"takes 64 .* at most 63"),
-    ([5] * 64, PromptTooLong, "has 64 tokens"),
-    ([5] * 65, PromptTooLong, "has 65 tokens"),
-    ([5] * 49, PromptTooLong, "has 49 tokens; the KV cache has room for 48"),
+    ("a " * 100, PromptTooLong, r"length is 64, so at most 63"),
+    ([5] * 64, PromptTooLong, "length 64"),
+    ([5] * 65, PromptTooLong, "length 65"),
+    ([5] * 49, PromptTooLong, "length 49.* the KV cache has room for 48"),
     ({"prompt_token_ids": [5] * 63}, PromptTooLong, "63"),
     ({"prompt": "x", "multi_modal_data": {"image": 1}}, NotSupported, "multi_modal_data"),
     ({"prompt": "x", "mm_processor_kwargs": {"a": 1}}, NotSupported, "mm_processor_kwargs"),
