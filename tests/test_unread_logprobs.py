@@ -43,7 +43,7 @@ def unread(*parts: Scores, **how: Any) -> UnreadLogprobs:
 
 
 def kept(answer: CompletionOutput) -> object:
-    return vars(answer)["_logprobs"]
+    return vars(answer)["logprobs"]
 
 
 def generated(llm: LLM, **asked: Any) -> list[CompletionOutput]:
@@ -86,7 +86,7 @@ def test_flat_ones_and_those_of_prompts_are_read_as_asked(llm: LLM) -> None:
     assert list(flat.logprobs) == listed.logprobs
     params = SamplingParams(max_tokens=1, prompt_logprobs=2)
     (output,) = llm.generate(["one two three"], params, use_tqdm=False)
-    assert isinstance(vars(output)["_prompt_logprobs"], Unread)
+    assert isinstance(vars(output)["prompt_logprobs"], Unread)
     found = output.prompt_logprobs
     assert isinstance(found, list) and found is output.prompt_logprobs and found[0] is None
     ids = output.prompt_token_ids or []
