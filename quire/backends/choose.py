@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from quire.backends.ops import HeadShape, Kernels
 from quire.errors import NotSupported
-
-if TYPE_CHECKING:
-    from quire.backends.texts import AttendTexts
 
 
 def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kernels:
@@ -38,13 +33,3 @@ def torch_kernels(shape: HeadShape, *, batch_invariant: bool) -> Kernels:
     from quire.backends.cpu.fast import CpuKernels
 
     return CpuKernels(shape)
-
-
-def text_attention() -> AttendTexts:
-    """Attention of encoders on a CPU."""
-    from quire.backends.cpu.native.library import library
-    from quire.backends.cpu.native.texts import NativeTexts
-    from quire.backends.texts import attend_texts
-
-    found = library()
-    return attend_texts if found is None else NativeTexts(found)

@@ -16,24 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.linear import LinearOp
-from quire.backends.texts import AttendTexts, Groups, Sight, attend_texts
+from quire.backends.texts import AttendTexts, Groups, Sight
 from quire.layer_plan import Rope
 from quire.layers.rotary import Angles
+from quire.models.encoder_ops import EncoderOps, Norm, Op, same
 from quire.spec import EncoderSpec
 
-Op = Callable[[Tensor], Tensor]
 Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderOps:
-    """What a device computes for an encoder; `padded` says how many rows its products want for so
-    many tokens."""
-
-    make_linear: Callable[[Tensor, Tensor | None], LinearOp]
-    padded: Callable[[int], int] = lambda count: count
-    attend: AttendTexts = attend_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +33,6 @@ class Texts:
     token_ids: Tensor
     positions: Tensor
     groups: Groups
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-def activation(name: str) -> Op:
-    """The function of that name."""
-    named: dict[str, Op] = {
-        "identity": _same,
-        "tanh": torch.tanh,
-        "relu": F.relu,
-        "gelu": F.gelu,
-        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-        "silu": F.silu,
-        "sigmoid": torch.sigmoid,
-        "softmax": lambda x: x.softmax(-1),
-    }
-    return named[name]
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """LayerNorm over the last dimension."""
-
-    weight: Tensor
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +65,12 @@ class _FeedForward:
     """The feed-forward of a layer, or one expert of it."""
 
     dtype: torch.dtype  # of what is multiplied
-    up: LinearOp
-    down: LinearOp
+    up: Op
     activation: Op
-    gated: bool
+    down: Op
 
     def __call__(self, x: Tensor) -> Tensor:
-        made = self.up(x.to(self.dtype))
-        if not self.gated:
-            return self.down(self.activation(made))
-        first, second = made.chunk(2, -1)
-        return self.down(self.activation(first) * second)
+        return self.down(self.activation(self.up(x.to(self.dtype))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +80,7 @@ class _Mixture:
     not depend on the others."""
 
     router: Tensor  # float32 [experts, H]
-    experts: tuple[_FeedForward, ...]
+    experts: tuple[Op, ...]
     after: Tensor  # [H]
     num_chosen: int
     padded: Callable[[int], int]
@@ -153,8 +106,8 @@ class _Layer:
 
     spec: EncoderSpec
     dtype: torch.dtype  # of what is multiplied
-    qkv: LinearOp
-    out: LinearOp
+    qkv: Op
+    out: Op
     attn_norm: Op
     feed_forward: Op
     mlp_norm: Op
@@ -170,8 +123,8 @@ class _Layer:
             first, second = self.post_norms
             x = x.add_(first(self._attend(self.attn_norm(x), texts, turned)))
             return x.add_(second(self.feed_forward(self.mlp_norm(x))))
-        x = self.attn_norm(x.add_(self._attend(x, texts, turned)))
-        return self.mlp_norm(x.add_(self.feed_forward(x)))
+        x = _norm_of_sum(self.attn_norm, x, self._attend(x, texts, turned))
+        return _norm_of_sum(self.mlp_norm, x, self.feed_forward(x))
 
     def _attend(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
         spec = self.spec
@@ -183,6 +136,10 @@ class _Layer:
             turn = turned[self.theta]
             q, k = turn(q), turn(k)
         return self.out(self.attend(q, k, v, texts.groups, self.sight))
+
+
+def _norm_of_sum(norm: Op, x: Tensor, added: Tensor) -> Tensor:
+    return norm(x, added) if isinstance(norm, Norm) else norm(x.add_(added))
 
 
 class Encoder:
@@ -244,7 +201,7 @@ class _Parts:
     def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps, max_len: int) -> None:
         self.spec, self.weights, self.ops = spec, weights, ops
         one = weights["layers.0.attn.o.weight"]
-        self.dtype = one.dtype
+        self.dtype = ops.takes or one.dtype
         self.slopes = alibi_slopes(spec.num_heads).to(one.device) if spec.alibi else None
         learned = weights.pop("distances.weight", None)
         self.gains = None if learned is None else distance_gains(learned, max_len)
@@ -253,24 +210,28 @@ class _Parts:
         """The norm of that name; nothing, where the model has none in this place."""
         weight, bias = (self.weights.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
         if weight is None:
-            return _same
+            return same
         if self.spec.norm_kind != "layer":
             more = 1 if self.spec.norm_kind == "rms_one_plus" else 0
             return _RootMeanSquare(weight + more, self.spec.norm_eps)
-        return Norm(weight, bias, self.spec.norm_eps)
+        return Norm(weight, bias, self.spec.norm_eps, self.ops.layer_norm)
 
-    def linear(self, name: str) -> LinearOp:
+    def linear(self, name: str) -> Op:
         weights = self.weights
         return self.ops.make_linear(
             weights.pop(f"{name}.weight"), weights.pop(f"{name}.bias", None)
         )
 
+    def joined(self, up: Op, down: Op, *, gated: bool) -> Op:
+        ops, name = self.ops, self.spec.activation
+        made = None if gated else ops.join(up, down, name)
+        return made or _FeedForward(self.dtype, up, ops.activation(name, gated), down)
+
     def feed_forward(self, index: int) -> Op:
         spec, name = self.spec, f"layers.{index}.mlp"
-        inner = activation(spec.activation)
         if not spec.has_experts(index):
             up, down = (self.linear(f"{name}.{one}") for one in ("up", "down"))
-            return _FeedForward(self.dtype, up, down, inner, spec.gated)
+            return self.joined(up, down, gated=spec.gated)
         first, second = (
             self.weights.pop(f"{name}.{one}.weight").chunk(spec.num_experts)
             for one in ("first", "second")
@@ -279,7 +240,7 @@ class _Parts:
         return _Mixture(
             router=self.weights.pop(f"{name}.router.weight").float(),
             experts=tuple(
-                _FeedForward(self.dtype, make(a, None), make(b.T.contiguous(), None), inner, False)
+                self.joined(make(a, None), make(b.T.contiguous(), None), gated=False)
                 for a, b in zip(first, second, strict=True)
             ),
             after=self.weights.pop(f"{name}.after.bias").float(),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.errors import CorruptModel
 from quire.families.encoders.family import Dense, HeadPart
-from quire.models.encoder import Norm, activation
+from quire.models.encoder_ops import Norm, activation
 from quire.pooling.spec import (
     Classifier,
     PoolerSpec,

@@ -22,7 +22,7 @@ from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
     from quire.executor.executor import ModelExecutor
-    from quire.models.encoder import Encoder, EncoderOps
+    from quire.models.encoder import Encoder
 
 NO_TEXT = "an encoder writes no text: use embed(), classify() or score(), as its head allows."
 # Tokens of one pass, where the caller says nothing: enough for every product to be at its best.
@@ -77,6 +77,7 @@ def _build(
     import torch
 
     from quire.models.encoder import Encoder
+    from quire.session.encoder_ops import encoder_ops
     from quire.weights.encoder import dummy_encoder_weights, load_encoder_weights
 
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -86,29 +87,4 @@ def _build(
         )
     else:
         weights = load_encoder_weights(files, spec, family, dtype=dtype, device=config.device)
-    return Encoder(spec, weights, _ops(spec, config), config.max_model_len)
-
-
-def _ops(spec: EncoderSpec, config: EngineConfig) -> EncoderOps:
-    """What computes."""
-    import torch
-
-    from quire.backends.choose import kernels_for, text_attention
-    from quire.backends.plain import PlainLinear
-    from quire.models.encoder import EncoderOps
-
-    if config.device != "cpu":
-        return EncoderOps(PlainLinear)
-    attend = text_attention()
-    if config.quantization == "int8":
-        from quire.backends.cpu.int8 import Int8Matrix
-        from quire.executor.cpu.int8_probe import int8_arithmetic
-
-        arithmetic = int8_arithmetic()
-        return EncoderOps(lambda w, bias: Int8Matrix.of(w, arithmetic).linear(bias), attend=attend)
-    from quire.backends.ops import HeadShape
-
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    shape = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size, dtype)
-    kernels = kernels_for("cpu", shape, batch_invariant=config.batch_invariant)
-    return EncoderOps(kernels.make_linear, kernels.padded, attend)
+    return Encoder(spec, weights, encoder_ops(spec, config), config.max_model_len)

@@ -91,6 +91,10 @@ int main(void)
         t.scratch = malloc(t.room * 4);
         quire_attend_texts(&t);
         give(t.out, n[TOKENS] * hidden * 4);
+
+        quire_layer_norm(n[TOKENS], hidden, t.out, a.out, weight, NULL, 1e-5f, t.out);
+        quire_activate(QUIRE_GELU, n[TOKENS], hidden, t.out);
+        give(t.out, n[TOKENS] * hidden * 4);
     }
 
     float to_beat, uniforms[QUIRE_CANDIDATES], found[QUIRE_CANDIDATES], best;

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.cpu.native import build
@@ -105,47 +106,47 @@ def test_every_kernel_computes_the_same_there(
         return torch.randn(*size, generator=made).to(dtype)
 
     count, hidden = len(inputs.slots), shape.num_heads * shape.head_dim
-    all_heads = shape.num_heads + 2 * shape.num_kv_heads
     num_turned, half = shape.num_heads + shape.num_kv_heads, shape.head_dim // 2
+    all_heads = num_turned + shape.num_kv_heads
     cache = values(2, num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
     qkv, weight = values(count, all_heads, shape.head_dim), values(hidden)
     angles = torch.randn(count, half, generator=made)
     scores = torch.randn(1, VOCAB, generator=made) * 3
     slopes = torch.arange(shape.num_heads) / 50 * (window is None)
     noise_keys = keys_for([5], position=12, sample=3)
-    numbers = [TYPES[dtype], *sizes, window or 0, len(inputs.context_lens), inputs.num_prefill]
-    numbers += [inputs.tables.shape[1], count, num_blocks, VOCAB, -1]
+    numbers = [TYPES[dtype], *sizes, window or 0, len(inputs.context_lens), inputs.num_prefill,
+               inputs.tables.shape[1], count, num_blocks, VOCAB, -1]  # fmt: skip
     told = [
         torch.tensor(numbers), torch.tensor([shape.scale], dtype=torch.float64),
         inputs.query_starts, inputs.context_lens, inputs.tables, inputs.slots, qkv,
         angles.cos(), angles.sin(), keys_turned(cache), weight,
         *([slopes] if dtype == torch.float32 else []), noise_keys.low, noise_keys.high, scores,
     ]  # fmt: skip
-    run = subprocess.run(
-        driver, input=b"".join(raw(x) for x in told), capture_output=True, timeout=300
-    )
+    data = b"".join(map(raw, told))
+    run = subprocess.run(driver, input=data, capture_output=True, timeout=300)
     assert run.returncode == 0, run.stderr
     reader = Reader(run.stdout)
     own_cache = keys_back(reader.take(dtype, *cache.shape))
     attended = reader.take(dtype, count, hidden)
     judge = ReferenceKernels(shape)
     step = judge.plan_attention(inputs, window)
-    qk, v = qkv[:, :num_turned], qkv[:, num_turned:]
-    q = step.rope_and_store(qk, v, angles.cos(), angles.sin(), *cache)
+    turned = qkv.tensor_split((num_turned,), 1)
+    q = step.rope_and_store(*turned, angles.cos(), angles.sin(), *cache)
     assert close(own_cache, cache)
     assert close(attended, step.attend(q, *own_cache))
     normed = reader.take(dtype, count, hidden)
     assert close(normed, judge.rms_norm(attended, weight, 1e-5))
-    gated = reader.take(dtype, count, half)
-    assert close(gated, judge.gate("silu")(qkv[:, 0]))
+    assert close(reader.take(dtype, count, half), judge.gate("silu")(qkv[:, 0]))
     if dtype == torch.float32:
-        product = reader.take(dtype, count, 50)
-        assert torch.allclose(product, normed @ attended[:50].t(), atol=1e-4, rtol=1e-4)
+        product = normed @ attended[:50].t()
+        assert torch.allclose(reader.take(dtype, count, 50), product, atol=1e-4, rtol=1e-4)
         groups = tuple((1, length) for length in inputs.query_starts.diff().tolist())
         sight = Sight(shape.scale, window, slopes if window is None else None)
         q, k, v = qkv.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), 1)
         texts = reader.take(dtype, count, hidden)
         assert torch.allclose(texts, attend_texts(q, k, v, groups, sight), atol=1e-5, rtol=1e-5)
+        between = F.gelu(F.layer_norm(texts + attended, (hidden,), weight))
+        assert torch.allclose(reader.take(dtype, count, hidden), between, atol=1e-5, rtol=1e-5)
     best, few, drawn = (int(reader.take(torch.int64, 1)) for _ in range(3))
     assert best == int(scores.argmax()) and few == 1
     assert drawn == int(plain_draw(scores, noise_keys)[0])

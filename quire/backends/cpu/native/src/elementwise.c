@@ -16,6 +16,17 @@ struct gate {
     void *out;
 };
 
+struct activation {
+    int64_t kind, width;
+    float *x;
+};
+
+struct layer_norm {
+    int64_t width;
+    const float *rows, *added, *weight, *bias;
+    float eps, *out;
+};
+
 #define BODY "elementwise_body.h"
 #include "variants.h"
 
@@ -60,6 +71,19 @@ void quire_gate(int64_t type, int64_t kind, int64_t count, int64_t width, const 
 {
     struct gate gate = {type, kind, width, stride, gate_up, out};
     for_rows((row_kernel *)PICK(gate_rows), &gate, count, width);
+}
+
+void quire_activate(int64_t kind, int64_t count, int64_t width, float *x)
+{
+    struct activation activation = {kind, width, x};
+    for_rows((row_kernel *)PICK(activate_rows), &activation, count, width);
+}
+
+void quire_layer_norm(int64_t count, int64_t width, const float *rows, const float *added,
+                      const float *weight, const float *bias, float eps, float *out)
+{
+    struct layer_norm norm = {width, rows, added, weight, bias, eps, out};
+    for_rows((row_kernel *)PICK(layer_norm_rows), &norm, count, width);
 }
 
 void quire_turn_and_store(const struct quire_heads *heads)

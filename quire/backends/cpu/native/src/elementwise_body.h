@@ -1,5 +1,6 @@
 /* Norms, gates, turns and KV writes, a row at a time; included once per instruction set. */
 #include "vector.h"
+#include "activation.h"
 
 #define load_some NAMED(load_some)
 #define store_some NAMED(store_some)
@@ -74,15 +75,6 @@ TARGET static void NAMED(norm_rows)(const struct norm *n, int64_t first, int64_t
     }
 }
 
-/* x / (1 + exp(-t)), where t is x for silu, and for gelu (by tanh) twice what its tanh is of. */
-INLINE V NAMED(activated)(int64_t kind, V x)
-{
-    V t = x;
-    if (kind == QUIRE_GELU_TANH)
-        t = 1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x * inverse(1.0f + exponential(-t));
-}
-
 INLINE void NAMED(gate_row_as)(
     int type, int64_t kind, int64_t width, const void *gate_up, void *out)
 {
@@ -101,6 +93,48 @@ TARGET static void NAMED(gate_rows)(const struct gate *g, int64_t first, int64_t
         BY_TYPE(g->type, NAMED(gate_row_as), g->kind, g->width,
                 (const char *)g->gate_up + i * g->stride * size,
                 (char *)g->out + i * g->width * size);
+}
+
+/* A row of floats, over itself. */
+TARGET static void NAMED(activate_rows)(const struct activation *a, int64_t first, int64_t last)
+{
+    for (int64_t i = first * a->width; i < last * a->width; i += LANES) {
+        const int64_t left = last * a->width - i;
+        const V x = load_some(QUIRE_FLOAT32, a->x, i, left);
+        store_some(QUIRE_FLOAT32, a->x, i, left, NAMED(activated)(a->kind, x));
+    }
+}
+
+/* One row of floats: row += added (where there is something to add), out = norm of it. */
+TARGET static void NAMED(layer_norm_rows)(const struct layer_norm *n, int64_t first, int64_t last)
+{
+    const int64_t width = n->width;
+    for (int64_t r = first; r < last; r++) {
+        const float *row = n->rows + r * width, *added = n->added ? n->added + r * width : NULL;
+        float *out = n->out + r * width;
+        V total = splat(0), squares = splat(0);
+        for (int64_t i = 0; i < width; i += LANES) {
+            V x = load_some(QUIRE_FLOAT32, row, i, width - i);
+            if (added)
+                x += load_some(QUIRE_FLOAT32, added, i, width - i);
+            store_some(QUIRE_FLOAT32, out, i, width - i, x);
+            total += x;
+        }
+        const float mean = sum_of(total) / (float)width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            const V apart = load_some(QUIRE_FLOAT32, out, i, width - i) - mean;
+            const VI there = (VI)(lane_numbers() < (int32_t)(width - i));
+            squares += choose(there, apart * apart, splat(0));
+        }
+        const float scale = 1.0f / __builtin_sqrtf(sum_of(squares) / (float)width + n->eps);
+        for (int64_t i = 0; i < width; i += LANES) {
+            V x = (load_some(QUIRE_FLOAT32, out, i, width - i) - mean) * scale;
+            x = x * load_some(QUIRE_FLOAT32, n->weight, i, width - i);
+            if (n->bias)
+                x += load_some(QUIRE_FLOAT32, n->bias, i, width - i);
+            store_some(QUIRE_FLOAT32, out, i, width - i, x);
+        }
+    }
 }
 
 INLINE void NAMED(turn_as)(

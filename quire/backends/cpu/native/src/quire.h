@@ -12,7 +12,7 @@
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
 /* Changes when a prototype or a struct does; the loader refuses any other number. */
-#define QUIRE_ABI 2
+#define QUIRE_ABI 3
 
 /* What the processor (and the system, where registers must be saved) can do. */
 enum {
@@ -67,12 +67,21 @@ QUIRE_EXPORT void quire_norm(
     int64_t type, int64_t count, int64_t width, const void *added, int64_t added_stride, void *rows,
     int64_t rows_stride, const void *weight, float eps, void *out);
 
-enum { QUIRE_SILU = 0, QUIRE_GELU_TANH = 1 };
+enum { QUIRE_SILU = 0, QUIRE_GELU_TANH = 1, QUIRE_GELU = 2, QUIRE_RELU = 3 };
 
 /* count rows of gate | up, each `width` wide: out = activation(gate) * up. */
 QUIRE_EXPORT void quire_gate(
     int64_t type, int64_t kind, int64_t count, int64_t width, const void *gate_up, int64_t stride,
     void *out);
+
+/* x [count, width] = activation(x), float32. */
+QUIRE_EXPORT void quire_activate(int64_t kind, int64_t count, int64_t width, float *x);
+
+/* out [count, width] = LayerNorm of rows + added (unless that is NULL), float32 without gaps; bias
+ * may be NULL, out may be rows. */
+QUIRE_EXPORT void quire_layer_norm(
+    int64_t count, int64_t width, const float *rows, const float *added, const float *weight,
+    const float *bias, float eps, float *out);
 
 /* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
  * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
@@ -237,5 +246,30 @@ struct quire_product {
     float *out;
 };
 QUIRE_EXPORT void quire_multiply(const struct quire_product *product);
+
+/* --- tiles.c --------------------------------------------------------------------------------- */
+
+enum { QUIRE_NO_ACTIVATION = -1 };
+
+/* Whether this processor multiplies bfloat16 in tiles. */
+QUIRE_EXPORT int64_t quire_has_tiles(void);
+
+/* weight [columns, depth] -> tiles [ceil(columns / 32) * 32, ceil(depth / 32) * 32]. */
+QUIRE_EXPORT void quire_tiles_pack(
+    const float *weight, int64_t columns, int64_t depth, uint16_t *packed);
+
+/* activation(x weight^T + bias): x and weight rounded to bfloat16, all else float32. x may lie in
+ * tiles already (`x` is NULL), and what comes out may be left in tiles for the next product (`out`
+ * is NULL). */
+struct quire_tiles_product {
+    int64_t rows, columns, depth, x_stride;
+    int64_t activation;    /* or QUIRE_NO_ACTIVATION */
+    const float *x, *bias; /* bias may be NULL */
+    const uint16_t *packed;
+    uint16_t *tiles;       /* [ceil(rows / 32) * 32, ceil(depth / 32) * 32]: scratch, or x */
+    float *out;
+    uint16_t *out_tiles;   /* as `tiles`, with columns in place of the depth */
+};
+QUIRE_EXPORT void quire_tiles_multiply(const struct quire_tiles_product *product);
 
 #endif

@@ -1,0 +1,133 @@
+"""Products of bfloat16 in AMX's tiles for encoders: float32 in and out, and summed up in float32.
+
+Rows are rounded on their way into tiles; between the two products of a feed-forward nothing else is
+written. A row has the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from quire.backends.cpu.native.library import library
+from quire.backends.cpu.native.rows import KINDS
+
+UNIT = 32  # rows, columns and depth lie in multiples of it
+NO_ACTIVATION = -1
+
+Op = Callable[[Tensor], Tensor]
+
+_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
+
+
+class _Product(ctypes.Structure):
+    """struct quire_tiles_product"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("rows", "columns", "depth", "x_stride")),
+        ("activation", _WORD),
+        *((name, _POINTER) for name in ("x", "bias", "packed", "tiles", "out", "out_tiles")),
+    ]
+
+
+def tiles() -> Tiles | None:
+    """None where the processor, or the compiler, has none."""
+    found = library()
+    if found is None:
+        return None
+    found.quire_has_tiles.restype = _WORD
+    return Tiles(found) if found.quire_has_tiles() else None
+
+
+def _filled_up(count: int) -> int:
+    return -(-count // UNIT) * UNIT
+
+
+@dataclass(slots=True)
+class Room:
+    """Numbers in tiles, used again by every product of a model: one is computed at a time."""
+
+    tiles: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bfloat16))
+
+    def of(self, rows: int, depth: int) -> int:
+        """The address of room for so many numbers."""
+        wanted = _filled_up(rows) * _filled_up(depth)
+        if self.tiles.numel() < wanted:
+            self.tiles = torch.empty(wanted, dtype=torch.bfloat16)
+        return self.tiles.data_ptr()
+
+
+class Tiles:
+    """Makes products of one model, which share their rooms."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        library.quire_tiles_pack.argtypes = [_POINTER, _WORD, _WORD, _POINTER]
+        library.quire_tiles_pack.restype = None
+        library.quire_tiles_multiply.argtypes = [ctypes.POINTER(_Product)]
+        library.quire_tiles_multiply.restype = None
+        self.room, self.between = Room(), Room()
+
+    def make_linear(self, weight: Tensor, bias: Tensor | None) -> TileLinear:
+        return TileLinear(self, weight, bias)
+
+    def join(self, first: Op, second: Op, activation: str) -> Op | None:
+        """second(activation(first(x))) with nothing between them but tiles; None where that is not
+        built."""
+        kind = KINDS.get(activation)
+        if kind is None or not isinstance(first, TileLinear) or not isinstance(second, TileLinear):
+            return None
+        return partial(self._joined, first, second, kind)
+
+    def _joined(self, first: TileLinear, second: TileLinear, kind: int, x: Tensor) -> Tensor:
+        between = self.between.of(len(x), first.columns)
+        first.multiply(first.read(x), activation=kind, out_tiles=between)
+        out = torch.empty(len(x), second.columns)
+        second.multiply({"rows": len(x), "tiles": between}, out=out.data_ptr())
+        return out
+
+
+class TileLinear:
+    """A weight [N, K] in tiles; the tensor it came as is not kept."""
+
+    def __init__(self, tiles: Tiles, weight: Tensor, bias: Tensor | None) -> None:
+        self.made_by = tiles
+        self.bias = None if bias is None else bias.float().contiguous()
+        self.columns, self.depth = weight.shape
+        size = _filled_up(self.columns) * _filled_up(self.depth)
+        self.packed = torch.empty(size, dtype=torch.bfloat16)
+        self._pack(weight)
+
+    def _pack(self, weight: Tensor) -> None:
+        plain = weight.float().contiguous()
+        self.made_by.library.quire_tiles_pack(
+            plain.data_ptr(), self.columns, self.depth, self.packed.data_ptr()
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty(len(x), self.columns)
+        self.multiply(self.read(x), out=out.data_ptr())
+        return out
+
+    def read(self, x: Tensor) -> dict[str, int]:
+        """Where a product finds its rows, and room for their tiles."""
+        if x.stride(1) != 1:
+            raise ValueError(f"rows of a product in tiles have gaps: {x.stride()}")
+        tiles = self.made_by.room.of(len(x), self.depth)
+        return {"rows": len(x), "x": x.data_ptr(), "x_stride": x.stride(0), "tiles": tiles}
+
+    def multiply(self, rows: dict[str, int], **more: int) -> None:
+        """activation(rows x weight^T + bias), written to where `more` says."""
+        work = _Product(
+            columns=self.columns,
+            depth=self.depth,
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            packed=self.packed.data_ptr(),
+            **{"activation": NO_ACTIVATION, **rows, **more},
+        )
+        self.made_by.library.quire_tiles_multiply(work)

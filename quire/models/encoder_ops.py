@@ -1,0 +1,83 @@
+"""What a device computes for an encoder, and how torch does what a device has no better way for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.texts import AttendTexts, attend_texts
+
+Op = Callable[[Tensor], Tensor]
+LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], Tensor]
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def activation(name: str) -> Op:
+    """The function of that name."""
+    named: dict[str, Op] = {
+        "identity": same,
+        "tanh": torch.tanh,
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": F.silu,
+        "sigmoid": torch.sigmoid,
+        "softmax": lambda x: x.softmax(-1),
+    }
+    return named[name]
+
+
+def activation_of_rows(name: str, gated: bool) -> Op:
+    """The function of that name; gated: of the first half of each row, times the second."""
+    inner = activation(name)
+    if not gated:
+        return inner
+
+    def opened(both: Tensor) -> Tensor:
+        first, second = both.chunk(2, -1)
+        return inner(first) * second
+
+    return opened
+
+
+def layer_norm(
+    x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """LayerNorm of x, or of x + added, and then x may be written to."""
+    x = x if added is None else x.add_(added)
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOps:
+    """What a device computes for an encoder. `padded` says how many rows its products want for so
+    many tokens, `takes` what type products take and give where that is not the weights'. `join`
+    makes one op of two products with an activation between, where a device has such a one."""
+
+    make_linear: Callable[[Tensor, Tensor | None], Op]
+    padded: Callable[[int], int] = lambda count: count
+    attend: AttendTexts = attend_texts
+    takes: torch.dtype | None = None
+    activation: Callable[[str, bool], Op] = activation_of_rows
+    layer_norm: LayerNorm = layer_norm
+    join: Callable[[Op, Op, str], Op | None] = lambda first, second, activation: None
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """LayerNorm over the last dimension."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    compute: LayerNorm = layer_norm
+
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        return self.compute(x, added, self.weight, self.bias, self.eps)
