@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from quire.base.boundary import fault_of_row
 from quire.base.notes import note
 from quire.errors import JobChanged
 from quire.jobs.input.work import WorkRow
@@ -250,6 +251,12 @@ class BatchRun:
             found = await self._rooms.engine.answer(asked)
         except ApiError as refused:
             self._reject(row, refused)
+            return
+        except Exception as error:  # a row without a record would keep its batch from ending
+            fault = fault_of_row(error, "its line was read or its answer made")
+            if fault is error:  # what the engine is to blame for
+                raise
+            self._result(row, error=str(fault), error_type="row_error")
             return
         self.live.prompt_tokens += found.prompt_tokens
         self.live.output_tokens += found.output_tokens

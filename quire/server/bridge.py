@@ -28,7 +28,7 @@ from quire.server.engine_totals import EngineTotals
 from quire.server.limits import AT_ONCE
 from quire.server.metrics import Metrics
 from quire.server.queueing import Queueing
-from quire.server.row_reading import RowReading
+from quire.server.row_reading import RowReading, written
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
 
@@ -235,7 +235,8 @@ class Bridge:
         with self.queueing.slot(row, lane, self.capacity):
             self._next += 1
             message = {**row, "id": self._next, "lane": lane, "salt": salt_of(row, key_id)}
-            reading = RowReading(self._next, message, lane)
+            once = message.pop("once", False)
+            reading = RowReading(self._next, written(message), lane, is_asked_once=once)
             self._readings[reading.number] = reading
             if self.state in ("ready", "draining") and self._life is not None:
                 self._ask(reading)

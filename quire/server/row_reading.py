@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
-from quire.openai_api.errors import ApiError
+import msgspec
+
+from quire.openai_api.errors import ApiError, bad
 from quire.openai_api.outputs import Output
 from quire.server.services import Lane
 
@@ -14,7 +17,9 @@ class RowReading:
     """With its one reader. Thousands may wait: a queue of asyncio's would take
     three kilobytes for each."""
 
-    def __init__(self, number: int, message: dict[str, Any], lane: Lane) -> None:
+    def __init__(
+        self, number: int, message: msgspec.Raw, lane: Lane, *, is_asked_once: bool = False
+    ) -> None:
         self.number, self.message, self.lane = number, message, lane
         self._came: list[Output | ApiError] = []
         self._awaited: asyncio.Future[None] | None = None
@@ -22,7 +27,7 @@ class RowReading:
         self.asked_at = 0.0  # when it was last given to an engine, by the monotonic clock
         self.num_falls = 0  # engines that died with it on the device
         # Rows of batches are not asked again here: the batches look for the culprit.
-        self.most_falls = 0 if message.pop("once", False) else 1
+        self.most_falls = 0 if is_asked_once else 1
 
     def give(self, one: Output | ApiError) -> None:
         self.is_over = isinstance(one, ApiError) or one.finished
@@ -40,3 +45,16 @@ class RowReading:
             self._awaited = asyncio.get_running_loop().create_future()
             await self._awaited
         return self._came.pop(0)
+
+
+def written(message: Mapping[str, Any]) -> msgspec.Raw:
+    """A row as its message has it; ApiError for text that no message can hold, so that it costs
+    its own row and none of those that are asked together with it."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(message))
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(error.object[error.start]):04X}"
+        raise bad(
+            f"a text of the body holds half of a surrogate pair ({half}), which is not valid "
+            "Unicode; leave it out"
+        ) from None

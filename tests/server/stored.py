@@ -34,7 +34,8 @@ ClientTest = Callable[..., Awaitable[None]]
 
 class FakeEngine:
     """Answers with a text that prompt, parameters and seed decide. Words in a prompt change that:
-    <crash> brings the engine down with everything it holds, <bad> is refused, <nan> fails."""
+    <crash> brings the engine down with everything it holds, <bad> is refused, <nan> fails,
+    <fault> raises what nobody foresaw."""
 
     def __init__(self, *, seconds: float = 0.0, capacity: int = 8) -> None:
         self.seconds, self.capacity = seconds, capacity
@@ -60,6 +61,8 @@ class FakeEngine:
         self.lanes.add(lane)
         if "<bad>" in prompt:
             raise ApiError(400, "the prompt is bad", code="invalid_prompt", param="messages")
+        if "<fault>" in prompt:
+            raise LookupError(prompt)
         held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held.add(held)
         self.most_held = max(self.most_held, len(self._held))

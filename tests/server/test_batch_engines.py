@@ -73,6 +73,30 @@ def rows(count: int, **more: Any) -> bytes:
     return lines_of(*(chat_line(f"row {i}", f"say {i}", **about) for i in range(count)))
 
 
+def test_text_that_no_message_can_hold_costs_its_own_line(tmp_path: Path) -> None:
+    """Those asked together with it are of other batches and other keys."""
+    half, user = "\ud800", {"role": "user", "content": "say"}
+    wrong = [
+        {"messages": [{"role": "user", "content": half}]},
+        {"messages": [{**user, "role": half}]},
+        {"messages": [{**user, half: 1}]},
+        {"stop": ["a", half]},
+        {"structured_outputs": {"regex": half}},
+    ]
+    bad = [chat_line(f"bad {i}", "say", **more) for i, more in enumerate(wrong)]
+    with serving(tmp_path, "fake:rows=8:chat=1") as server, client(server) as http:
+        mixed = create(http, rows(10) + lines_of(*bad))
+        others = create(http, rows(10))
+        for made, num_wrong in ((mixed, len(bad)), (others, 0)):
+            counts = ended(http, made)["request_counts"]
+            assert counts == {"total": 10 + num_wrong, "completed": 10, "failed": num_wrong}
+        told = lines(http, get(http, mixed)["error_file_id"])
+    assert [line["custom_id"] for line in told] == [f"bad {i}" for i in range(len(wrong))]
+    for line in told:
+        assert line["response"]["status_code"] == 400
+        assert "U+D800" in line["response"]["body"]["error"]["message"]
+
+
 def test_the_official_client_does_all_of_it(tmp_path: Path) -> None:
     with serving(tmp_path, "fake:rows=8:chat=1") as server:
         api = openai.OpenAI(

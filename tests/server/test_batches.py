@@ -86,6 +86,15 @@ async def test_a_bad_body_costs_its_line(client: Client) -> None:
 
 
 @served()
+async def test_what_nobody_foresaw_costs_its_line(client: Client) -> None:
+    batch = await client.batch(lines_of(chat_line("good", "x"), chat_line("odd", "<fault> secret")))
+    assert batch["status"] == "completed" and counts(batch) == (2, 1, 1)
+    [line] = await client.lines(batch["error_file_id"])
+    assert line["custom_id"] == "odd" and line["error"]["code"] == "row_error"
+    assert "LookupError" in line["error"]["message"] and "secret" not in line["error"]["message"]
+
+
+@served()
 async def test_a_batch_in_which_every_line_failed_says_so(client: Client) -> None:
     batch = await client.batch(chats(5, "<bad> {}"))
     assert batch["status"] == "completed" and counts(batch) == (5, 0, 5)

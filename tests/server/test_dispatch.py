@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from quire.jobs.input.work import WorkRow
@@ -88,7 +89,7 @@ def test_rows_of_a_batch_go_to_the_engine_together_and_once(tmp_path: Path) -> N
             self.rows: list[list[int]] = []
 
         def send(self, message: Any) -> None:
-            self.rows += [[row["id"] for row in message.get("rows", ())]]
+            self.rows += [[msgspec.json.decode(row)["id"] for row in message.get("rows", ())]]
 
     async def run() -> None:
         bridge, sent = Bridge(Settings("fake", ("fake",), tmp_path)), Sent()
