@@ -83,14 +83,14 @@ def serve(
     serving = Serving(settings, keys)
     stored = f"the one made first ({folder / 'keys'} has its hash; --new-key adds one)"
     key = "none is needed" if no_key else made or ("yours" if api_key else stored)
-    _run(serving, key)
+    _run(serving, key, made)
 
 
-def _run(serving: Serving, key: str) -> None:
+def _run(serving: Serving, key: str, made: str) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     lasts_from_now_on()  # a full collection stops everyone who reads
     with rare_full_collections():
-        serving.run(lambda: _tell(serving, key))
+        serving.run(lambda: _tell(serving, key, made))
 
 
 def _check_packages() -> None:
@@ -104,7 +104,11 @@ def _check_packages() -> None:
         ) from None
 
 
-def _tell(serving: Serving, key: str) -> None:
+def _tell(serving: Serving, key: str, made: str) -> None:
+    if made:  # kept once it is shown, and no sooner
+        from quire.server.keys import keep
+
+        keep(serving.settings.data_dir, made)
     say(f"address  {serving.address}/v1")
     say(f"model    {serving.settings.names[0]}")
     say(f"key      {key}")

@@ -46,7 +46,8 @@ class Keys:
 
 def open_keys(folder: Path, given: Iterable[str] = (), *, more: bool = False) -> tuple[Keys, str]:
     """The keys of a data folder, with those `given`; and the text of a new one, "" if none was
-    made. One is made where there is none yet, and where `more` is wanted."""
+    made. One is made where there is none yet, and where `more` is wanted; whoever shows it keeps
+    it with `keep`, so that no start that failed leaves a key behind which nobody ever saw."""
     chosen = list(given)
     for key in chosen:
         if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
@@ -54,14 +55,21 @@ def open_keys(folder: Path, given: Iterable[str] = (), *, more: bool = False) ->
                 f"an API key has at least {SHORTEST} printable ASCII characters and no space",
                 parameter="api_key",
             )
-    path, made = folder / FILE_NAME, ""
-    hashes = path.read_text(encoding="ascii").split() if path.exists() else []
-    if more or not (hashes or chosen):
-        made = new_key()
-        hashes.append(hash_of(made))
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(path, "".join(f"{each}\n" for each in hashes))
-    return Keys([*hashes, *map(hash_of, chosen)]), made
+    hashes = _kept(folder)
+    made = new_key() if more or not (hashes or chosen) else ""
+    return Keys([*hashes, *map(hash_of, [*chosen, *filter(None, [made])])]), made
+
+
+def keep(folder: Path, made: str) -> None:
+    """The hash of a new key, on the disk when this returns."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    hashes = [*_kept(folder), hash_of(made)]
+    _write(folder / FILE_NAME, "".join(f"{each}\n" for each in hashes))
+
+
+def _kept(folder: Path) -> list[str]:
+    path = folder / FILE_NAME
+    return path.read_text(encoding="ascii").split() if path.exists() else []
 
 
 def _write(path: Path, text: str) -> None:
