@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +37,7 @@ def serve(
     max_queue: Annotated[int, typer.Option(min=1, help="Answers that may wait or run.")] = 1024,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to finish when stopped.")] = 30.0,
     allowed_host: Annotated[Names, typer.Option(help="A further Host; repeatable.")] = None,
-    allowed_origin: Annotated[Names, typer.Option(help="A further Origin; repeatable.")] = None,
+    allowed_origin: Annotated[Names, typer.Option(help="Its pages may call; repeatable.")] = None,
     max_file_gib: Annotated[float, typer.Option(min=0.001, help="Of one upload.")] = 2.0,
     quota_gib: Annotated[
         float | None, typer.Option(min=0.001, help="Of all files of a key; none: the disk.")
@@ -75,7 +76,7 @@ def serve(
         max_queue=max_queue,
         grace=grace,
         allowed_hosts=tuple(allowed_host or ()),
-        allowed_origins=tuple(allowed_origin or ()),
+        allowed_origins=tuple(map(_origin, allowed_origin or ())),
         vllm_metrics=vllm_metrics,
         max_file_bytes=int(max_file_gib * GIB),
         quota_bytes=None if quota_gib is None else int(quota_gib * GIB),
@@ -84,6 +85,16 @@ def serve(
     stored = f"the one made first ({folder / 'keys'} has its hash; --new-key adds one)"
     key = "none is needed" if no_key else made or ("yours" if api_key else stored)
     _run(serving, key, made)
+
+
+def _origin(given: str) -> str:
+    """As browsers write it; one that none writes would never be met."""
+    if not re.fullmatch(r"https?://[^/?#@\s]+", given.lower()):
+        raise typer.BadParameter(
+            f"an origin is https://NAME or http://NAME:PORT, with nothing behind it, not {given!r}",
+            param_hint="--allowed-origin",
+        )
+    return given.lower()
 
 
 def _run(serving: Serving, key: str, made: str) -> None:

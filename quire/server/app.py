@@ -155,6 +155,12 @@ def _instead(path: str) -> str:
         return ": this is not Ollama. Set the client up for OpenAI's API, with an address up to /v1"
     if path.startswith("/v1/messages"):
         return ": Anthropic's API is not built. POST /v1/chat/completions has chats"
+    if path.startswith("/openai/"):
+        return (
+            ": addresses of Azure's are not built. Use OpenAI's client, with an address up to /v1"
+        )
+    if path.startswith("/v1/realtime"):
+        return ": Realtime is not built. POST /v1/chat/completions streams"
     if path == "/v1/responses/input_tokens":
         return ": POST /tokenize counts tokens"
     if path.startswith("/v1/responses/"):

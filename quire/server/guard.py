@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.openai_api.errors import ApiError, not_found
+from quire.server.cors import is_preflight, permission, readable_by
 from quire.server.endpoint import ANSWERED
 from quire.server.keys import Keys
 from quire.server.replies import error_response
@@ -44,29 +45,39 @@ class Guard:
         # Our own: what a caller names could forge lines of a log.
         request_id = f"req_{secrets.token_hex(12)}"
         scope["quire.request_id"] = request_id
+        headers = _first_of_each(scope["headers"])
+        origin = headers.get("origin")
+        added = [(b"x-request-id", request_id.encode())]
+        if origin in self._origins:
+            added += readable_by(origin)
 
         def send_named(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 scope[ANSWERED] = True
-                named = (b"x-request-id", request_id.encode())
-                message["headers"] = [*message.get("headers", ()), named]
+                message["headers"] = [*message.get("headers", ()), *added]
             return send(message)
 
+        app = self._app
         try:
-            scope["quire.key_id"] = self._admitted(scope)
+            self._check(scope, headers)
+            if origin in self._origins and is_preflight(scope, headers):
+                app = permission(headers)
+            else:
+                scope["quire.key_id"] = self._key_id(scope["path"], headers)
         except ApiError as error:
-            await error_response(error)(scope, receive, send_named)
-            return
-        await self._app(scope, receive, send_named)
+            app = error_response(error)
+        await app(scope, receive, send_named)
 
-    def _admitted(self, scope: Scope) -> str:
-        """The id of the caller's key; raises ApiError for whoever may not enter."""
+    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
+        """Raises ApiError for whoever may not enter, whatever key is shown."""
         path = scope["path"]
         if scope["type"] != "http" or not _is_plain(path):
             hint = ": none here ends with a slash" if path.endswith("/") else ""
             raise not_found(f"there is nothing at this path{hint}")
-        headers = _first_of_each(scope["headers"])
         self._check_names(headers, scope["http_version"])
+
+    def _key_id(self, path: str, headers: dict[str, str]) -> str:
+        """The id of the caller's key; raises ApiError for whoever shows none."""
         if not self._keys or is_open(path):
             return LOCAL
         found = self._keys.id_of(_shown_key(headers))

@@ -1,4 +1,4 @@
-"""`quire serve`: which key a start makes, keeps and shows."""
+"""`quire serve`: which key a start makes, keeps and shows; which origins it takes."""
 
 from __future__ import annotations
 
@@ -59,3 +59,12 @@ def test_a_key_is_shown_once_and_further_ones_leave_it_valid(
     second = shown_key(capsys)
     keys, _ = open_keys(tmp_path)
     assert len({keys.id_of(first), keys.id_of(second), None}) == 3
+
+
+@pytest.mark.parametrize("origin", ["app.example", "*", "https://a.b/", "https://a.b/page", "null"])
+def test_an_origin_that_no_browser_writes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], origin: str
+) -> None:
+    start = ("serve", "m", "--data", str(tmp_path), "--port", "0")
+    assert run(*start, "--allowed-origin", origin) == exits.USAGE
+    assert "https://NAME" in " ".join(capsys.readouterr().err.split())

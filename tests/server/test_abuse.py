@@ -100,6 +100,8 @@ def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -
         ("/v1/messages", "POST /v1/chat/completions"),
         ("/chat/completions", "it is /v1/chat/completions"),
         ("/v1/v1/models", "twice"),
+        ("/openai/deployments/fake/chat/completions?api-version=1", "not built"),
+        ("/v1/realtime?model=fake", "not built"),
     ],
 )
 def test_3_paths_of_other_servers(http: httpx.Client, path: str, hint: str) -> None:
