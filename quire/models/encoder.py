@@ -19,7 +19,7 @@ from torch import Tensor
 from quire.backends.texts import AttendTexts, Groups, Sight
 from quire.layer_plan import Rope
 from quire.layers.rotary import Angles
-from quire.models.encoder_ops import EncoderOps, Norm, Op, same
+from quire.models.encoder_ops import EncoderOps, Norm, NormOp, Op, no_norm
 from quire.spec import EncoderSpec
 
 Weights = dict[str, Tensor]
@@ -42,7 +42,8 @@ class _RootMeanSquare:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        x = no_norm(x, added)
         return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
 
 
@@ -108,9 +109,9 @@ class _Layer:
     dtype: torch.dtype  # of what is multiplied
     qkv: Op
     out: Op
-    attn_norm: Op
+    attn_norm: NormOp
     feed_forward: Op
-    mlp_norm: Op
+    mlp_norm: NormOp
     theta: float | None
     attend: AttendTexts
     sight: Sight
@@ -123,8 +124,8 @@ class _Layer:
             first, second = self.post_norms
             x = x.add_(first(self._attend(self.attn_norm(x), texts, turned)))
             return x.add_(second(self.feed_forward(self.mlp_norm(x))))
-        x = _norm_of_sum(self.attn_norm, x, self._attend(x, texts, turned))
-        return _norm_of_sum(self.mlp_norm, x, self.feed_forward(x))
+        x = self.attn_norm(x, self._attend(x, texts, turned))
+        return self.mlp_norm(x, self.feed_forward(x))
 
     def _attend(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
         spec = self.spec
@@ -136,10 +137,6 @@ class _Layer:
             turn = turned[self.theta]
             q, k = turn(q), turn(k)
         return self.out(self.attend(q, k, v, texts.groups, self.sight))
-
-
-def _norm_of_sum(norm: Op, x: Tensor, added: Tensor) -> Tensor:
-    return norm(x, added) if isinstance(norm, Norm) else norm(x.add_(added))
 
 
 class Encoder:
@@ -206,11 +203,11 @@ class _Parts:
         learned = weights.pop("distances.weight", None)
         self.gains = None if learned is None else distance_gains(learned, max_len)
 
-    def norm(self, name: str) -> Op:
+    def norm(self, name: str) -> NormOp:
         """The norm of that name; nothing, where the model has none in this place."""
         weight, bias = (self.weights.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
         if weight is None:
-            return same
+            return no_norm
         if self.spec.norm_kind != "layer":
             more = 1 if self.spec.norm_kind == "rms_one_plus" else 0
             return _RootMeanSquare(weight + more, self.spec.norm_eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +16,20 @@ Op = Callable[[Tensor], Tensor]
 LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], Tensor]
 
 
-def same(x: Tensor) -> Tensor:
-    return x
+class NormOp(Protocol):
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """The norm of x, or of x + added, and then x may be written to."""
+
+
+def no_norm(x: Tensor, added: Tensor | None = None) -> Tensor:
+    """For a place where a model has none."""
+    return x if added is None else x.add_(added)
 
 
 def activation(name: str) -> Op:
     """The function of that name."""
     named: dict[str, Op] = {
-        "identity": same,
+        "identity": lambda x: x,
         "tanh": torch.tanh,
         "relu": F.relu,
         "gelu": F.gelu,
@@ -51,7 +58,7 @@ def layer_norm(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
     """LayerNorm of x, or of x + added, and then x may be written to."""
-    x = x if added is None else x.add_(added)
+    x = no_norm(x, added)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
