@@ -208,8 +208,9 @@ def test_tokens_there_and_back(client: OpenAI, server: Serving) -> None:
     assert made["max_model_len"] == 1024
     assert post(client, "/detokenize", {"tokens": made["tokens"]}) == {"prompt": "The sea"}
     assert post(client, "/tokenize", {"messages": ASK})["count"] == ask(client).usage.prompt_tokens
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError) as caught:
         post(client, "/detokenize", {"tokens": [-1]})
+    assert caught.value.param == "tokens"
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model=MODEL, input="x")
     assert caught.value.code == "not_supported"

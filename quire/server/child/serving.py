@@ -176,13 +176,7 @@ class ServingEngine:
 
     def _refusal(self, asked: Submission, error: QuireError) -> Message:
         self._asked.pop(asked.reader.id, None)
-        return {
-            "kind": "refused",
-            "id": asked.reader.id,
-            "error_type": error_type(error),
-            "error": error_text(error),
-            "param": error.parameter if isinstance(error, InvalidRequest) else None,
-        }
+        return {"kind": "refused", "id": asked.reader.id, **_about(error)}
 
     def _hand_over(self, news: list[News]) -> None:
         """What a step made, as one message. On the engine's thread.
@@ -275,7 +269,7 @@ class ServingEngine:
         made = _attempt(lambda: self._calls.answer(message))
         told: dict[str, Any] = {"kind": "called", "id": message["id"]}
         if isinstance(made, QuireError):
-            told |= {"error_type": error_type(made), "error": error_text(made)}
+            told |= _about(made)
         else:
             told["value"] = made
         self._writer.send(told)
@@ -295,6 +289,12 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
         note(f"a row could not be prepared: {reason(error)}")
         why = "memory ran out" if isinstance(error, MemoryError) else "the engine cannot go on"
         return RowError(f"this row could not be prepared: {why}")
+
+
+def _about(error: QuireError) -> Message:
+    """What a message says of an error, with the field that it is about where that is known."""
+    param = error.parameter if isinstance(error, InvalidRequest) else None
+    return {"error_type": error_type(error), "error": error_text(error), "param": param}
 
 
 def _step_tokens(metrics: list[Metric]) -> Message:
