@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire.base.notes import warn
 from quire.errors import InvalidAdapter
 from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import read_json
@@ -25,15 +24,10 @@ WHOLE = "An activated adapter (aLoRA) changes a part of a prompt; use one that c
 
 # Field -> values that ask for nothing; any other is refused with what to do instead.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "modules_to_save": ((None, []), MERGE),
-    "lora_bias": ((False, None), MERGE),
     "use_qalora": ((False, None), MERGE),
     "alora_invocation_tokens": ((None, []), WHOLE),
     "alora_invocation_string": ((None, ""), WHOLE),
-    "target_parameters": ((None, []), MERGE),
-    "trainable_token_indices": ((None, [], {}), MERGE),
     "layer_replication": ((None, []), "A model with layers that are used twice is not built."),
-    "ensure_weight_tying": ((False, None), MERGE),
     "use_bdlora": ((False, None), MERGE),
     "arrow_config": ((None,), MERGE),
     "kasa_config": ((None,), MERGE),
@@ -44,12 +38,17 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         "save_pretrained(..., path_initial_model_for_weight_conversion=...).",
     ),
 }
-_USED = ("peft_type", "lora_alpha", "r", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
+_USED = (
+    *("peft_type", "peft_version", "lora_alpha", "r", "use_rslora", "use_dora", "rank_pattern"),
+    *("alpha_pattern", "modules_to_save", "bias", "trainable_token_indices"),
+    "ensure_weight_tying",
+)
 # How it was trained, where it came from, and what it changes: its tensors say that.
 _WITHOUT_EFFECT = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
-    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "bias"),
-    *("layers_pattern", "fan_in_fan_out", "megatron_config", "megatron_core", "peft_version"),
+    *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "lora_bias"),
+    *("layers_pattern", "fan_in_fan_out", "megatron_config", "megatron_core"),
+    *("target_parameters", "enable_lora", "merge_weights"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
     *("qalora_group_size", "monteclora_config", "velora_config"),
 )
@@ -57,6 +56,7 @@ MOST_ALPHA = 1e9
 MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300
 # A pattern with more repeats, or one inside another, can take longer than anybody waits.
 MOST_REPEATS = 2
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _REPEAT, _NESTED = re.compile(r"(?<!\\)[*+{]"), re.compile(r"\)[*+{]")
 
 
@@ -68,6 +68,20 @@ class AdapterConfig:
     use_rslora: bool
     use_dora: bool
     alphas: tuple[tuple[re.Pattern[str], float], ...]  # of modules whose names match
+    saved: tuple[str, ...] = ()  # ends of names of modules that it has whole
+    has_biases: bool = False  # it has some of the base's biases as its own
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by end of a name
+    is_tied: bool = False  # what it does to an embedding it does to a head that is one with it
+    version: tuple[int, int] = (0, 0)  # of the PEFT that wrote it, where that is said
+
+    def has_whole(self, module: str) -> bool:
+        """As PEFT reads it: `norm` means `input_layernorm`, too."""
+        return module.endswith(self.saved)
+
+    def tokens_of(self, module: str) -> tuple[int, ...]:
+        """The tokens whose rows of a module are its own, in the order of its file."""
+        ends = (one for one in self.tokens if module == one or module.endswith(f".{one}"))
+        return self.tokens.get(next(ends, ""), ())
 
     def scale(self, module: str, rank: int) -> float:
         """What B(A x) is multiplied with in a module of this name, at this rank."""
@@ -92,6 +106,11 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         use_rslora=fields.flag("use_rslora"),
         use_dora=fields.flag("use_dora"),
         alphas=fields.alphas(),
+        saved=fields.names("modules_to_save"),
+        has_biases=fields.given.get("bias") not in (None, "none"),
+        tokens=fields.tokens(),
+        is_tied=fields.flag("ensure_weight_tying"),
+        version=fields.version(),
     )
 
 
@@ -123,11 +142,31 @@ class _Fields:
         known = {*_REFUSED, *_USED, *_WITHOUT_EFFECT}
         unknown = [name for name in self.given if name not in known and self.given[name]]
         if unknown:
-            warn(
-                f"{self.path}: quire does not know the field"
-                f"{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown[:5]))}; the "
-                "adapter is applied as if not set"
+            raise self.wrong(
+                unknown[0], "quire does not know this field, which may change the result", MERGE
             )
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.given.get(name) or []
+        if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
+            return tuple(value)
+        raise self.wrong(name, "it should be a list of names of modules")
+
+    def tokens(self) -> dict[str, tuple[int, ...]]:
+        """Without a name they are those of the embedding."""
+        name = "trainable_token_indices"
+        value = self.given.get(name) or {}
+        by_module = value if isinstance(value, dict) else {"": value}
+        for some in by_module.values():
+            if not isinstance(some, list) or not all(type(one) is int and one >= 0 for one in some):
+                raise self.wrong(name, "it should be a list of token ids, or one for each module")
+            if len({*some}) < len(some):
+                raise self.wrong(name, "a token is there twice")
+        return {module: tuple(some) for module, some in by_module.items()}
+
+    def version(self) -> tuple[int, int]:
+        found = _VERSION.match(str(self.given.get("peft_version")))
+        return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def flag(self, name: str) -> bool:
         value = self.given.get(name)

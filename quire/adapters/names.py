@@ -13,20 +13,28 @@ from typing import Literal
 
 from quire.weights.stored_names import own_name
 
-Kind = Literal["A", "B", "magnitude", "embedding_A", "embedding_B", "copy"]
+Kind = Literal[
+    "A", "B", "magnitude", "embedding_A", "embedding_B", "added_bias", "tokens", "weight", "bias"
+]
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B"
-    r"|lora_magnitude_vector)(\.weight|\.default|\.default\.weight)?"
+    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)"
+    r"(\.weight|\.default|\.default\.weight)?"
 )
+_BIAS = re.compile(r"(?P<module>.+)\.(?P<kind>lora_B)(\.default)?\.bias")
 _KINDS: dict[str, Kind] = {
     "lora_A": "A",
     "lora_B": "B",
     "lora_embedding_A": "embedding_A",
     "lora_embedding_B": "embedding_B",
     "lora_magnitude_vector": "magnitude",
+    "token_adapter.trainable_tokens_delta": "tokens",
+    "weight": "weight",
+    "bias": "bias",
 }
-# PEFT stores the base's own embeddings beside an adapter that changes them.
-_COPY = re.compile(r"(?P<module>.+?)(\.base_layer)?\.weight")
+# Of modules that an adapter has whole, and of the base's embeddings, which PEFT stores beside an
+# adapter that changes them.
+_WHOLE = re.compile(r"(?P<module>.+?)(\.base_layer)?\.(?P<kind>weight|bias)")
 _PREFIXES = ("base_model.model.", "base_model.")
 
 
@@ -40,8 +48,9 @@ class TensorName:
 
 
 def tensor_name(stored: str) -> TensorName | None:
-    """What a stored tensor is; None for one that is no part of a LoRA adapter."""
-    found = _NAME.fullmatch(stored) or _COPY.fullmatch(stored)
+    """What a stored tensor is; None for one that is no part of an adapter."""
+    bias = _BIAS.fullmatch(stored)
+    found = bias or _NAME.fullmatch(stored) or _WHOLE.fullmatch(stored)
     if found is None:
         return None
     module = found["module"]
@@ -49,5 +58,5 @@ def tensor_name(stored: str) -> TensorName | None:
         if module.startswith(prefix):
             module = module.removeprefix(prefix)
             break
-    kind = _KINDS[found["kind"]] if "kind" in found.re.groupindex else "copy"
+    kind: Kind = "added_bias" if bias is not None else _KINDS[found["kind"]]
     return TensorName(module, own_name(module), kind)

@@ -7,17 +7,19 @@ read from the model's files, so that it does not depend on how the model keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from quire.adapters.changes import Change, Own
 from quire.adapters.config import MERGE
-from quire.adapters.plan import AdapterPlan, Change
-from quire.adapters.sites import EMBEDDING
-from quire.backends.adapter_ops import Added
+from quire.adapters.plan import AdapterPlan
+from quire.adapters.sites import EMBEDDING, SitePart
+from quire.backends.adapter_ops import Added, OwnNumbers
 from quire.errors import InvalidAdapter
+from quire.weights.formats import StoredTensor
 from quire.weights.read_rows import in_order, read_tensor
 
 # How far a number is from itself where one of two files has it in 16 bits.
@@ -28,68 +30,157 @@ ReadBase = Callable[[Collection[str]], Iterable[tuple[str, Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """What an adapter adds at each site, on the host."""
+    """What an adapter adds at each site, and what it has there of its own, on the host."""
 
     added: dict[str, tuple[Added, ...]]
+    own: dict[str, OwnNumbers] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.num_bytes for some in self.added.values() for one in some)
+        added = sum(one.num_bytes for some in self.added.values() for one in some)
+        return added + sum(one.num_bytes for one in self.own.values())
 
 
 @torch.no_grad()
-def read_adapter(plan: AdapterPlan, dtype: torch.dtype, read_base: ReadBase) -> AdapterWeights:
-    """Everything a plan names, in `dtype`."""
-    _check_copies(plan, read_base)
+def read_adapter(
+    plan: AdapterPlan, dtype: torch.dtype, read_base: ReadBase, rows_of: Callable[[str], int]
+) -> AdapterWeights:
+    """Everything a plan names, in `dtype`; `rows_of` each site."""
+    own = (*_unlike_base(plan, read_base), *plan.own)
     factors = _factors(plan, read_base)
     added: dict[str, list[Added]] = {}
+    matrices = _Matrices()
     for change in plan.changes:
         factor = factors.get(change.part.module)
-        added.setdefault(change.part.site, []).append(_added(change, factor, dtype))
-    return AdapterWeights({site: tuple(some) for site, some in added.items()})
+        made = _added(change, *matrices.of(change), factor, dtype)
+        added.setdefault(change.part.site, []).append(made)
+    return AdapterWeights(
+        {site: tuple(some) for site, some in added.items()},
+        _own_numbers(own, _base_biases(own, read_base), dtype, rows_of),
+    )
 
 
-def _check_copies(plan: AdapterPlan, read_base: ReadBase) -> None:
-    """Embeddings of the base that stand beside the adapter must be the model's own: it was trained
-    with them."""
+def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
+    """Embeddings that stand beside the adapter, where they are not the model's own: it was trained
+    with them, and PEFT puts them in place of those."""
     wanted = {name for copy in plan.copies for name in copy.names}
-    own = dict(read_base(wanted)) if wanted else {}
+    base = dict(read_base(wanted)) if wanted else {}
+    has_own = {one.part.site for one in plan.own}
+    found: list[Own] = []
     for copy in plan.copies:
-        weight = next((own[name] for name in copy.names if name in own), None)
-        if weight is None or not torch.allclose(read_tensor(copy.stored), weight, ROUNDED, TINY):
+        weight = next((base[name] for name in copy.names if name in base), None)
+        if weight is not None and torch.allclose(read_tensor(copy.stored), weight, ROUNDED, TINY):
+            continue
+        if weight is None or plan.low_rank_only:
             raise InvalidAdapter(
                 f"{copy.stored.path}: {copy.stored.name} is another matrix than the base's own. "
                 f"{MERGE}",
                 parameter=copy.stored.name,
             )
+        found += [Own(part, "weight", copy.stored) for part in copy.parts]
+    by_site = {one.part.site: one for one in found if one.part.site not in has_own}
+    return list(by_site.values())
 
 
-def _added(change: Change, factor: Tensor | None, dtype: torch.dtype) -> Added:
+def _base_biases(own: Iterable[Own], read_base: ReadBase) -> dict[str, Tensor]:
+    wanted = {f"{one.part.module}.bias" for one in own if one.kind == "bias"}
+    found = dict(read_base(wanted)) if wanted else {}
+    if missing := wanted - found.keys():
+        raise InvalidAdapter(
+            f"the adapter's biases need the base's, and {min(missing)} is not among the model's "
+            f"files. {MERGE}",
+            parameter="bias",
+        )
+    return found
+
+
+def _own_numbers(
+    own: Iterable[Own],
+    biases: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    rows_of: Callable[[str], int],
+) -> dict[str, OwnNumbers]:
+    """By site what stands in place of the base's numbers."""
+    made: dict[str, OwnNumbers] = {}
+    for one in own:
+        part, before = one.part, made.get(one.part.site, OwnNumbers())
+        numbers = _finite(one.stored)
+        if one.kind == "weight":
+            rows, weight = _own_rows(one, numbers, dtype)
+            if before.rows is not None and before.weight is not None:
+                rows, weight = torch.cat([before.rows, rows]), torch.cat([before.weight, weight])
+            made[part.site] = replace(before, rows=rows, weight=weight)
+            continue
+        numbers = numbers * one.scale
+        if one.kind == "bias":
+            numbers = numbers - biases[f"{part.module}.bias"]
+        offset = torch.zeros(rows_of(part.site)) if before.offset is None else before.offset
+        offset[part.first : part.first + part.rows] += _in_place(numbers[:, None], part)[:, 0]
+        made[part.site] = replace(before, offset=offset)
+    return made
+
+
+def _own_rows(one: Own, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Which rows of a site, and what stands there; of a norm in float32."""
+    part = one.part
+    if one.tokens is not None:
+        return torch.tensor(one.tokens), numbers.to(dtype)
+    rows = torch.arange(part.first, part.first + part.rows)
+    if numbers.dim() == 1:
+        return rows, numbers + part.less
+    wide = numbers.T if part.turned else numbers
+    return rows, _in_place(wide, part).to(dtype).contiguous()
+
+
+def _in_place(numbers: Tensor, part: SitePart) -> Tensor:
+    """The rows of a stored tensor that a part has, in the model's order."""
+    rows = part.within.of_tensor(numbers, part.rows).contiguous()
+    return rows if part.order is None else in_order(rows, part.order)
+
+
+def _added(
+    change: Change, a: Tensor, b: Tensor, factor: Tensor | None, dtype: torch.dtype
+) -> Added:
     part = change.part
-    a, b = _matrices(change)
     if part.site == EMBEDDING:
         return Added(0, 0, a.to(dtype), b.to(dtype))
     if factor is not None:
         b = b * factor[:, None]
-        factor = part.within.of_tensor(factor[:, None], part.rows)[:, 0].contiguous()
-    b = part.within.of_tensor(b, part.rows).contiguous()
-    if part.order is not None:
-        b = in_order(b, part.order)
-        factor = None if factor is None else in_order(factor[:, None], part.order)[:, 0]
+        factor = _in_place(factor[:, None], part)[:, 0]
+    b = _in_place(b, part)
     return Added(part.index, part.first, a.to(dtype), b.to(dtype).contiguous(), factor)
 
 
-def _matrices(change: Change) -> tuple[Tensor, Tensor]:
-    """A, and B with the scale in it, in float32; InvalidAdapter where a number is none."""
-    a, b = read_tensor(change.a), read_tensor(change.b) * change.scale
-    for tensor, stored in ((a, change.a), (b, change.b)):
-        if not tensor.isfinite().all():
-            raise InvalidAdapter(
-                f"{stored.path}: {stored.name} holds numbers that are not finite. Its training "
-                "went wrong; use an earlier checkpoint.",
-                parameter=stored.name,
-            )
-    return a, b
+def _finite(stored: StoredTensor) -> Tensor:
+    """In float32; InvalidAdapter where a number is none."""
+    tensor = read_tensor(stored)
+    if not tensor.isfinite().all():
+        raise InvalidAdapter(
+            f"{stored.path}: {stored.name} holds numbers that are not finite. Its training "
+            "went wrong; use an earlier checkpoint.",
+            parameter=stored.name,
+        )
+    return tensor
+
+
+class _Matrices:
+    """Reads A and B, those of all experts once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, Tensor, Tensor] | None = None
+
+    def of(self, change: Change) -> tuple[Tensor, Tensor]:
+        """A, and B with the scale in it, in float32."""
+        if self._last is None or self._last[0] != change.a.name:
+            pair = _finite(change.a), _finite(change.b) * change.scale
+            self._last = change.a.name, *pair
+        _, a, b = self._last
+        if change.stacked is None:
+            return a, b
+        experts, expert = change.stacked.experts, change.part.expert
+        a = a.view(experts, change.rank, -1)[expert]
+        b = b.view(len(b), change.rank, experts)[:, :, expert]
+        return (b.T.contiguous(), a.T) if change.stacked.swapped else (a, b)
 
 
 def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
@@ -100,7 +191,7 @@ def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
         change = changes[name]
         if change.magnitude is None:
             continue
-        a, b = _matrices(change)
+        a, b = _Matrices().of(change)
         wide = weight.float().T if change.part.turned else weight.float()
         length = torch.linalg.vector_norm(wide + b @ a, dim=1)
         magnitude = read_tensor(change.magnitude).flatten()

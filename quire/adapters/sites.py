@@ -6,14 +6,15 @@ their own, `q_proj`, `k_proj` and `v_proj`, in row order; several may be rows of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from quire.families.registry import family_named
 from quire.models.fallback.loaded import Product
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
-from quire.weights.parts import Part
+from quire.weights.parts import Part, Weight
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import own_name
 from quire.weights.within import Within
@@ -22,6 +23,10 @@ EMBEDDING, HEAD = "embed", "head"
 _WEIGHT = ".weight"
 # Parts of a mixture of experts that are not products of every token.
 _EXPERTS = (".experts.", ".router", ".shared_gate")
+_OF_EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\.(gate_up|down)")
+_STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
+# Norms around the branches of layers; those of heads are inside a kernel.
+_NORM = re.compile(r"(layers\.\d+\.(attn|mlp|cross)(_post)?_)?norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class SitePart:
     order: RowOrder | None  # in which quire wants the rows of the files
     within: Within  # which rows of the module, where that is not all of them
     turned: bool  # the files have its weight as [in, out]
+    less: float = 0.0  # what is to be added to the numbers of the files
+    expert: int | None = None  # whose part it is, of a tensor that holds all experts'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +56,73 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All of them: parts by module, sites by name, and modules that exist and are not built."""
+    """All of them: parts by module, sites by name, and modules that exist and are not built.
+    `stacks` are the tensors that have all experts' part of a module, by module and by tensor;
+    `norms` are modules of norms, `biases` the names of what either has beside its weight.
+    `low_rank_only`: nothing but A and B is built. `is_tied`: head and embedding are one matrix."""
 
     parts: Mapping[str, tuple[SitePart, ...]]
     sites: Mapping[str, Site]
     not_built: frozenset[str]
+    stacks: Mapping[str, Mapping[str, tuple[SitePart, ...]]] = field(default_factory=dict)
+    norms: Mapping[str, SitePart] = field(default_factory=dict)
+    biases: frozenset[str] = frozenset()
+    low_rank_only: bool = False
+    is_tied: bool = False
+
+    def rows_of(self, site: str) -> int:
+        """Of a product or a norm."""
+        if site in self.sites:
+            return sum(self.sites[site].rows)
+        return next(one.rows for one in self.norms.values() if one.site == site)
 
 
-def sites_of(spec: ModelSpec) -> Sites:
-    """Every product of a model that adapters may change."""
+def sites_of(spec: ModelSpec, *, low_rank_only: bool = False) -> Sites:
+    """Every part of a model that adapters may change; `low_rank_only`: products that every token
+    takes, by A and B."""
     parts: dict[str, tuple[SitePart, ...]] = {}
+    stacks: dict[str, dict[str, tuple[SitePart, ...]]] = {}
     sites: dict[str, Site] = {}
+    norms: dict[str, SitePart] = {}
     not_built: set[str] = set()
+    biases: set[str] = set()
     for weight in weights_of(spec):
-        if len(weight.shape) != 2 or not weight.name.endswith(_WEIGHT):
+        name = weight.name.removesuffix(_WEIGHT)
+        if name == weight.name:
+            biases |= {part.hf for part in weight.parts}
             continue
-        name, columns = weight.name.removesuffix(_WEIGHT), weight.shape[1]
-        if any(word in name for word in _EXPERTS) or name == "positions" or weight.is_plain:
-            not_built |= {part.hf.removesuffix(_WEIGHT) for part in weight.parts}
+        if _NORM.fullmatch(name) and not low_rank_only:
+            made = _norm(name, weight)
+            norms[made.module] = made
             continue
+        of_experts = any(word in name for word in _EXPERTS)
+        if len(weight.shape) != 2 or weight.is_plain or name == "positions":
+            not_built |= {_module(part.hf) for part in weight.parts}
+            continue
+        if of_experts and low_rank_only:
+            not_built |= {_module(part.hf) for part in weight.parts}
+            _add_stacks(stacks, name, 0, weight.parts)
+            continue
+        columns = weight.shape[1]
         sites[name] = Site(tuple(part.rows for part in weight.parts), columns)
         _add_parts(parts, name, columns, weight.parts)
+        _add_stacks(stacks, name, columns, weight.parts)
     if spec.tied_embeddings:  # one weight, and yet two modules
         head = family_named(spec.family).outer_names.head
         sites[HEAD] = Site((spec.vocab_size,), spec.hidden_size)
         _add_parts(parts, HEAD, spec.hidden_size, (Part(*head.stored("weight"), spec.vocab_size),))
-    return Sites(parts, sites, frozenset(not_built))
+    if low_rank_only:
+        not_built |= stacks.keys()
+    return Sites(
+        parts,
+        sites,
+        frozenset(not_built),
+        {} if low_rank_only else stacks,
+        norms,
+        frozenset(biases),
+        low_rank_only=low_rank_only,
+        is_tied=spec.tied_embeddings,
+    )
 
 
 def sites_of_products(products: Iterable[Product]) -> Sites:
@@ -89,15 +137,63 @@ def sites_of_products(products: Iterable[Product]) -> Sites:
     return Sites(parts, sites, frozenset())
 
 
+def _module(stored: str) -> str:
+    return stored.removesuffix(_WEIGHT)
+
+
+def _layer(stored: str) -> str:
+    """model.layers.3.block_sparse_moe.experts.0.w1.weight -> model.layers.3"""
+    names = stored.split(".")
+    return ".".join(names[: 1 + next(i for i, name in enumerate(names) if name.isdigit())])
+
+
+def _norm(name: str, weight: Weight) -> SitePart:
+    (part,) = weight.parts
+    sizes = (0, 0, part.rows, 1)
+    return SitePart(
+        _module(part.hf), name, *sizes, part.order, Within(), turned=False, less=part.hf_less
+    )
+
+
 def _add_parts(
     parts: dict[str, tuple[SitePart, ...]], site: str, columns: int, stored: tuple[Part, ...]
 ) -> None:
     first = 0
     for index, part in enumerate(stored):
-        module = part.hf.removesuffix(_WEIGHT)
-        # However the files lay the weight out, an adapter's A is [rank, in] and its B [out, rank].
-        within = replace(part.hf_within, turned=False)
-        place = (index, first, part.rows, columns)
-        made = SitePart(module, site, *place, part.order, within, part.hf_within.turned)
-        parts[module] = (*parts.get(module, ()), made)
+        place, first = (index, first, part.rows, columns), first + part.rows
+        if part.hf_within.expert is not None:
+            continue
+        made = _site_part(part, site, place, part.hf_within)
+        # Transformers has these under another name than the files of Mixtral.
+        for module in {made.module, made.module.replace(".block_sparse_moe.", ".mlp.")}:
+            parts[module] = (*parts.get(module, ()), made)
+
+
+def _add_stacks(
+    stacks: dict[str, dict[str, tuple[SitePart, ...]]],
+    site: str,
+    columns: int,
+    stored: tuple[Part, ...],
+) -> None:
+    """Of an expert's product: the same as parts of what Transformers has for all experts,
+    [experts, out, in] in the module `mlp.experts` of a layer."""
+    found = _OF_EXPERT.fullmatch(site)
+    if found is None:
+        return
+    first, total = 0, sum(part.rows for part in stored)
+    for index, part in enumerate(stored):
+        module, tensor = f"{_layer(part.hf)}.mlp.experts", _STACKS[found[2]]
+        within = part.hf_within
+        if within.expert is None:
+            within = Within(expert=int(found[1]), first=first, of=total)
+        made = _site_part(part, site, (index, first, part.rows, columns), within)
+        of_module = stacks.setdefault(module, {})
+        of_module[tensor] = (*of_module.get(tensor, ()), made)
         first += part.rows
+
+
+def _site_part(part: Part, site: str, place: tuple[int, int, int, int], within: Within) -> SitePart:
+    # However the files lay the weight out, an adapter's A is [rank, in] and its B [out, rank].
+    inside = replace(within, turned=False, expert=None)
+    order = (part.order, inside, within.turned)
+    return SitePart(_module(part.hf), site, *place, *order, expert=within.expert)

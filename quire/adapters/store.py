@@ -48,7 +48,7 @@ class AdapterStore:
         self._by_content: WeakValueDictionary[tuple[str, str], Adapter] = WeakValueDictionary()
         self._by_number: WeakValueDictionary[int, Adapter] = WeakValueDictionary()
         self._loaded: OrderedDict[int, AdapterWeights] = OrderedDict()
-        self._dora_refusal = ""
+        self._base_refusal = ""
 
     def find(self, request: LoRARequest) -> Adapter:
         """The adapter that is asked for, checked against the model; InvalidAdapter if it cannot be
@@ -68,8 +68,8 @@ class AdapterStore:
         self._known.move_to_end(key)
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
-        if self._dora_refusal and known.plan.uses_dora:
-            raise InvalidAdapter(self._dora_refusal, parameter="use_dora", value=True)
+        if self._base_refusal and known.plan.needs_base:
+            raise InvalidAdapter(self._base_refusal, parameter="lora_path")
         return known
 
     def _directory(self, path: str) -> Path:
@@ -118,11 +118,11 @@ class AdapterStore:
     def base_changed(self) -> None:
         """The model has other weights than its files: a factor that was made from those is no
         longer true."""
-        self._dora_refusal = (
-            "a DoRA adapter needs the weights of the model's files, and others were loaded since. "
-            "Make a new LLM."
+        self._base_refusal = (
+            "an adapter with DoRA, or with biases or embeddings of the base, needs the weights of "
+            "the model's files, and others were loaded since. Make a new LLM."
         )
         for number in list(self._loaded):
             adapter = self._by_number.get(number)
-            if adapter is None or adapter.plan.uses_dora:
+            if adapter is None or adapter.plan.needs_base:
                 del self._loaded[number]

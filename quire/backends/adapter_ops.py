@@ -1,7 +1,8 @@
 """What LoRA adapters add to a product, as every device has it: y += B (A x), each line by its own.
 
 Adapters lie in numbered slots of every product; a line takes what is in its slot, or nothing (-1).
-With a factor f (DoRA) a line becomes f * (y - bias) + bias + B (A x), with f in B already.
+With a factor f (DoRA) a line becomes f * (y - bias) + bias + B (A x), with f in B already. Rows of
+a weight that an adapter has of its own are multiplied with in place of the base's, before all that.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ class Added:
         return self.a.nbytes + self.b.nbytes + (0 if self.factor is None else self.factor.nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnNumbers:
+    """What one adapter has at a site in place of the base's numbers: `weight` [n, K] for these
+    `rows` int64 [n] of a product or an embedding (of a norm float32 [n] for all), and `offset`,
+    float32 [N], which is added to what comes out."""
+
+    rows: Tensor | None = None
+    weight: Tensor | None = None
+    offset: Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.nbytes for one in (self.rows, self.weight, self.offset) if one is not None)
+
+
 class AdapterLines(Protocol):
     """Which slot each line of a product takes, in the form that its products want."""
 
@@ -44,6 +60,11 @@ class AdaptedProduct(Protocol):
 
     def load(self, slot: int, added: Sequence[Added]) -> None:
         """The slot holds this from now on; with nothing, lines of it stay as they are."""
+
+    def load_own(self, slot: int, own: OwnNumbers) -> None:
+        """The slot, loaded before, has these numbers of its own as well. A device whose kernels do
+        not know of them is given no adapter that has some."""
+        raise LookupError("numbers of an adapter's own, where none are built. This is a bug.")
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.

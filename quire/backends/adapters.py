@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.adapter_ops import AdaptedProduct, AdapterLines, Added
+from quire.backends.adapter_ops import (
+    AdaptedProduct,
+    AdapterLines,
+    Added,
+    OwnNumbers,
+)
 from quire.backends.linear import LinearOp
+from quire.backends.ops import RowOp
 from quire.request import Ints
 
 
@@ -38,7 +44,7 @@ class LoopedAdapters:
         return LoopedProduct(self._make_linear, self._padded, bias)
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
-        return LoopedRows(self._make_linear, self._padded)
+        return LoopedRows(self._make_linear, self._padded, num_rows)
 
     def lines(self, slots: Ints) -> AdapterLines | None:
         return SortedLines.of(slots) if (slots >= 0).any() else None
@@ -78,8 +84,12 @@ class _Expand:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    shrink: LinearOp
+    shrink: LinearOp | None
     expands: tuple[_Expand, ...]
+    dtype: torch.dtype
+    rows: Tensor | None = None  # of its own, and the product with them
+    instead: LinearOp | None = None
+    offset: Tensor | None = None
 
 
 class LoopedProduct(AdaptedProduct):
@@ -109,14 +119,30 @@ class LoopedProduct(AdaptedProduct):
             for one, end in zip(added, ends, strict=True)
         )
         shrink = self._make_linear(torch.cat([one.a for one in added]), None)
-        self._slots[slot] = _Slot(shrink, expands)
+        self._slots[slot] = _Slot(shrink, expands, added[0].a.dtype)
+
+    def load_own(self, slot: int, own: OwnNumbers) -> None:
+        have = self._slots.get(slot) or _Slot(None, (), torch.float32)
+        if own.rows is not None and own.weight is not None:
+            bias = None if self._bias is None else self._bias.index_select(0, own.rows)
+            instead = self._make_linear(own.weight, bias)
+            have = replace(have, rows=own.rows, instead=instead, dtype=own.weight.dtype)
+        self._slots[slot] = replace(have, offset=own.offset)
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         for slot, at in cast(SortedLines, lines).groups:
             if (found := self._slots.get(slot)) is not None:
-                made = found.shrink(padded_lines(x.index_select(0, at), self._padded))
-                for expand in found.expands:
-                    self._expand(y[:, expand.columns], at, expand, made)
+                # Products of float32 beside others are of numbers that have the others' type.
+                taken = padded_lines(x.index_select(0, at), self._padded).to(found.dtype)
+                if found.instead is not None and found.rows is not None:
+                    made = found.instead(taken)[: len(at)]
+                    y[at[:, None], found.rows] = made.to(y.dtype)
+                if found.shrink is not None:
+                    made = found.shrink(taken)
+                    for expand in found.expands:
+                        self._expand(y[:, expand.columns], at, expand, made)
+                if found.offset is not None:
+                    y.index_copy_(0, at, (y.index_select(0, at) + found.offset).to(y.dtype))
         return y
 
     def _expand(self, y: Tensor, at: Tensor, expand: _Expand, made: Tensor) -> None:
@@ -125,8 +151,8 @@ class LoopedProduct(AdaptedProduct):
             plain = y.index_select(0, at).float()
             if self._bias is not None:
                 plain -= self._bias[expand.columns].float()
-            more = (more.float() + plain.mul_(expand.less)).to(y.dtype)
-        y.index_add_(0, at, more)
+            more = more.float() + plain.mul_(expand.less)
+        y.index_add_(0, at, more.to(y.dtype))
 
     @property
     def variant(self) -> int:
@@ -139,8 +165,8 @@ class LoopedProduct(AdaptedProduct):
         return tuple(
             tensor
             for slot in self._slots.values()
-            for op in (slot.shrink, *(expand.multiply for expand in slot.expands))
-            for tensor in op.tensors()
+            for op in (slot.shrink, slot.instead, *(expand.multiply for expand in slot.expands))
+            for tensor in (() if op is None else op.tensors())
         )
 
 
@@ -151,21 +177,74 @@ class LoopedRows(AdaptedProduct):
         self,
         make_linear: Callable[[Tensor, Tensor | None], LinearOp],
         padded: Callable[[int], int],
+        num_rows: int,
     ) -> None:
-        self._make_linear, self._padded = make_linear, padded
+        self._make_linear, self._padded, self._num_rows = make_linear, padded, num_rows
         self._slots: dict[int, tuple[Tensor, LinearOp]] = {}
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # row of each token or -1, and rows
 
     def load(self, slot: int, added: Sequence[Added]) -> None:
         self._slots.pop(slot, None)
+        self._own.pop(slot, None)
         for one in added:
             self._slots[slot] = one.a.t().contiguous(), self._make_linear(one.b, None)
+
+    def load_own(self, slot: int, own: OwnNumbers) -> None:
+        if own.rows is None or own.weight is None or own.offset is not None:
+            raise LookupError("an embedding has rows alone. This is a bug.")
+        places = torch.full((self._num_rows,), -1)
+        places[own.rows] = torch.arange(len(own.rows))
+        self._own[slot] = places, own.weight
+
+    def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
+        for slot, at in cast(SortedLines, lines).groups:
+            tokens = x.index_select(0, at)
+            if (own := self._own.get(slot)) is not None:
+                places = own[0].index_select(0, tokens)
+                has = places >= 0
+                y[at[has]] = own[1].index_select(0, places[has])
+            if (found := self._slots.get(slot)) is not None:
+                table, expand = found
+                rows = table.index_select(0, tokens)
+                y.index_add_(0, at, expand(padded_lines(rows, self._padded))[: len(at)])
+        return y
+
+    @property
+    def variant(self) -> int:
+        return int(bool(self._slots or self._own))
+
+    def release(self) -> None:
+        self._slots.clear()
+        self._own.clear()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        low_rank = (t for table, op in self._slots.values() for t in (table, *op.tensors()))
+        return (*low_rank, *(t for pair in self._own.values() for t in pair))
+
+
+class LoopedNorm(AdaptedProduct):
+    """The same for a norm, whose lines are normed anew."""
+
+    def __init__(self, with_weight: Callable[[Tensor], RowOp]) -> None:
+        """`with_weight` makes it for another weight."""
+        self._with_weight = with_weight
+        self._slots: dict[int, tuple[RowOp | None, OwnNumbers]] = {}
+
+    def load(self, slot: int, added: Sequence[Added]) -> None:
+        self._slots.pop(slot, None)
+
+    def load_own(self, slot: int, own: OwnNumbers) -> None:
+        norm = None if own.weight is None else self._with_weight(own.weight)
+        self._slots[slot] = norm, own
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         for slot, at in cast(SortedLines, lines).groups:
             if (found := self._slots.get(slot)) is not None:
-                table, expand = found
-                rows = table.index_select(0, x.index_select(0, at))
-                y.index_add_(0, at, expand(padded_lines(rows, self._padded))[: len(at)])
+                norm, own = found
+                made = y.index_select(0, at) if norm is None else norm(x.index_select(0, at))
+                if own.offset is not None:
+                    made = made + own.offset
+                y.index_copy_(0, at, made.to(y.dtype))
         return y
 
     @property
@@ -176,7 +255,8 @@ class LoopedRows(AdaptedProduct):
         self._slots.clear()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for table, op in self._slots.values() for t in (table, *op.tensors()))
+        owns = (own for _, own in self._slots.values())
+        return tuple(t for own in owns for t in (own.weight, own.offset) if t is not None)
 
 
 def padded_lines(x: Tensor, padded: Callable[[int], int]) -> Tensor:

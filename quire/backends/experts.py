@@ -52,7 +52,8 @@ class Choice:
 class LoopedExperts:
     """One expert after the other, over its own tokens: for a host that knows how many they are.
 
-    `padded` tells how many rows to run for so many tokens."""
+    `padded` tells how many rows to run for so many tokens. `narrow` is told which tokens the
+    products get next, and None when they are done."""
 
     def __init__(
         self,
@@ -60,9 +61,10 @@ class LoopedExperts:
         ups: Sequence[LinearOp],
         downs: Sequence[LinearOp],
         padded: Callable[[int], int],
+        narrow: Callable[[Tensor | None], None] | None = None,
     ) -> None:
         self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
-        self._padded = padded
+        self._padded, self._narrow = padded, narrow
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
         flat, per_token = chosen.flatten(), chosen.shape[1]
@@ -77,8 +79,12 @@ class LoopedExperts:
                 taken = x.index_select(0, tokens)
                 if more := self._padded(count) - count:
                     taken = torch.cat([taken, taken[:1].expand(more, -1)])
+                if self._narrow is not None:
+                    self._narrow(tokens)
                 made = down(self._gate(up(taken)))[:count]
                 out.index_add_(0, tokens, made.float() * scores.view(-1)[pairs, None])
+        if self._narrow is not None:
+            self._narrow(None)
         return out.to(x.dtype)
 
 

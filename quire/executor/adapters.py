@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.adapters.sites import HEAD, sites_of, sites_of_products
 from quire.backends.adapter_ops import AdapterLines, AdapterRoom
+from quire.backends.adapters import LoopedAdapters
 from quire.backends.ops import Kernels
 from quire.config import AdapterOptions, EngineConfig
 from quire.layers.adapted import AdapterSites
@@ -40,9 +41,11 @@ def make_sites(
 ) -> AdapterSites:
     """Slots for every product of a model, or of a rank's share of it, that adapters may change."""
     room = AdapterRoom(options.max_loras, options.max_lora_rank, dtype, device)
-    heads = frozenset({HEAD})
+    made = kernels.make_adapters(room)
+    heads, norms = frozenset({HEAD}), frozenset[str]()
     if isinstance(model, ModelSpec):
-        sites = dict(sites_of(model).sites)
+        found = sites_of(model, low_rank_only=not isinstance(made, LoopedAdapters))
+        sites, norms = dict(found.sites), frozenset(one.site for one in found.norms.values())
         if HEAD in sites:
             sites[HEAD] = replace(sites[HEAD], rows=(tp.head_rows(model.vocab_size),))
     else:
@@ -51,10 +54,11 @@ def make_sites(
         heads = frozenset(name for name in sites if not name.startswith(body))
     rows = {name: site.rows for name, site in sites.items()}
     return AdapterSites(
-        kernels.make_adapters(room),
+        made,
         rows,
         {name: site.columns for name, site in sites.items()},
         heads,
+        norms,
     )
 
 
@@ -101,7 +105,8 @@ class RowAdapters:
                 raise LookupError(f"no slot is free for adapter {number}. This is a bug.")
             slot = min(free, key=self._last_use.__getitem__)
             self._numbers[slot] = 0  # not the old one any more, and not the new one if that fails
-            self.sites.load(slot, self._handles.adapter(number).added)
+            weights = self._handles.adapter(number)
+            self.sites.load(slot, weights.added, weights.own)
             self._numbers[slot] = number
         slot = self._numbers.index(number)
         self._last_use[slot] = self._uses

@@ -12,9 +12,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.backends.adapter_ops import AdaptedProduct, AdapterKernels, AdapterLines, Added
+from quire.backends.adapter_ops import (
+    AdaptedProduct,
+    AdapterKernels,
+    AdapterLines,
+    Added,
+    OwnNumbers,
+)
+from quire.backends.adapters import LoopedNorm
+from quire.backends.experts import LoopedExperts
 from quire.backends.linear import Gate, LinearOp
-from quire.backends.ops import RowOp
+from quire.backends.ops import ExpertsOp, RowOp
+from quire.layers.norm import LayerNorm, Norm, RMSNorm
 
 
 @dataclass(slots=True)
@@ -52,6 +61,23 @@ class AdaptedLinear:
         return self._base.tensors()
 
 
+class AdaptedNorm(Norm):
+    """A norm, and those that adapters have in place of it."""
+
+    def __init__(self, base: Norm, product: AdaptedProduct, current: Current) -> None:
+        self._base, self._product, self._current = base, product, current
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._changed(x, self._base(x))
+
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._changed(residual, self._base.after_adding(x, residual))
+
+    def _changed(self, x: Tensor, y: Tensor) -> Tensor:
+        lines = self._current.lines
+        return y if lines is None else self._product.add(x, y, lines)
+
+
 class AdapterSites:
     """All products of a model that have slots, by their names."""
 
@@ -61,11 +87,14 @@ class AdapterSites:
         rows: Mapping[str, tuple[int, ...]],
         columns: Mapping[str, int],
         heads: frozenset[str] = frozenset({"head"}),
+        norms: frozenset[str] = frozenset(),
     ) -> None:
         """`rows` of each product, part by part, and its `columns`; others have no slots. `heads`
         are those that make logits, of other lines than the rest."""
         self.kernels, self._rows, self._columns, self._heads = kernels, rows, columns, heads
-        self._current = Current()
+        self._norms = norms
+        self._current, self._pass = Current(), Current()
+        self._changes_experts = False
         self._linears: dict[str, AdaptedLinear] = {}
         self._products: dict[str, AdaptedProduct] = {}
         self.variant: tuple[int, ...] = ()  # which kernels run, as far as loading changes that
@@ -77,6 +106,27 @@ class AdapterSites:
         made = AdaptedLinear(base, self._product(name, bias, base), self._current)
         self._linears[name] = made
         return made
+
+    def around_norm(self, name: str, base: RMSNorm | LayerNorm) -> Norm:
+        """The same for a norm."""
+        if name not in self._norms:
+            return base
+        made = self._products[name] = LoopedNorm(base.with_weight)
+        return AdaptedNorm(base, made, self._current)
+
+    def experts(
+        self,
+        name: str,
+        base: ExpertsOp,
+        gate: RowOp,
+        ups: Sequence[LinearOp],
+        downs: Sequence[LinearOp],
+        padded: Callable[[int], int],
+    ) -> ExpertsOp:
+        """The experts of this name; where they have slots, looped over with their own lines."""
+        if f"{name}.0.down" not in self._rows:
+            return base
+        return LoopedExperts(gate, ups, downs, padded, self._narrow)
 
     def behind_gate(self, name: str, gate: Gate, product: RowOp) -> RowOp:
         """What the gate lets through of the product of this name, which was made before."""
@@ -114,13 +164,29 @@ class AdapterSites:
 
     def use(self, lines: AdapterLines | None) -> None:
         """What is multiplied from now on has these lines."""
+        self._current.lines = self._pass.lines = lines
+
+    def _narrow(self, tokens: Tensor | None) -> None:
+        """What is multiplied next has these of the lines; None: all of them again."""
+        lines = self._pass.lines
+        if tokens is not None and lines is not None:
+            lines = lines.take(tokens.numpy()) if self._changes_experts else None
         self._current.lines = lines
 
-    def load(self, slot: int, added: Mapping[str, Sequence[Added]]) -> None:
+    def load(
+        self,
+        slot: int,
+        added: Mapping[str, Sequence[Added]],
+        own: Mapping[str, OwnNumbers] | None = None,
+    ) -> None:
         """The slot holds this adapter from now on."""
         for name, product in self._products.items():
             product.load(slot, added.get(name, ()))
+        for name, numbers in (own or {}).items():
+            self._products[name].load_own(slot, numbers)
         self.variant = tuple(product.variant for product in self._products.values())
+        products = self._products.items()
+        self._changes_experts = any(one.variant for name, one in products if ".experts." in name)
 
     @property
     def changes_head(self) -> bool:

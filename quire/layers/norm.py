@@ -33,6 +33,9 @@ class RMSNorm(Norm):
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
+    def with_weight(self, weight: Tensor) -> RMSNorm:
+        return RMSNorm(self.kernels, weight.to(self.weight.dtype), self.eps)
+
 
 class LayerNorm(Norm):
     """The same by mean and variance."""
@@ -42,6 +45,9 @@ class LayerNorm(Norm):
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def with_weight(self, weight: Tensor) -> LayerNorm:
+        return LayerNorm(self.kernels, weight.to(self.weight.dtype), self.bias, self.eps)
 
 
 class NoNorm(Norm):

@@ -54,8 +54,6 @@ from quire.spec import ModelSpec
 # Where each weight of a built decoder lies, by quire's names for them: so that a model can be given
 # other weights, or leave its device, while everything that was made around it stays.
 Places = dict[str, tuple[WeightRows, ...]]
-
-
 Weights = dict[str, Tensor] | dict[str, Matrix]
 
 
@@ -130,14 +128,15 @@ class Parts:
             return ScaledEmbedding(self.kernels, table, spec.embedding_scale)
         return Embedding(self.kernels, table)
 
-    def norm(self, name: str, plan: NormPlan, size: int) -> RMSNorm | LayerNorm:
+    def norm(self, name: str, plan: NormPlan, size: int) -> Norm:
         weight = self.tensor(f"{name}.weight", size)
         bias = self.tensor(f"{name}.bias", size) if plan.bias else None
-        if plan.kind == "layer":
-            return LayerNorm(self.kernels, weight, bias, plan.eps)
-        if bias is not None:
+        if bias is not None and plan.kind != "layer":
             raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
-        return RMSNorm(self.kernels, weight, plan.eps)
+        made: RMSNorm | LayerNorm = RMSNorm(self.kernels, weight, plan.eps)
+        if plan.kind == "layer":
+            made = LayerNorm(self.kernels, weight, bias, plan.eps)
+        return made if self.adapters is None else self.adapters.around_norm(name, made)
 
     def row_norm(self, name: str, plan: NormPlan, size: int) -> RowNorm:
         if plan.kind != "rms" or plan.bias:
@@ -318,9 +317,13 @@ class Parts:
             is_gated = plan.shared_gate
             gate = self.linear(f"{name}.shared_gate", 1, hidden, bias=False) if is_gated else None
             shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
+        products = (kernels.gate(one.activation), ups, downs)
+        op = kernels.make_experts(*products)
+        if self.adapters is not None:
+            op = self.adapters.experts(f"{name}.experts", op, *products, kernels.padded)
         return Experts(
             self._router(name, plan),
-            kernels.make_experts(kernels.gate(one.activation), ups, downs),
+            op,
             pairs[0],
             shared,
             self.tp,

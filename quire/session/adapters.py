@@ -41,15 +41,16 @@ def make_store(
     from quire.adapters.read import read_adapter
     from quire.executor.cpu.local import DTYPES
 
+    if isinstance(planned, ModelSpec):
+        sites = sites_of(planned, low_rank_only=config.device != "cpu")
+    else:
+        sites = sites_of_products(planned.products)
     read = partial(
         read_adapter,
         dtype=DTYPES[config.dtype],
+        rows_of=sites.rows_of,
         read_base=partial(_base_weights, files, planned, is_dummy=options.load_format == "dummy"),
     )
-    if isinstance(planned, ModelSpec):
-        sites = sites_of(planned)
-    else:
-        sites = sites_of_products(planned.products)
     store = AdapterStore(
         sites,
         max_rank=config.adapters.max_lora_rank,
@@ -155,8 +156,6 @@ def asked_adapters(given: Any, store: AdapterStore | None) -> AskedAdapters | No
 
 
 def _no_request(name: str, given: Any) -> InvalidRequest:
-    return InvalidRequest(
-        f"{name} is a {type(given).__name__}; give a LoRARequest(name, id, path), None, or a list "
-        "with one for each prompt",
-        parameter="lora_request",
-    )
+    kind = type(given).__name__
+    rule = "give a LoRARequest(name, id, path), None, or a list with one for each prompt"
+    return InvalidRequest(f"{name} is a {kind}; {rule}", parameter="lora_request")

@@ -33,7 +33,7 @@ from quire.step import (
     StepResult,
     Targets,
 )
-from quire.steps.ranked import AdapterPart, RankAdapter, RankPlan, RankResult
+from quire.steps.ranked import AdapterPart, OwnPart, RankAdapter, RankPlan, RankResult
 
 # In this order for ever: the place is what stands in the bytes.
 CLASSES: tuple[type[Any], ...] = (
@@ -58,6 +58,7 @@ CLASSES: tuple[type[Any], ...] = (
     AdapterPart,
     RankAdapter,
     Guessing,
+    OwnPart,
 )
 _WHOLE = (StepPlan, StepResult, RankPlan, RankResult, RankAdapter)  # what bytes may be
 DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))

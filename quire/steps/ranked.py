@@ -49,9 +49,21 @@ class AdapterPart:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What an adapter has at a site in place of the base's numbers: a weight as bytes, of the
+    model's type, or of float32 where it is a norm's."""
+
+    site: str
+    rows: npt.NDArray[np.int64] | None
+    weight: Bytes | None
+    offset: Floats | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankAdapter:
     """An adapter of this number, whole, and the numbers of those that are not used again."""
 
     number: int
     forgotten: tuple[int, ...]
     parts: tuple[AdapterPart, ...]
+    own: tuple[OwnPart, ...] = ()

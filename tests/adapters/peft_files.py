@@ -41,6 +41,7 @@ class Peft:
     magnitude: dict[str, Tensor] = field(default_factory=dict)
     embedding: frozenset[str] = frozenset()
     config: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, Tensor] = field(default_factory=dict)  # by the names of its file
 
     def scale(self, module: str) -> float:
         alpha = self.config["lora_alpha"]
@@ -64,6 +65,7 @@ class Peft:
             tensors[f"{start}lora_B.weight"] = self.b[module]
             if module in self.magnitude:
                 tensors[f"{start}lora_magnitude_vector"] = self.magnitude[module]
+        tensors |= {f"{prefix}{name}": tensor for name, tensor in self.more.items()}
         save_file(
             {n: t.contiguous() for n, t in tensors.items()}, path / "adapter_model.safetensors"
         )
@@ -126,6 +128,22 @@ def _hook(peft: Peft, name: str) -> Any:
         return peft.magnitude[name] / length * (output - bias + added) + bias
 
     return hook
+
+
+@contextmanager
+def exchanged(model: Any, own: dict[str, Tensor]) -> Iterator[None]:
+    """The model with these in place of its parameters of those names, of which none is tied."""
+    before = {}
+    for name, tensor in own.items():
+        module, _, kind = name.rpartition(".")
+        part = model.get_submodule(module)
+        before[name] = part, kind, getattr(part, kind)
+        setattr(part, kind, nn.Parameter(tensor))
+    try:
+        yield
+    finally:
+        for part, kind, parameter in before.values():
+            setattr(part, kind, parameter)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire import LLM, SamplingParams
 from quire.adapters.read import AdapterWeights
 from quire.adapters.sites import EMBEDDING, sites_of
-from quire.backends.adapter_ops import Added
+from quire.backends.adapter_ops import Added, OwnNumbers
 from quire.config import AdapterOptions
 from quire.executor.ranks.adapters import SentAdapters, share_of, site_cuts
 from quire.ranks.shares import RankShare, of_rank
@@ -62,7 +62,8 @@ def test_a_rank_adds_its_share_of_what_is_added_to_each_weight(name: str, size: 
     for rank in range(size):
         share = RankShare(rank, size)
         cuts = site_cuts(spec, share)
-        own, own_sites = share_of(whole, cuts), sites_of(of_rank(spec, share)).sites
+        own = share_of(whole, cuts, is_first=rank == 0)
+        own_sites = sites_of(of_rank(spec, share)).sites
         for site, added in whole.added.items():
             shape = (sum(sites[site].rows), sites[site].columns)
             change, factor = written(added, shape)
@@ -73,6 +74,45 @@ def test_a_rank_adds_its_share_of_what_is_added_to_each_weight(name: str, size: 
             assert torch.equal(found[1][: len(rows)], rows), site
             if site != "head":  # whose rows are filled up
                 assert [len(one.b) for one in own.added[site]] == list(own_sites[site].rows)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", ["llama untied, every bias", "qwen2 moe", "gpt2"])
+def test_ranks_together_have_what_an_adapter_has_of_its_own(name: str, size: int) -> None:
+    """What ranks make of their shares, added up where they add up, is what the whole makes."""
+    spec, made = spec_of(CONFIGS[name]), torch.Generator().manual_seed(4)
+    for site, found in sites_of(spec).sites.items():
+        if site == EMBEDDING:
+            continue
+        rows, columns = sum(found.rows), found.columns
+        some = torch.randperm(rows, generator=made)[: max(1, rows // 2)]
+        weight = torch.randn(len(some), columns, generator=made)
+        own = OwnNumbers(some, weight, torch.randn(rows, generator=made))
+        x, base = torch.randn(columns, generator=made), torch.randn(rows, columns, generator=made)
+        whole = base.clone()
+        whole[some] = weight
+        expected, parts, divided = whole @ x + own.offset, [], False
+        for rank in range(size):
+            cut = site_cuts(spec, RankShare(rank, size)).get(site)
+            assert cut is not None, site
+            given = AdapterWeights({}, {site: own})
+            share = share_of(given, {site: cut}, is_first=rank == 0).own[site]
+            mine = cut_tensor(base, cut)
+            if share.rows is not None and share.weight is not None:
+                mine[share.rows] = share.weight
+            columns_of = cut.columns or range(columns)
+            y = mine @ x[columns_of.start : columns_of.stop]
+            y = y if share.offset is None else y + share.offset
+            divided = cut.columns is not None
+            places = torch.cat([torch.arange(r.start, r.stop) for r in cut.rows])
+            parts.append((places, y[: len(places)]))
+        if divided:
+            assert torch.allclose(sum(y for _, y in parts), expected, atol=1e-4), site
+            continue
+        together = torch.full((rows,), float("nan"))
+        for places, y in parts:
+            together[places] = y
+        assert torch.allclose(together, expected, atol=1e-4), site
 
 
 def test_ranks_keep_as_many_as_main_memory_may() -> None:
@@ -93,7 +133,14 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
     ]
     pefts = [make_peft(model, rank=2 + i, **kind) for i, kind in enumerate(kinds)]
     asked = [named(one.save(folder / f"a{i}"), i + 1) for i, one in enumerate(pefts)]
-    yield folder / "base", [(None, *asked)[i % 4] for i in range(len(PROMPTS))]
+    own = make_peft(model, ("o_proj",), seed=4, bias="all", modules_to_save=["lm_head", "norm"])
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in ("lm_head.weight", "model.norm.weight"):
+            own.more[name] = parameter.detach() + 0.3 * torch.randn_like(parameter)
+    for module, b in own.b.items():
+        own.more[f"{module}.lora_B.bias"] = torch.randn(len(b))
+    asked.append(named(own.save(folder / "own"), 4))
+    yield folder / "base", [(None, *asked)[i % 5] for i in range(len(PROMPTS))]
 
 
 def answers(llm: LLM, asked: list[Any]) -> tuple[list[list[int]], list[float]]:
@@ -117,3 +164,26 @@ def test_rows_with_adapters_draw_on_ranks_what_they_draw_on_one(
             found, others = answers(llm, asked)
             assert found == ids
             assert others == pytest.approx(scores, abs=1e-4)
+
+
+def test_experts_and_routers_have_adapters_on_ranks(tmp_path: Path) -> None:
+    model = random_model(CONFIGS["mixtral"])
+    model.save_pretrained(tmp_path / "base")
+    peft = make_peft(model, ("q_proj", "mlp.gate"))
+    experts = model.config.num_local_experts
+    for index in range(model.config.num_hidden_layers):
+        start, made = f"model.layers.{index}.mlp.experts", torch.Generator().manual_seed(index)
+        sizes = model.config.hidden_size, model.config.intermediate_size
+        shapes = {"": sizes[::-1], ".base_layer": (sizes[0], 2 * sizes[1])}
+        for inside, (columns, rows) in shapes.items():
+            a, b = (experts * 2, columns), (rows, experts * 2)
+            peft.more[f"{start}{inside}.lora_A.weight"] = torch.randn(a, generator=made) / 4
+            peft.more[f"{start}{inside}.lora_B.weight"] = torch.randn(b, generator=made) / 4
+    asked = [None, named(peft.save(tmp_path / "adapter"))] * (len(PROMPTS) // 2)
+    with open_llm(tmp_path / "base") as llm:
+        ids, scores = answers(llm, asked)
+        assert ids != answers(llm, [None] * len(PROMPTS))[0]
+    with open_llm(tmp_path / "base", tensor_parallel_size=2) as llm:
+        found, others = answers(llm, asked)
+    assert found == ids
+    assert others == pytest.approx(scores, abs=1e-4)

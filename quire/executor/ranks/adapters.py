@@ -2,7 +2,8 @@
 products are that they change.
 
 A product whose rows are divided takes its rows of B. One whose columns are divided takes its
-columns of A: what ranks add up are then parts of B (A x) beside parts of the product.
+columns of A: what ranks add up are then parts of B (A x) beside parts of the product. Of such a
+product an offset is the first rank's alone.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from quire.adapters.read import AdapterWeights
 from quire.adapters.sites import EMBEDDING
-from quire.backends.adapter_ops import Added
+from quire.backends.adapter_ops import Added, OwnNumbers
 from quire.config import AdapterOptions, EngineConfig
 from quire.ranks.shares import RankShare
 from quire.spec import ModelSpec
-from quire.steps.ranked import AdapterPart, Bytes, RankAdapter
+from quire.steps.ranked import AdapterPart, Bytes, OwnPart, RankAdapter
 from quire.weights.cuts import Cut, cut_of
 from quire.weights.load import rank_weights
 
@@ -62,7 +63,16 @@ def for_ranks(number: int, forgotten: tuple[int, ...], weights: AdapterWeights) 
         for site, some in weights.added.items()
         for one in some
     )
-    return RankAdapter(number, forgotten, parts)
+    own = tuple(
+        OwnPart(
+            site,
+            None if one.rows is None else one.rows.numpy(),
+            None if one.weight is None else _bytes(one.weight),
+            None if one.offset is None else one.offset.numpy(),
+        )
+        for site, one in weights.own.items()
+    )
+    return RankAdapter(number, forgotten, parts, own)
 
 
 def _bytes(matrix: Tensor) -> Bytes:
@@ -77,6 +87,7 @@ class RankAdapters:
     def __init__(self, spec: ModelSpec, share: RankShare, config: EngineConfig) -> None:
         """`spec` is of the whole model."""
         self._cuts = {} if config.adapters is None else site_cuts(spec, share)
+        self._is_first = share.rank == 0
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self._known: dict[int, AdapterWeights] = {}
 
@@ -88,8 +99,19 @@ class RankAdapters:
             a, b = (torch.from_numpy(x).view(self._dtype) for x in (one.a, one.b))
             factor = None if one.factor is None else torch.from_numpy(one.factor)
             added.setdefault(one.site, []).append(Added(one.part, one.first, a, b, factor))
-        whole = AdapterWeights({site: tuple(some) for site, some in added.items()})
-        self._known[given.number] = share_of(whole, self._cuts)
+        own = {one.site: self._own(one) for one in given.own}
+        whole = AdapterWeights({site: tuple(some) for site, some in added.items()}, own)
+        self._known[given.number] = share_of(whole, self._cuts, is_first=self._is_first)
+
+    def _own(self, given: OwnPart) -> OwnNumbers:
+        rows, offset = (
+            None if one is None else torch.from_numpy(one) for one in (given.rows, given.offset)
+        )
+        if given.weight is None:
+            return OwnNumbers(rows, None, offset)
+        of_norm = given.weight.ndim == 1
+        weight = torch.from_numpy(given.weight).view(torch.float32 if of_norm else self._dtype)
+        return OwnNumbers(rows, weight, offset)
 
     def weights(self, number: int) -> AdapterWeights:
         return self._known[number]
@@ -104,13 +126,34 @@ def site_cuts(spec: ModelSpec, share: RankShare) -> dict[str, Cut]:
     }
 
 
-def share_of(whole: AdapterWeights, cuts: Mapping[str, Cut]) -> AdapterWeights:
+def share_of(whole: AdapterWeights, cuts: Mapping[str, Cut], *, is_first: bool) -> AdapterWeights:
     """What a rank adds to its products; an embedding is every rank's."""
     added = {}
     for site, some in whole.added.items():
         own = some if site == EMBEDDING else tuple(_part(one, cuts[site]) for one in some)
         added[site] = tuple(one for one in own if one is not None)
-    return AdapterWeights(added)
+    owned = {site: _own_share(one, cuts[site], is_first) for site, one in whole.own.items()}
+    return AdapterWeights(added, owned)
+
+
+def _own_share(one: OwnNumbers, cut: Cut, is_first: bool) -> OwnNumbers:
+    wanted = torch.cat([torch.arange(rows.start, rows.stop) for rows in cut.rows])
+    offset, rows, weight = one.offset, one.rows, one.weight
+    if offset is not None and cut.columns is not None and not is_first:
+        offset = None
+    if offset is not None:
+        offset = torch.cat([offset[wanted], torch.zeros(cut.height - len(wanted))])
+    if rows is None or weight is None:
+        return OwnNumbers(None, None, offset)
+    places = torch.full((max(int(rows.max()) + 1, *(one.stop for one in cut.rows)),), -1)
+    places[wanted] = torch.arange(len(wanted))
+    has = places[rows] >= 0
+    if not has.any():  # a rank may have no row of the head
+        return OwnNumbers(None, None, offset)
+    rows, weight = places[rows][has], weight[has]
+    if cut.columns is not None:
+        weight = weight[:, cut.columns.start : cut.columns.stop].contiguous()
+    return OwnNumbers(rows, weight, offset)
 
 
 def _part(one: Added, cut: Cut) -> Added | None:

@@ -1,0 +1,248 @@
+"""Tensors of an adapter matched with the parts of a model, by names and shapes. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from quire.adapters.changes import Change, Copy, Own
+from quire.adapters.config import MERGE, AdapterConfig
+from quire.adapters.names import Kind, TensorName
+from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites
+from quire.errors import InvalidAdapter
+from quire.weights.formats import StoredTensor
+
+_OF_LINEAR: frozenset[Kind] = frozenset({"A", "B"})
+_OF_EMBEDDING: frozenset[Kind] = frozenset({"embedding_A", "embedding_B"})
+_NOT_THERE = "Set device='cpu', or merge it into its base with peft's merge_and_unload()."
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One adapter's file and config, and the model it is for."""
+
+    path: Path
+    config: AdapterConfig
+    sites: Sites
+    max_rank: int
+
+    def changes(self, name: TensorName, found: Mapping[Kind, StoredTensor]) -> list[Change]:
+        """A and B of a module, and what DoRA has beside them."""
+        parts = self._parts(name)
+        part = parts[0]
+        kinds = _OF_EMBEDDING if part.site == EMBEDDING else _OF_LINEAR
+        self.check_kinds(name, found, kinds)
+        if self.config.use_dora and part.site == EMBEDDING:
+            raise self.wrong(name.module, "is an embedding with DoRA: not built", MERGE)
+        a, b = (found[kind] for kind in sorted(kinds))
+        rank = a.shape[0] if len(a.shape) == 2 else 0
+        rows, columns = part.within.of or part.rows, part.columns
+        if part.site == EMBEDDING:
+            rows, columns = columns, rows
+        self._check_shape(a, (rank, columns))
+        self._check_shape(b, (rows, rank))
+        self.check_rank(a, rank)
+        magnitude = found.get("magnitude")
+        if magnitude is not None and magnitude.shape not in ((rows,), (1, rows), (rows, 1)):
+            raise self.other_shape(magnitude, (rows,))
+        scale = self.config.scale(name.module, rank)
+        return [Change(one, rank, scale, a, b, magnitude) for one in parts]
+
+    def own(self, name: TensorName, found: Mapping[Kind, StoredTensor]) -> list[Own]:
+        """What a module has of its own beside A and B."""
+        made = []
+        for kind, stored in found.items():
+            if kind == "tokens":
+                made += self._tokens(name, stored)
+            elif kind == "bias":
+                made += self._bias(name, stored)
+            elif kind == "added_bias":
+                made += self._added_bias(name, stored, found)
+            elif kind == "weight" and self.config.has_whole(name.module):
+                made += self._weight(name, stored)
+        if made and self.sites.low_rank_only:
+            raise self.wrong(
+                name.module, "has more than A and B, which is not built for a GPU", _NOT_THERE
+            )
+        return made
+
+    def copy(self, name: TensorName, stored: StoredTensor) -> Copy:
+        """What PEFT stores of the base beside an adapter: embeddings and heads alone."""
+        part = self._any_part(name)
+        if part is None or part.site not in (EMBEDDING, HEAD):
+            raise self.wrong(
+                stored.name,
+                "is no matrix of a LoRA adapter, and modules_to_save has no such",
+                MERGE,
+            )
+        self._check_vocabulary(stored, part)
+        modules = self.sites.parts.items()
+        embedding = (module for module, parts in modules if parts[0].site == EMBEDDING)
+        names = tuple(f"{module}.weight" for module in (part.module, *embedding))
+        return Copy(stored, names, self._tied(part))
+
+    def _weight(self, name: TensorName, stored: StoredTensor) -> list[Own]:
+        part = self._any_part(name)
+        if part is not None and part.site in (EMBEDDING, HEAD):
+            self._check_vocabulary(stored, part)
+            return [Own(part, "weight", stored)]
+        parts = self._norm_or_parts(name)
+        first = parts[0]
+        rows = first.within.of or first.rows
+        shape = (rows,) if self._is_norm(first) else (rows, first.columns)
+        self._check_shape(stored, shape[::-1] if first.turned else shape)
+        return [Own(one, "weight", stored) for one in parts]
+
+    def _bias(self, name: TensorName, stored: StoredTensor) -> list[Own]:
+        if not self.config.has_biases and not self.config.has_whole(name.module):
+            raise self.wrong(stored.name, "is there, and bias is 'none' in the config", MERGE)
+        parts = self._norm_or_parts(name)
+        if f"{parts[0].module}.bias" not in self.sites.biases:
+            raise self.wrong(stored.name, "is a bias that this model has not")
+        self._check_shape(stored, (parts[0].within.of or parts[0].rows,))
+        return [Own(one, "bias", stored) for one in parts]
+
+    def _added_bias(
+        self, name: TensorName, stored: StoredTensor, found: Mapping[Kind, StoredTensor]
+    ) -> list[Own]:
+        parts = self._parts(name)
+        if "A" not in found or parts[0].site == EMBEDDING:
+            raise self.wrong(stored.name, "stands beside no lora_A of a product")
+        self._check_shape(stored, (parts[0].within.of or parts[0].rows,))
+        scale = self.config.scale(name.module, found["A"].shape[0])
+        return [Own(one, "added_bias", stored, scale=scale) for one in parts]
+
+    def _tokens(self, name: TensorName, stored: StoredTensor) -> list[Own]:
+        (part,) = self._parts(name)
+        tokens = self.config.tokens_of(name.module)
+        if part.site not in (EMBEDDING, HEAD):
+            raise self.wrong(stored.name, "is for rows of an embedding or of a head")
+        self._check_shape(stored, (len(tokens), part.columns))
+        if max(tokens) >= part.rows:
+            raise self.wrong(
+                stored.name,
+                f"has a row for token {max(tokens)}, and the model's vocabulary is {part.rows}",
+                "The adapter was trained with a resized vocabulary: resize the base likewise.",
+            )
+        # A head that is the embedding takes the same rows, unless it was given others.
+        same = ((), tokens)
+        tied = (one for one in self._tied(part) if self.config.tokens_of(one.module) in same)
+        return [Own(one, "weight", stored, tokens) for one in tied]
+
+    def _tied(self, part: SitePart) -> tuple[SitePart, ...]:
+        """An embedding that is the head as well changes both."""
+        if part.site != EMBEDDING or not self.sites.is_tied:
+            return (part,)
+        heads = (parts[0] for parts in self.sites.parts.values() if parts[0].site == HEAD)
+        return (part, *heads)
+
+    def _is_norm(self, part: SitePart) -> bool:
+        return part.module in self.sites.norms
+
+    def _any_part(self, name: TensorName) -> SitePart | None:
+        known = (self.sites.parts.get(module) for module in _modules(name))
+        return next((parts[0] for parts in known if parts), None)
+
+    def _norm_or_parts(self, name: TensorName) -> tuple[SitePart, ...]:
+        for module in _modules(name):
+            if module in self.sites.norms:
+                return (self.sites.norms[module],)
+        return self._parts(name)
+
+    def _parts(self, name: TensorName) -> tuple[SitePart, ...]:
+        """The module of the model; a bare model's adapter leaves `model.` out."""
+        for module in _modules(name):
+            if module in self.sites.parts:
+                return self.sites.parts[module]
+            if module in self.sites.not_built:
+                where = " on a GPU" if self.sites.low_rank_only else ""
+                raise self.wrong(
+                    name.module, f"is a part that adapters do not change{where}", MERGE
+                )
+        near = get_close_matches(name.own, self.sites.parts, 1, 0.0)
+        hint = f"The nearest is {near[0]!r}. " if near else ""
+        raise self.wrong(
+            name.module,
+            "is no module of this model",
+            f"{hint}Was the adapter made for another base?",
+        )
+
+    def check_saved(self, own: Iterable[Own]) -> None:
+        """Modules that the config says are whole must be there: the base's would be wrong."""
+        there = {one.part.module for one in own}
+        parts = (part for parts in self.sites.parts.values() for part in parts)
+        known = {part.module for part in (*parts, *self.sites.norms.values())}
+        ends = tuple(f".{one}" for one in self.config.saved)
+        for module in sorted(known - there):
+            if f".{module}".endswith(ends):
+                raise self.wrong(module, "is in modules_to_save, and the file has nothing of it")
+
+    def check_tied(self, changed: Iterable[Change | Own]) -> None:
+        """PEFT stores what is tied twice; half of it would leave the other half the base's."""
+        there = {one.part.site for one in changed} & {EMBEDDING, HEAD}
+        if self.config.is_tied and self.sites.is_tied and len(there) == 1:
+            [site] = there
+            raise self.wrong(
+                "ensure_weight_tying", f"is true, and there is something for the {site} alone"
+            )
+
+    def check_kinds(
+        self, name: TensorName, found: Mapping[Kind, StoredTensor], kinds: frozenset[Kind]
+    ) -> None:
+        if missing := kinds - found.keys():
+            lacking = ", ".join(f"lora_{kind}" for kind in sorted(missing))
+            raise self.wrong(name.module, f"lacks {lacking}")
+        if unknown := found.keys() - kinds - {"magnitude"}:
+            what = ", ".join(f"lora_{kind}" for kind in sorted(unknown))
+            raise self.wrong(name.module, f"has {what}, which does not belong there")
+        if ("magnitude" in found) != self.config.use_dora:
+            has = "has" if "magnitude" in found else "has no"
+            said = "true" if self.config.use_dora else "false"
+            raise self.wrong(name.module, f"{has} lora_magnitude_vector, and use_dora is {said}")
+
+    def _check_vocabulary(self, stored: StoredTensor, part: SitePart) -> None:
+        if len(stored.shape) == 2 and stored.shape[0] != part.rows:
+            raise InvalidAdapter(
+                f"{self.path}: {stored.name} has {stored.shape[0]} rows, and the model's "
+                f"vocabulary is {part.rows}: the adapter was trained with a resized one. {MERGE}",
+                parameter=stored.name,
+                value=list(stored.shape),
+            )
+        self._check_shape(stored, (part.rows, part.columns))
+
+    def _check_shape(self, tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+        if tensor.shape != shape or 0 in shape:
+            raise self.other_shape(tensor, shape)
+
+    def other_shape(self, tensor: StoredTensor, shape: tuple[int, ...]) -> InvalidAdapter:
+        return InvalidAdapter(
+            f"{self.path}: {tensor.name} has the shape {list(tensor.shape)}, and this model asks "
+            f"for {list(shape)}. The adapter was made for another base.",
+            parameter=tensor.name,
+            value=list(tensor.shape),
+        )
+
+    def check_rank(self, tensor: StoredTensor, rank: int) -> None:
+        if rank > self.max_rank:
+            raise InvalidAdapter(
+                f"{self.path}: {tensor.name} has the rank {rank}, and max_lora_rank is "
+                f"{self.max_rank}. Set max_lora_rank={rank} or more.",
+                parameter="max_lora_rank",
+                value=rank,
+            )
+
+    def wrong(self, what: str, why: str, way_out: str = "") -> InvalidAdapter:
+        return wrong(self.path, what, why, way_out)
+
+
+def _modules(name: TensorName) -> tuple[str, str]:
+    """What the model may call it; a bare model's adapter leaves `model.` out."""
+    return name.own, f"model.{name.own}"
+
+
+def wrong(path: Path, what: str, why: str, way_out: str = "") -> InvalidAdapter:
+    return InvalidAdapter(
+        f"{path}: {what[:200]} {why}. {way_out}".rstrip(), parameter="lora_path", value=what[:200]
+    )

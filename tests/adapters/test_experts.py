@@ -1,0 +1,197 @@
+"""LoRA on the experts of mixtures and on their routers, as one module each and as one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quire.adapters.plan import plan_adapter
+from quire.adapters.sites import sites_of
+from quire.errors import InvalidAdapter
+from tests.adapters.peft_files import (
+    Peft,
+    applied,
+    exchanged,
+    logprobs,
+    make_peft,
+    named,
+    open_llm,
+    random_model,
+)
+from tests.adapters.test_parity import GREEDY, PROMPTS, check
+from tests.parity.more_families import MORE
+from tests.ranks.test_shares import CONFIGS, spec_of
+
+RANK, ALPHA = 2, 6
+Pairs = dict[tuple[str, int], tuple[Tensor, Tensor]]  # by tensor and expert: A [r, in], B [out, r]
+
+
+def of_experts(model: Any) -> Iterator[tuple[str, str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            module, _, tensor = name.rpartition(".")
+            yield module, tensor, parameter.detach()
+
+
+def random_pairs(model: Any, *, turned: bool) -> dict[str, Pairs]:
+    """For every module of experts; `turned`: the model has weights as [in, out]."""
+    made = torch.Generator().manual_seed(5)
+    found: dict[str, Pairs] = {}
+    for module, tensor, parameter in of_experts(model):
+        for expert, weight in enumerate(parameter):
+            rows, columns = weight.shape[::-1] if turned else weight.shape
+            a = torch.randn(RANK, columns, generator=made) / columns**0.5
+            b = torch.randn(rows, RANK, generator=made)
+            found.setdefault(module, {})[tensor, expert] = a, b
+    return found
+
+
+def changed(model: Any, pairs: dict[str, Pairs], *, turned: bool) -> dict[str, Tensor]:
+    """The model's tensors with all that added."""
+    own = {}
+    for module, tensor, parameter in of_experts(model):
+        for expert in range(len(parameter)):
+            a, b = pairs[module][tensor, expert]
+            delta = b @ a * (ALPHA / RANK)
+            whole = own.setdefault(f"{module}.{tensor}", parameter.clone())
+            whole[expert] += delta.T if turned else delta
+    return own
+
+
+def stacked(pairs: dict[str, Pairs], *, swapped: bool) -> dict[str, Tensor]:
+    """As PEFT stores them for tensors of all experts: one wrapper inside the other."""
+    tensors = {}
+    for module, some in pairs.items():
+        for wrapped, tensor in (("", "down_proj"), (".base_layer", "gate_up_proj")):
+            ours = [pair for (name, _), pair in some.items() if name == tensor]
+            if swapped:
+                ours = [(b.T, a.T) for a, b in ours]
+            tensors[f"{module}{wrapped}.lora_A.weight"] = torch.cat([a for a, _ in ours])
+            b = torch.stack([b for _, b in ours], dim=2).flatten(1)
+            tensors[f"{module}{wrapped}.lora_B.weight"] = b
+    return tensors
+
+
+def one_by_one(pairs: dict[str, Pairs], names: tuple[str, ...]) -> dict[str, Tensor]:
+    """As PEFT stores them for a module of each expert: gate and up have A in common here."""
+    tensors, (folder, gate, up, down) = {}, names
+    for module, some in pairs.items():
+        for (tensor, expert), (a, b) in some.items():
+            start = f"{module.replace('mlp.experts', folder)}.{expert}"
+            parts = {down: b}
+            if tensor == "gate_up_proj":
+                half = len(b) // 2
+                parts = {gate: b[:half], up: b[half:]}
+            for end, rows in parts.items():
+                tensors[f"{start}.{end}.lora_A.weight"] = a.clone()
+                tensors[f"{start}.{end}.lora_B.weight"] = rows
+    return tensors
+
+
+def adapter(more: dict[str, Tensor]) -> Peft:
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "peft_version": "0.21.2"}
+    return Peft({}, {}, config=config, more=more)
+
+
+def compare(base: Path, model: Any, peft: Peft, own: dict[str, Tensor]) -> None:
+    """A batch of it, of a plain adapter and of none."""
+    plain = make_peft(model, ("q_proj",), seed=2, rank=3)
+    folder = base.parent
+    asked = [named(peft.save(folder / "own")), None, named(plain.save(folder / "plain"), 2)]
+    with open_llm(base) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=asked)
+    with exchanged(model, own):
+        check(outputs[0], model, PROMPTS[0])
+        strange = logprobs(model, PROMPTS[0])
+    assert (strange - logprobs(model, PROMPTS[0])).abs().max() > 0.05
+    check(outputs[1], model, PROMPTS[1])
+    with applied(model, plain):
+        check(outputs[2], model, PROMPTS[2])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt oss"])
+def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
+    family: str, swapped: bool, tmp_path: Path
+) -> None:
+    model, turned = random_model(MORE[family]), family == "gpt oss"
+    model.save_pretrained(tmp_path / "base")
+    pairs = random_pairs(model, turned=turned)
+    peft = adapter(stacked(pairs, swapped=swapped))
+    compare(tmp_path / "base", model, peft, changed(model, pairs, turned=turned))
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("qwen2 moe", ("mlp.experts", "gate_proj", "up_proj", "down_proj")),
+        ("mixtral", ("block_sparse_moe.experts", "w1", "w3", "w2")),
+    ],
+)
+def test_a_module_of_each_expert_is_changed_by_its_name(
+    family: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    model = random_model(MORE[family])
+    model.save_pretrained(tmp_path / "base")
+    pairs = random_pairs(model, turned=False)
+    compare(
+        tmp_path / "base",
+        model,
+        adapter(one_by_one(pairs, names)),
+        changed(model, pairs, turned=False),
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "router"),
+    [("qwen2 moe", "mlp.gate"), ("mixtral", "mlp.gate"), ("gpt oss", "router")],
+)
+def test_a_router_chooses_by_what_is_added_to_it(family: str, router: str, tmp_path: Path) -> None:
+    model = random_model(MORE[family])
+    model.save_pretrained(tmp_path / "base")
+    peft = make_peft(model, (router,), lora_alpha=20)
+    own = {
+        f"{module}.weight": model.get_submodule(module).weight.detach()
+        + peft.scale(module) * peft.b[module] @ a
+        for module, a in peft.a.items()
+    }
+    compare(tmp_path / "base", model, peft, own)
+
+
+def test_sides_that_are_equal_are_taken_only_where_it_is_known_which_is_which(
+    tmp_path: Path,
+) -> None:
+    """Of gpt-oss hidden and inner size are one number, so that of `down_proj` alone they say
+    nothing."""
+    config = deepcopy(CONFIGS["gpt oss"])
+    config.intermediate_size = config.hidden_size
+    sites = sites_of(spec_of(config))
+
+    def changes(name: str, version: str, *tensors: tuple[str, int, int]) -> set[bool]:
+        start = "model.layers.0.mlp.experts"
+        more = {}
+        for inside, columns, rows in tensors:
+            more[f"{start}{inside}.lora_A.weight"] = torch.ones(8 * RANK, columns)
+            more[f"{start}{inside}.lora_B.weight"] = torch.ones(rows, 8 * RANK)
+        peft = adapter(more)
+        peft.config["peft_version"] = version
+        plan = plan_adapter(peft.save(tmp_path / name), sites, 16)
+        assert {one.part.expert for one in plan.changes} == set(range(8))
+        return {one.stacked.swapped for one in plan.changes if one.stacked is not None}
+
+    down, up, up_swapped = ("", 48, 48), (".base_layer", 48, 96), (".base_layer", 96, 48)
+    assert changes("new", "0.21.0", down) == {False}
+    assert changes("beside", "0.19.0", down, up) == {False}
+    assert changes("beside swapped", "0.19.0", down, up_swapped) == {True}
+    with pytest.raises(InvalidAdapter, match=r"two equal sides.*PEFT 0\.21"):
+        changes("old", "0.19.0", down)
+    with pytest.raises(InvalidAdapter, match="shape"):
+        changes("other", "0.21.0", ("", 47, 48))
+    with pytest.raises(InvalidAdapter, match="changes down_proj twice"):
+        changes("twice", "0.21.0", down, (".base_layer", 48, 48))
