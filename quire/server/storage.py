@@ -39,7 +39,7 @@ class Storage:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         make_directory(self.root)
-        self._lock = JobLock.take(self.root)
+        self._lock = JobLock.take(self.root, "start this server with another --data")
         self._incoming, self._files = self.root / "incoming", self.root / "files"
         self._batches = self.root / "batches"
         for folder in (self._incoming, self._files, self._batches):

@@ -321,7 +321,7 @@ def test_what_a_kill_left_behind_goes_at_the_next_start(tmp_path: Path) -> None:
 def test_a_folder_has_one_server(tmp_path: Path) -> None:
     service = BatchService(StoreSettings(tmp_path))
     try:
-        with pytest.raises(JobLocked):
+        with pytest.raises(JobLocked, match="stop it, or start this server with another --data"):
             BatchService(StoreSettings(tmp_path))
     finally:
         service.close()

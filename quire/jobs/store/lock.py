@@ -38,8 +38,9 @@ class JobLock:
         self._path, self._number = job_dir / NAME, number
 
     @classmethod
-    def take(cls, job_dir: Path) -> JobLock:
-        """Become the writer, in a new epoch; JobLocked if someone else is."""
+    def take(cls, job_dir: Path, instead: str = "give another OUTPUT") -> JobLock:
+        """Become the writer, in a new epoch; JobLocked, with what to do instead, if someone else
+        is."""
         path = job_dir / NAME
         while True:
             number = open_own(path, os.O_RDWR)
@@ -51,7 +52,7 @@ class JobLock:
             except BlockingIOError:
                 held = _read(number)
                 os.close(number)
-                raise JobLocked(_described(job_dir, held)) from None
+                raise JobLocked(f"{_described(job_dir, held)}, or {instead}.") from None
             except BaseException:
                 os.close(number)
                 raise
@@ -115,4 +116,4 @@ def _read(number: int) -> Holder | None:
 
 def _described(job_dir: Path, held: Holder | None) -> str:
     who = f"process {held.pid} on {held.host}" if held else "another process"
-    return f"{who} is writing {job_dir}. Wait for it or stop it, or give another OUTPUT."
+    return f"{who} is writing {job_dir}. Wait for it or stop it"
