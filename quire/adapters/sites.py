@@ -164,7 +164,7 @@ def _add_parts(
         if part.hf_within.expert is not None:
             continue
         made = _site_part(part, site, place, part.hf_within)
-        # Transformers has these under another name than the files of Mixtral.
+        # Transformers has these under another name than older files.
         for module in {made.module, made.module.replace(".block_sparse_moe.", ".mlp.")}:
             parts[module] = (*parts.get(module, ()), made)
 

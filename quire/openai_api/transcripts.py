@@ -135,7 +135,7 @@ def verbose_transcription(made: Transcript, asked: TranscriptAsked) -> VerboseTr
 def _segment(number: int, one: Segment) -> TranscribedSegment:
     return {
         "id": number,
-        "seek": round(one.start * 100),  # hundredths of a second, as Whisper counts
+        "seek": round(one.start * 100),  # in hundredths of a second
         "start": one.start,
         "end": one.end,
         "text": one.text,

@@ -129,8 +129,7 @@ class AudioRoutes:
         seconds = self._services.engine.facts.get("sound_seconds")
         if seconds is None:
             raise not_supported(
-                "the served model transcribes nothing; serve one that attends to sounds, as "
-                "Whisper does"
+                "the served model transcribes nothing; serve one whose decoder attends to sounds"
             )
         loop = asyncio.get_running_loop()
         try:

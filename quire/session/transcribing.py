@@ -72,8 +72,7 @@ class Transcriber:
         model = session.model
         if session.sound_rate is None or model.tokenizer is None:
             raise NotSupported(
-                "this model transcribes nothing: that takes one that attends to sounds, as Whisper "
-                "does."
+                "this model transcribes nothing: that takes one whose decoder attends to sounds."
             )
         self._tokenizer, self._rate = model.tokenizer, session.sound_rate
         self._children = session.media.children

@@ -54,7 +54,7 @@ def random_pairs(model: Any, *, turned: bool) -> dict[str, Pairs]:
 
 def changed(model: Any, pairs: dict[str, Pairs], *, turned: bool) -> dict[str, Tensor]:
     """The model's tensors with all that added."""
-    own = {}
+    own: dict[str, Tensor] = {}
     for module, tensor, parameter in of_experts(model):
         for expert in range(len(parameter)):
             a, b = pairs[module][tensor, expert]
