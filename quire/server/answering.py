@@ -24,9 +24,9 @@ async def whole_outputs(
 
 async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: str) -> list[Output]:
     if len(rows) == 1:
-        return [await _whole(services, rows[0], lane, key_id)]
+        return [await whole_output(services, rows[0], lane, key_id)]
     # Not a TaskGroup: that of Python 3.11 drops a cancel that comes together with a failure.
-    tasks = [asyncio.create_task(_whole(services, row, lane, key_id)) for row in rows]
+    tasks = [asyncio.create_task(whole_output(services, row, lane, key_id)) for row in rows]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -35,7 +35,8 @@ async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: st
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _whole(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
+async def whole_output(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
+    """The finished output of one row."""
     # Closed here: the row's place in the queue is free again when its answer is there.
     async with aclosing(services.engine.generate(row, lane=lane, key_id=key_id)) as outputs:
         async for output in outputs:

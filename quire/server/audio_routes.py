@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import cached_property
@@ -18,8 +18,7 @@ from starlette.responses import Response
 from quire.errors import InvalidRequest, NotSupported
 from quire.inputs.transcripts import Transcript
 from quire.jobs.input.sounds import pieces_of
-from quire.openai_api.asks import Row
-from quire.openai_api.errors import ApiError, bad, not_supported, server_error
+from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.openai_api.fields import FORMS
 from quire.openai_api.outputs import Output
 from quire.openai_api.shapes import Transcription, VerboseTranscription
@@ -32,6 +31,7 @@ from quire.openai_api.transcripts import (
     transcription,
     verbose_transcription,
 )
+from quire.server.answering import whole_output
 from quire.server.batch_service import BatchService
 from quire.server.events import EventResponse, event_of, unless_gone
 from quire.server.file_routes import limits_of
@@ -80,6 +80,7 @@ class AudioRoutes:
 
     async def _answer(self, path: str, request: Request) -> Any:
         """The file goes when it was heard, or cannot be; a stream hears it while it is read."""
+        self._check_model()  # before the sound is sent
         content_type = request.headers.get("content-type", "")
         reader = FormReader(content_type, file="file", known=FORMS[path])
         limits = await limits_of(self._service, key_of(request))
@@ -126,18 +127,22 @@ class AudioRoutes:
 
     async def _cut(self, sound: Path) -> list[Piece]:
         """The pieces of a sound that the model hears at once."""
-        seconds = self._services.engine.facts.get("sound_seconds")
-        if seconds is None:
-            raise not_supported(
-                "the served model transcribes nothing; serve one whose decoder attends to sounds"
-            )
-        loop = asyncio.get_running_loop()
+        loop, seconds = asyncio.get_running_loop(), self._check_model()["sound_seconds"]
         try:
             return await loop.run_in_executor(self._cutting, pieces_of, sound, seconds)
         except InvalidRequest as error:
             raise bad(str(error), param="file") from None
         except NotSupported as error:
             raise not_supported(str(error), param="file") from None
+
+    def _check_model(self) -> Mapping[str, Any]:
+        """What is known of a model that transcribes; nothing, while it loads."""
+        facts = self._services.engine.facts
+        if facts and facts.get("sound_seconds") is None:
+            raise not_supported(
+                "the served model transcribes nothing; serve one whose decoder attends to sounds"
+            )
+        return facts
 
     @cached_property
     def _cutting(self) -> ThreadPoolExecutor:
@@ -147,13 +152,16 @@ class AudioRoutes:
         self, asked: TranscriptAsked, pieces: Sequence[Piece], key_id: str
     ) -> AsyncGenerator[tuple[Piece, Output], None]:
         """What was said in each piece, in order; some are heard at once."""
-        rows = asked.rows(pieces, self._services.settings.names)
+        services = self._services
+        rows = asked.rows(pieces, services.settings.names)
         tasks: deque[asyncio.Task[Output]] = deque()
         left = iter(rows)
         try:
             for piece in pieces:
                 while len(tasks) < PIECES_AT_ONCE and (row := next(left, None)) is not None:
-                    tasks.append(asyncio.create_task(self._output(row, key_id)))
+                    tasks.append(
+                        asyncio.create_task(whole_output(services, row, "interactive", key_id))
+                    )
                 yield piece, await tasks[0]
                 tasks.popleft()
         except ApiError as error:
@@ -162,13 +170,6 @@ class AudioRoutes:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _output(self, row: Row, key_id: str) -> Output:
-        async with aclosing(self._services.engine.generate(row, key_id=key_id)) as outputs:
-            async for output in outputs:
-                if output.finished:
-                    return output
-        raise server_error("the engine gave no answer", code="no_answer")
 
 
 def _add(made: Transcript, piece: Piece, output: Output) -> None:

@@ -187,6 +187,8 @@ def test_another_model_hears_nothing(tmp_path: Path, sounds: Path) -> None:
         given = {"data": {"model": "fake"}, "files": {"file": b"RIFF"}}
         answer = http.post(PATH, **given)
         assert answer.status_code == 400 and "transcribes nothing" in answer.text
+        # It is said before any of the sound is looked at.
+        assert "transcribes nothing" in http.post(PATH, content=b"no form").text
         assert stored(server) == []
 
 

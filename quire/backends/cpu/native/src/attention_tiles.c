@@ -5,13 +5,7 @@
  * does not see has the weight 0, so its bits are the same in any batch, as in attention_body.h.
  */
 #include "attention.h"
-
-#if defined(__x86_64__)                                                                            \
-    && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
-#define HAS_TILES 1 /* the compiler knows them */
-#else
-#define HAS_TILES 0
-#endif
+#include "tiles.h"
 
 QUIRE_EXPORT int64_t quire_lies_in_tiles(int64_t cache_type, int64_t head_dim)
 {
@@ -31,15 +25,6 @@ void quire_attend_in_tiles(
     (void)a, (void)item, (void)scratch;
 }
 #else
-#define ISA 3
-#include "vector.h"
-#undef TARGET
-#undef INLINE
-#define TARGET                                                                                     \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,"  \
-                          "amx-bf16")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
-
 enum {
     ROWS = 16,  /* of a tile */
     GROUPS = 4, /* of 16 keys in a tile of keys */
@@ -47,7 +32,6 @@ enum {
     UNITS = QUIRE_UNITS,
 };
 
-typedef uint16_t half; /* a bfloat16 */
 
 /* A tile of keys where it lies, and its values as the products want them. */
 struct keys {
@@ -57,23 +41,7 @@ struct keys {
     half *values; /* [32 pairs of keys][head_dim, in the order of `unpack`][2] */
 };
 
-struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-/* Tiles 0 and 1 are sums and 2 to 5 left factors, of so many rows; 6 and 7 are right factors. */
-TARGET static void shape_tiles(int64_t rows)
-{
-    struct tile_shapes shapes = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shapes.row_bytes[t] = 64;
-        shapes.rows[t] = t < 6 ? (uint8_t)rows : 16;
-    }
-    __asm__ volatile("" : : "r"(&shapes) : "memory"); /* the intrinsic hides what it reads */
-    _tile_loadconfig(&shapes);
-}
+/* Tiles 0 and 1 are sums, 2 to 5 left factors, 6 and 7 right ones. */
 
 /* 2^x to about two units in the last place; exactly 1 for 0, since what a row has summed up must
  * stay as it is where it sees no key; exactly 0 far below. */

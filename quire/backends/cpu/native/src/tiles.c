@@ -7,14 +7,7 @@
  */
 #include <string.h>
 
-#include "quire.h"
-
-#if defined(__x86_64__)                                                                            \
-    && ((defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11))
-#define HAS_TILES 1 /* the compiler knows them */
-#else
-#define HAS_TILES 0
-#endif
+#include "tiles.h"
 
 QUIRE_EXPORT int64_t quire_has_tiles(void)
 {
@@ -32,14 +25,6 @@ void quire_tiles_multiply(const struct quire_tiles_product *product)
     (void)product;
 }
 #else
-#define ISA 3
-#include "vector.h"
-#undef TARGET
-#undef INLINE
-#define TARGET                                                                                     \
-    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,"  \
-                          "amx-bf16")))
-#define INLINE static inline __attribute__((always_inline)) TARGET
 #include "activation.h"
 
 enum {
@@ -51,7 +36,6 @@ enum {
     BYTES_OF_TASK = 1 << 20, /* of rows: half of the second-level cache of all that have tiles */
 };
 
-typedef uint16_t half; /* a bfloat16 */
 typedef const struct quire_tiles_product Product;
 
 static int64_t divided(int64_t what, int64_t by)
@@ -105,23 +89,6 @@ INLINE void put_row(Product *p, int64_t row, int64_t column, V low, V high)
     memcpy(out, room, left * sizeof *out);
 }
 
-struct tile_shapes {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-};
-
-INLINE void shape_tiles(void)
-{
-    struct tile_shapes shapes = {.palette = 1};
-    for (int t = 0; t < 8; t++) {
-        shapes.row_bytes[t] = 64;
-        shapes.rows[t] = SIDE;
-    }
-    __asm__ volatile("" : : "r"(&shapes) : "memory"); /* the intrinsic hides what it reads */
-    _tile_loadconfig(&shapes);
-}
-
 /* Sums of up to UNIT rows and UNIT columns: tiles 0 to 3; 4 and 5 are rows, 6 and 7 columns. */
 INLINE void sum_up(const half *rows, const half *columns, int64_t blocks, int both,
                    float sums[4][SIDE * SIDE])
@@ -157,7 +124,7 @@ TARGET static void multiply_unit(Product *p, int64_t first, int64_t last, int64_
     const V low_bias = first_of(p->bias + (with_bias ? column : 0), with_bias);
     const V high_bias = first_of(p->bias + (with_bias ? column + LANES : 0), with_bias - LANES);
     float sums[4][SIDE * SIDE] __attribute__((aligned(64)));
-    shape_tiles();
+    shape_tiles(SIDE);
     for (int64_t m = first; m < last; m += UNIT) {
         sum_up(p->tiles + m / SIDE * blocks * TILE, p->packed + 2 * unit * blocks * TILE, blocks,
                last - m > SIDE, sums);
