@@ -98,5 +98,8 @@ class Ahead:
         if self.steps > 1:
             self._pause = LEAST_PAUSE
             return
+        # The next trial is judged by itself: this one's steps may have had to be captured first,
+        # and what they took then would speak against every later one.
         self._tried, self._stood = np.zeros_like(self._tried), np.zeros_like(self._stood)
+        self._more.clear()
         self._left, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)
