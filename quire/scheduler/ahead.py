@@ -2,11 +2,11 @@
 
 A row draws its first token of a plan by its mask, and the next ones without: what was drawn so
 stands as far as the grammar allows it. Noise belongs to a position and a token, so the likeliest of
-all tokens, if the grammar allows it, is the likeliest of the allowed ones, too; a row that draws
-among the first few tokens only (top_k, top_p, min_p) does not go ahead, since a mask changes which
-these are. A model that writes what its grammar wants, as most do, is followed some tokens at a
-time, and what the host does for a plan is done for all of them. One that does not is soon left to
-its masks, and asked again now and then.
+all tokens, if the grammar allows it, is the likeliest of the allowed ones, too. A mask changes what
+top_k, top_p and min_p leave, so a row with such limits goes on as long as what it draws is within
+them whatever the mask forbids (doubt_kernels.py). A model that writes what its grammar wants, as
+most do, is followed some tokens at a time, and what the host does for a plan is done for all of
+them. One that does not is soon left to its masks, and asked again now and then.
 
 How far it pays depends on the model: what the host does for a plan of 256 rows took an H200 as
 long as five steps of 0.1B, and as long as 0.7 of one of 8B. So plans are timed, and rows go as far

@@ -60,10 +60,9 @@ class Pacing:
         """Whether a row that draws by masks may go on without them (ahead.py): what it draws so is
         what it would draw by them, if they allow it, and can be taken back on the device."""
         params = sequence.request.params
-        limited = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         phrases = any(len(word) > 1 for word in params._bad_words_token_ids or ())
         remembers = penalises(params) or phrases or sequence.thoughts is not None
-        return self.apart and self.goes_back and not (limited or remembers)
+        return self.apart and self.goes_back and not remembers
 
     def jump(self, sequence: Sequence) -> Jump:
         """Whether a row with a grammar that masks follow is given the tokens that it forces. These

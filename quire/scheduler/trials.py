@@ -85,23 +85,25 @@ class Trials:
         some, kept = at[tried], drawn.kept[tried]
         rows.computed[some] = rows.known[some] - 1 + ahead
         rows.planned[some] = rows.known[some] + ahead
-        guided = rows.guided[some]
-        self._settle_ahead(drawn, np.flatnonzero(tried)[guided])
-        mine, kept, ahead = some[~guided], kept[~guided], ahead[~guided]
-        self._meet(mine)
         order = np.argsort(plan.tried)
-        asked = plan.num_tried[order[np.searchsorted(plan.tried, mine, sorter=order)]]
+        asked = plan.num_tried[order[np.searchsorted(plan.tried, some, sorter=order)]]
+        guided = rows.guided[some]
+        self._settle_ahead(drawn, np.flatnonzero(tried)[guided], asked[guided])
+        mine, kept, asked, ahead = some[~guided], kept[~guided], asked[~guided], ahead[~guided]
+        self._meet(mine)
         self._stood[mine] = np.where(ahead, 0, FADING * self._stood[mine] + kept - 1)
         self._broke[mine] = FADING * self._broke[mine] + (kept < asked)
 
-    def _settle_ahead(self, drawn: Drawn, lines: npt.NDArray[np.int64]) -> None:
+    def _settle_ahead(self, drawn: Drawn, lines: npt.NDArray[np.int64], asked: Ints) -> None:
         """The device went on by all that the rows of these lines drew; they kept some of it."""
         if not len(lines):
             return
         kept, ended = drawn.kept[lines], drawn.ended[lines]
-        counts = np.where(ended, kept, drawn.counts[lines])  # behind its end no row tries
-        self._rows.taken_back[drawn.rows[lines[kept < counts]]] = True
-        self.ahead.observe(counts - 1, kept - 1)
+        counts = drawn.counts[lines]
+        self._rows.taken_back[drawn.rows[lines[~ended & (kept < counts)]]] = True
+        # One step more was tried where a row had to rest in doubt; behind its end no row tries.
+        tried = np.where(ended, kept, np.minimum(counts + 1, asked))
+        self.ahead.observe(tried - 1, kept - 1)
 
     def _reach(self, at: Ints) -> Ints:
         """Steps of these rows that are likely to stand."""

@@ -20,8 +20,8 @@ def play(
     captures: bool = True,
 ) -> tuple[list[int], float]:
     """Answers in which each token stands by chance: the steps of their plans, and how much longer
-    they would take with one step in each. If it `captures`, the first plan of one step takes longer,
-    and the first of more than one."""
+    they would take with one step in each. Where it `captures`, the first plan of one step and the
+    first of more than one take longer."""
     rng, steps, took = np.random.default_rng(3), list[int](), 0.0
     written = np.zeros(rows, np.int64)
     while (left := int((written < TOKENS).sum())) > 0:

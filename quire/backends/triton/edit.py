@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
+from quire.backends.triton.doubt_kernels import lift_limits, rest_in_doubt
 from quire.backends.triton.edit_kernels import (
     copy_lines,
     edit_lines,
@@ -33,17 +34,22 @@ COPY_CONSTANTS: dict[str, Any] = {"num_warps": 8}
 # x - frequency * count is rounded twice, as by the sampler.
 EDIT_CONSTANTS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": False}
 REMEMBER_CONSTANTS: dict[str, Any] = {"num_warps": 4}
+DOUBT_CONSTANTS: dict[str, Any] = {"TILE": 4096, "num_warps": 8}
 
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
     """Columns [11, rows] int32, penalties [3, rows] float32, the arena their lists lie in, and the
-    masks [lines, words] int32 of those that draw by one."""
+    masks [lines, words] int32 of those that draw by one.
+
+    ints (steps.py) are given where rows with a line of masks for themselves go ahead of it: they
+    draw without limits, and freeze where that may be another token than within them."""
 
     columns: Tensor
     penalties: Tensor
     arena: Tensor
     masks: Tensor
+    ints: Tensor | None = None
 
 
 def scratch_width(vocab_size: int) -> int:
@@ -61,6 +67,7 @@ class EditBuffers:
         shape = (lines, scratch_width(vocab_size))
         self.scratch = torch.empty(shape, dtype=torch.float32, device=device)
         self.rows = torch.empty(lines, dtype=torch.int32, device=device)
+        self.limited = torch.empty(lines, dtype=torch.int32, device=device)
         self.at = torch.empty(lines, dtype=torch.int32, device=device)
         self.drawn = SampleBuffers(lines, vocab_size, device)
 
@@ -83,7 +90,7 @@ def sample_edited(
 ) -> None:
     """As `sample`; of the lines `places` (int32, -1 = none) the rows' edits come first, and what
     they draw is counted in these. A place comes once."""
-    count, plain_rows = places.shape[0], rows.clone()
+    ints, count, plain_rows = edits.ints, places.shape[0], rows.clone()
     leave_out[(triton.cdiv(count, _WIDTH),)](places, plain_rows, count, **LIST_CONSTANTS)
     sample(logits, plain_rows, positions, columns, out, truncated=truncated)
     for first in range(0, count, room.max_lines):
@@ -91,7 +98,20 @@ def sample_edited(
         _edit(group, logits, rows, positions, edits, room)
         lines = group.shape[0]
         theirs, drawn = room.rows[:lines], room.drawn
-        sample(room.scratch[:lines], theirs, room.at, columns, drawn, truncated=truncated)
+        scratch, limited = room.scratch[:lines], theirs
+        if ints is not None:
+            limited, stride = room.limited[:lines], edits.columns.stride(0)
+            lift_limits[(triton.cdiv(lines, _WIDTH),)](
+                theirs, edits.columns, limited, stride, lines, **LIST_CONSTANTS
+            )
+        sample(scratch, theirs, room.at, columns, drawn, truncated=truncated, limited=limited)
+        if ints is not None:
+            rest_in_doubt[(lines,)](
+                *(scratch, theirs, limited, drawn.tokens, columns.temperature, columns.top_k),
+                *(columns.log_min_p, columns.top_p, ints, ints.stride(0), scratch.stride(0)),
+                drawn.vocab_size,
+                **DOUBT_CONSTANTS,
+            )
         give_back[(triton.cdiv(lines, _WIDTH),)](
             *(group, theirs, drawn.tokens, drawn.failed, out.tokens, out.failed, lines),
             **LIST_CONSTANTS,

@@ -93,7 +93,7 @@ class SampleBuffers:
 
 
 def truncate(logits: Tensor, rows: Tensor, columns: SamplingColumns, out: SampleBuffers) -> None:
-    """What each line may draw goes to out.least and out.last."""
+    """What each line may draw goes to out.least and out.last; of -1 in rows: anything."""
     find_limits[(logits.shape[0],)](
         *(logits, rows, columns.temperature, columns.top_k, columns.log_min_p, columns.top_p),
         *(out.least, out.last, out.few, out.few_ids, out.num_few),
@@ -115,17 +115,18 @@ def sample(
     out: SampleBuffers,
     *,
     truncated: bool,
+    limited: Tensor | None = None,
 ) -> None:
     """The next token of row rows[i] from logits[i] goes to out.tokens[i].
 
     logits [lines, vocab or more]; rows int32 [lines], -1 = nobody (token 0, not failed);
     positions int32 [lines], where the token will stand. Without `truncated` top_k, top_p and
-    min_p are not looked at.
+    min_p are not looked at, nor are they where limited[i] is -1; elsewhere it is rows[i].
     """
     lines = logits.shape[0]
     limits = (out.least, out.last)
     if truncated:
-        truncate(logits, rows, columns, out)
+        truncate(logits, rows if limited is None else limited, columns, out)
     splits = max(1, min(out.num_tiles, triton.cdiv(_PROGRAMS, lines)))
     draw[(lines, splits)](
         *(logits, rows, positions, columns.temperature, columns.noise_key, columns.sample),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -92,6 +93,16 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """Graphs of steps that are made in two: the model, and the draw of the first and of later ones,
+    for which masks are lifted."""
+
+    forward: GraphKey
+    first: GraphKey
+    later: GraphKey
+
+
+@dataclass(frozen=True, slots=True)
 class Seated:
     """The decode rows of a plan, each with a place in a bucket."""
 
@@ -100,7 +111,7 @@ class Seated:
     num_rows: int
     repeat: int
     asking: Asking
-    halves: tuple[GraphKey, GraphKey] | None = None  # where some steps are made in two
+    halves: Halves | None = None  # where some steps are made in two
     num_halved: int = 0  # of the steps, from the first on
     adapted: PackedLines | None = None  # where some rows have adapters
 
@@ -136,10 +147,11 @@ class Decoding:
         key = GraphKey(
             *("decode", places.size, drawing.truncated, drawing.scored, num_edited),
             *(bool(columns.edits.walking[plan.decode.rows].any()), prefixes),
+            ahead=_goes_ahead_within_limits(plan, columns.truncated),
             adapters=variant,
         )
         num_halved = max(int(plan.masks is not None), looks.num_steps)
-        halves = self._prepare_halves(places, key) if num_halved else None
+        halves = self._prepare_halves(places, key, num_halved) if num_halved else None
         if num_halved < plan.repeat:
             self._parts.graphs.prepare(key, lambda: self._step(places, key))
         resting = np.full(places.size - num_rows, columns.resting, np.int32)
@@ -209,8 +221,9 @@ class Decoding:
         fed = self._parts.ops.feed(places, key.prefixes)
         self._draw(places, key, fed, self._pass(fed, key))
 
-    def _prepare_halves(self, places: DecodePlaces, key: GraphKey) -> tuple[GraphKey, GraphKey]:
-        graphs, draw = self._parts.graphs, changed(key, kind="draw")
+    def _prepare_halves(self, places: DecodePlaces, key: GraphKey, num_halved: int) -> Halves:
+        graphs, later = self._parts.graphs, changed(key, kind="draw")
+        first = changed(later, ahead=False)
         forward = GraphKey(
             "forward", places.size, False, prefixes=key.prefixes, adapters=key.adapters
         )
@@ -221,24 +234,26 @@ class Decoding:
             # which would count, and go on by, what is drawn here.
             self._fed[forward] = self._parts.ops.feed(places, forward.prefixes)
 
-        graphs.prepare(draw, lambda: self._second_half(places, draw, forward), rest)
-        return forward, draw
+        for draw in (first, later) if num_halved > 1 else (first,):
+            graphs.prepare(draw, partial(self._second_half, places, draw, forward), rest)
+        return Halves(forward, first, later)
 
     def _run_halves(
         self,
         seated: Seated,
-        halves: tuple[GraphKey, GraphKey],
+        halves: Halves,
         masks: StepMasks,
         looks: LogitsUses,
     ) -> None:
-        (forward, draw), places, graphs = halves, seated.places, self._parts.graphs
+        forward, places, graphs = halves.forward, seated.places, self._parts.graphs
         for step in range(seated.num_halved):
+            draw = halves.first if step == 0 else halves.later
             graphs.run(forward, lambda: self._forward(places, forward), 1)
             masks()
             if looks.replaces:
                 self._second_half(places, draw, forward, partial(looks.replace, step=step))
             else:
-                graphs.run(draw, lambda: self._second_half(places, draw, forward), 1)
+                graphs.run(draw, partial(self._second_half, places, draw, forward), 1)
             if self._logits is not None:
                 looks.look(self._logits[: places.size], self._drawn[draw], places.made[step], step)
             if step == 0 and seated.repeat > 1:
@@ -291,9 +306,8 @@ class Decoding:
         """Draw and judge; `replace` may put other tokens in between."""
         parts = self._parts
         edited = places.edited[: key.num_edited] if key.num_edited else None
-        tokens, failed = parts.ops.draw(
-            logits, fed.rows, fed.next_at, truncated=key.truncated, edited=edited
-        )
+        kind = {"truncated": key.truncated, "ahead": key.ahead}
+        tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, edited=edited, **kind)
         self._drawn[key] = tokens
         if replace is not None:
             replace(logits, tokens, failed)
@@ -310,3 +324,11 @@ class Decoding:
         self._drawn.clear()
         self._heard.clear()
         self._entries = self._logits = None
+
+
+def _goes_ahead_within_limits(plan: StepPlan, truncated: npt.NDArray[np.bool_]) -> bool:
+    """Whether a row of the plan draws without its mask for some steps, and has top_k or such."""
+    if plan.masks is None or plan.repeat == 1:
+        return False
+    ahead = plan.tried[(plan.num_tried > 1) & np.isin(plan.tried, plan.masks.rows)]
+    return bool(truncated[ahead].any())

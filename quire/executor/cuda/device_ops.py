@@ -54,10 +54,12 @@ class DeviceOps(Protocol):
         *,
         truncated: bool,
         edited: Tensor | None = None,
+        ahead: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """A token (int64) per line, drawn as rows[i] (int32; -1: nobody) asks, and whether the
         line's logits failed. `edited` (int32; -1: none) names the lines whose rows have edits,
-        which are made first, and which remember what was drawn."""
+        which are made first, and which remember what was drawn. `ahead`: rows that draw by masks go
+        without them; those that may have drawn another token than within their limits freeze."""
 
     def draw_beside(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool

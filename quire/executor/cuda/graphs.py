@@ -116,6 +116,7 @@ class GraphKey:
     # decode: the list of shared prefixes, and how rows guess; prompts: how many sequences
     prefixes: Any = None
     adapters: tuple[int, ...] | None = None  # which kernels add adapters; None: no line has one
+    ahead: bool = False  # some go ahead of masks and have limits (doubt_kernels.py)
 
 
 class Graphs:

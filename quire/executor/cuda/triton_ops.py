@@ -219,6 +219,7 @@ class TritonOps:
         *,
         truncated: bool,
         edited: Tensor | None = None,
+        ahead: bool = False,
     ) -> tuple[Tensor, Tensor]:
         out, count = self._drawn, logits.shape[0]
         given = (logits, rows, next_at, self._sampling, out)
@@ -227,9 +228,9 @@ class TritonOps:
         else:
             from quire.backends.triton.edit import RowEdits, sample_edited
 
-            mine = self._columns.edits
-            edits = RowEdits(mine.ints, mine.penalties, mine.words, mine.masks)
-            room = self._edit_buffers()
+            mine, ints = self._columns.edits, self._columns.ints if ahead else None
+            lists = (mine.ints, mine.penalties, mine.words, mine.masks)
+            edits, room = RowEdits(*lists, ints), self._edit_buffers()
             sample_edited(*given, truncated=truncated, places=edited, edits=edits, room=room)
         return out.tokens[:count], out.failed[:count]
 
@@ -256,20 +257,9 @@ class TritonOps:
     ) -> None:
         from quire.backends.triton.score import score
 
-        columns = self._columns
-        score(
-            *(
-                logits,
-                rows,
-                tokens,
-                failed,
-                columns.sampling_columns.num_logprobs,
-                out,
-                step,
-                self._drawn,
-            ),
-            as_logits=columns.scores_as_logits,
-        )
+        wanted = self._columns.sampling_columns.num_logprobs
+        given = (logits, rows, tokens, failed, wanted, out, step, self._drawn)
+        score(*given, as_logits=self._columns.scores_as_logits)
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None:
         accept(self._columns.ints, places.rows, tokens, failed, places.made, places.step)

@@ -203,7 +203,7 @@ class Calls(CallRoom):
         ops = TritonOps(self.shape, self.columns(), self.kinds)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
-        ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody)
+        ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody, ahead=truncated)
 
     def automata(self) -> None:
         """A grammar of one state, which nobody follows."""

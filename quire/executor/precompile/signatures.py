@@ -211,7 +211,7 @@ class Steps:
 
     def _edits(self, width: int) -> Iterator[Variant]:
         """Edited lines, and what is drawn from them; `width`: of a line of the scratch."""
-        from quire.backends.triton import edit
+        from quire.backends.triton import doubt_kernels, edit
         from quire.backends.triton import edit_kernels as edit_code
 
         vocab, own = self.spec.vocab_size, self._own()
@@ -221,10 +221,11 @@ class Steps:
         edited = (I32, own, I32, I32, I32, F32, I32, I32, F32, SOME, SOME, SOME, SOME)
         yield Variant(edit_code.edit_lines, edited, edit.EDIT_CONSTANTS)
         drawn = (I64, BOOL)
-        given = (I32, I32, *drawn, *drawn, SOME)
-        yield Variant(edit_code.give_back, given, edit.LIST_CONSTANTS)
-        counted = (I32, *drawn, I32, I32, SOME)
-        yield Variant(edit_code.remember, counted, edit.REMEMBER_CONSTANTS)
+        yield Variant(edit_code.give_back, (I32, I32, *drawn * 2, SOME), edit.LIST_CONSTANTS)
+        yield Variant(edit_code.remember, (I32, *drawn, I32, I32, SOME), edit.REMEMBER_CONSTANTS)
+        yield Variant(doubt_kernels.lift_limits, (I32, I32, I32, SOME, SOME), edit.LIST_CONSTANTS)
+        doubted = (F32, I32, I32, I64, F32, I32, F32, F64, I64, SOME, width, vocab)
+        yield Variant(doubt_kernels.rest_in_doubt, doubted, edit.DOUBT_CONSTANTS)
         yield self._limits(F32, width, cast("torch.dtype", ElementType("float32")))
         yield self._draw(F32, width, truncated=True)
         yield self._draw(F32, width, truncated=False)

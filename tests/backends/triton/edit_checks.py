@@ -18,6 +18,7 @@ from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Assigned, Masks, RowStart
+from quire.steps.row_schema import Column
 from tests.backends.triton.checks import Place
 
 
@@ -118,3 +119,61 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
         assert torch.nonzero(failed.cpu())[:, 0].tolist() == list(wanted.failed)
         assert tokens.cpu().tolist() == wanted.tokens.tolist()
         lengths += 1
+
+
+def check_ahead(place: Place, vocab: int, num_rows: int, num_masks: int, seed: int) -> None:
+    """Rows within limits draw without their masks: where one does not rest, every mask that allows
+    its token would have given it the same."""
+    from quire.executor.cuda.triton_ops import TritonOps
+
+    rng = np.random.default_rng(seed)
+    columns = DeviceColumns(num_rows, 8, vocab_size=vocab, device=place.device)
+    ops = TritonOps(HeadShape(2, 1, 16, 4, place.dtype), columns, frozenset())
+    cpu = torch.device("cpu")
+    sampler = Sampler(vocab_size=vocab, max_rows=num_rows, device=cpu, logprobs_mode="raw_logprobs")
+    rows = rng.permutation(num_rows).astype(np.int32)
+    starts = [_limited_start(rng, row) for row in rows.tolist()]
+    upload = Upload(place.device)
+    columns.pack(upload, rows, starts, Assigned())
+    upload.send()
+    columns.change(upload)
+    for start in starts:
+        sampler.start(start)
+    logits = place.random(num_rows, vocab, seed=seed) * 3
+    at = np.full(num_rows, 5, np.int32)
+    places = np.arange(num_rows, dtype=np.int32)
+    given = (torch.from_numpy(one).to(place.device) for one in (rows, at, places))
+    drawing, next_at, edited = given
+    drawn, failed = ops.draw(logits, drawing, next_at, truncated=True, edited=edited, ahead=True)
+    tokens, rests = drawn.cpu().numpy(), columns.ints[Column.FROZEN].cpu().numpy()[rows] != 0
+    guided = np.array([start.sampling.guided for start in starts])
+    assert not failed.any() and not rests[~guided].any()
+    assert 0.1 < rests[guided].mean() < 0.9, "some are sure of what they drew, and some are not"
+    plain = sampler.sample(logits.float().cpu(), rows, at, None).tokens.numpy()
+    assert tokens[~guided].tolist() == plain[~guided].tolist()
+    sure = np.flatnonzero(guided & ~rests)
+    for _ in range(num_masks):
+        share = rng.choice([0.02, 0.3, 0.9], (len(sure), 1))
+        allowed = rng.random((len(sure), vocab)) < share
+        allowed[np.arange(len(sure)), tokens[sure]] = True
+        packed = np.packbits(allowed, axis=1, bitorder="little")
+        padded = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 4)))
+        masks = Masks(rows[sure], np.ascontiguousarray(padded).view(np.uint32))
+        wanted = sampler.sample(logits[sure].float().cpu(), rows[sure], at[sure], masks)
+        assert tokens[sure].tolist() == wanted.tokens.tolist()
+
+
+def _limited_start(rng: np.random.Generator, row: int) -> RowStart:
+    """One row in five has a bias instead of a grammar."""
+    grammar, chance = StructuredOutputsParams(regex="a"), rng.random(3) < 0.5
+    params = SamplingParams(
+        max_tokens=50,
+        temperature=float(rng.choice([0.7, 1.0, 1.5])),
+        top_k=int(rng.choice([3, 20])) if chance[0] else 0,
+        top_p=float(rng.choice([0.6, 0.95])) if chance[1] else 1.0,
+        min_p=float(rng.choice([0.05, 0.3])) if chance[2] else 0.0,
+        logit_bias={1: 0.5} if row % 5 == 0 else None,
+        structured_outputs=grammar if row % 5 else None,
+    )
+    few, none = np.arange(3, dtype=np.int32), np.empty(0, np.int32)
+    return RowStart(row, RowSampling.of(params), noise_key(row), 0, few, none, none, 50)

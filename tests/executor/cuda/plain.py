@@ -148,6 +148,7 @@ class PlainOps(PlainGuesses):
         *,
         truncated: bool,
         edited: Tensor | None = None,
+        ahead: bool = False,
     ) -> tuple[Tensor, Tensor]:
         if edited is None:
             return self.draw_plain(logits, rows, next_at, truncated=truncated)
@@ -157,10 +158,42 @@ class PlainOps(PlainGuesses):
         for line in lines:
             logits[line] = editing.edit(logits[line], int(rows[line]), int(next_at[line]))
         tokens, failed = self.draw_plain(logits, rows, next_at, truncated=truncated)
+        if ahead:
+            self.go_ahead(logits, rows, next_at, tokens, lines)
         for line in lines:
             if not failed[line]:
                 editing.remember(int(rows[line]), int(tokens[line]))
         return tokens, failed
+
+    def go_ahead(
+        self, logits: Tensor, rows: Tensor, next_at: Tensor, tokens: Tensor, lines: list[int]
+    ) -> None:
+        """Rows with masks draw without their limits, and rest where that is not within them."""
+        sampling, own = self.columns.sampling_columns, self.columns.edits.ints[EditColumn.LINE]
+        free = [i for i in lines if own[rows[i]] == rows[i] and sampling.temperature[rows[i]] > 0]
+        for line in free:
+            row, one = int(rows[line]), slice(line, line + 1)
+            kept = [column[row].clone() for column in self.limits]
+            for column, off in zip(self.limits, (0, 1.0, -torch.inf), strict=True):
+                column[row] = off
+            tokens[one] = self.draw_plain(logits[one], rows[one], next_at[one], truncated=True)[0]
+            for column, value in zip(self.limits, kept, strict=True):
+                column[row] = value
+            scores = logits[line].double() / sampling.temperature[row]
+            score = scores[tokens[line]].item()
+            scores[tokens[line]] = -torch.inf
+            above = scores[scores >= score]
+            top_k, top_p, log_min_p = (value.item() for value in kept)
+            mass = (above - score).exp().sum().item()
+            within = not top_k or len(above) < top_k
+            within &= score >= max([score, *above.tolist()]) + log_min_p
+            if not within or (top_p < 1 and mass * (1 - top_p) >= 0.999 * top_p):
+                self.columns.ints[Column.FROZEN, row] = 1
+
+    @property
+    def limits(self) -> tuple[Tensor, Tensor, Tensor]:
+        sampling = self.columns.sampling_columns
+        return sampling.top_k, sampling.top_p, sampling.log_min_p
 
     def draw_beside(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool

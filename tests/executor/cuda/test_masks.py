@@ -40,7 +40,16 @@ GUIDED: list[dict[str, object]] = [
     {"temperature": 1.0, "bad_words": ["several tokens"], **GRAMMAR},
 ]
 # Rows that may go on without their masks.
-AHEAD: list[dict[str, object]] = [*GUIDED[:2], {"temperature": 0.8, "logprobs": 2, **GRAMMAR}]
+LIMITED: list[dict[str, object]] = [
+    {"temperature": 1.5, "top_k": 5, **GRAMMAR},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.8, **GRAMMAR},
+    {"temperature": 1.0, "min_p": 0.02, "logprobs": 1, **GRAMMAR},
+]
+AHEAD: list[dict[str, object]] = [
+    *GUIDED[:2],
+    {"temperature": 0.8, "logprobs": 2, **GRAMMAR},
+    *LIMITED[1:],
+]
 # What has no room in an entry, and what only the sampler can do, beside them.
 MORE: list[dict[str, object]] = [
     {"temperature": 1.0, "logprobs": -1, **GRAMMAR},
@@ -229,7 +238,7 @@ class Ahead(Watched):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.steps: Counter[int] = Counter()
-        self.num_back = 0
+        self.num_back = self.num_tried = self.num_rested = 0
 
     def submit(self, plan: StepPlan) -> Any:
         if plan.masks is not None:
@@ -240,35 +249,43 @@ class Ahead(Watched):
 
     def _within(self, plan: StepPlan, rows: Ints, result: StepResult) -> StepResult:
         for row, most in zip(plan.tried.tolist(), plan.num_tried.tolist(), strict=True):
-            assert result.counts[rows == row][0] <= most, "it has no blocks for more"
+            count = int(result.counts[rows == row][0])
+            assert count <= most, "it has no blocks for more"
+            self.num_tried, self.num_rested = self.num_tried + 1, self.num_rested + (count < most)
         return result
 
 
-@pytest.mark.parametrize("others", [0, 3], ids=["alone", "beside plain rows"])
+@pytest.mark.parametrize(
+    ("kinds", "ends"),
+    [
+        (AHEAD, True),
+        (AHEAD + PLAIN[:3], False),
+        (LIMITED, True),
+        (LIMITED[:1] * 5 + MORE[1:2], False),
+    ],
+    ids=["alone", "beside plain rows", "limited", "limited, beside those that are looked at"],
+)
 def test_rows_go_ahead_of_their_masks_and_draw_the_same(
-    others: int, monkeypatch: pytest.MonkeyPatch
+    kinds: list[dict[str, object]], ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took = ahead.Ahead.took
     monkeypatch.setattr(ahead.Ahead, "took", lambda self, k, _, rows: took(self, k, 3 + k, rows))
-    kinds, apart = AHEAD + PLAIN[:others], Pacing(apart=True)
-    plain = small_config(num_blocks=256)
-    given: dict[str, Any] = {"guide": Wide, "most": 60, "stopping": not others}
+    plain, apart = small_config(num_blocks=256), Pacing(apart=True)
+    given: dict[str, Any] = {"guide": Wide, "most": 60, "stopping": ends}
     expected, _ = run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, kinds, **given)
-    assert others or {s.finish_reason for s in expected} >= {"stop", "length"}
+    assert kinds is not AHEAD or {s.finish_reason for s in expected} >= {"stop", "length"}
     for depth, max_repeat, num_blocks in ROOMS[2:]:
         config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
         executor = Ahead(config, SPEC, WEIGHTS)
         found, _ = run(executor, config, kinds, pacing=apart, **given)
         check(found, expected)
-        assert max(executor.steps) > 1 and executor.num_back > 1, config
+        assert max(executor.steps) > 1 and (executor.num_back > 1 or MORE[1] in kinds), config
+        assert kinds is not LIMITED or 0 < executor.num_rested < executor.num_tried / 2, config
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"top_k": 9},
-        {"top_p": 0.6},
-        {"min_p": 0.1},
         {"frequency_penalty": 0.9},
         {"bad_words": ["several tokens"]},
     ],
