@@ -77,8 +77,6 @@ class BatchRun:
         self.live = Live(batch.completed, batch.failed)
         self._ending: Ending | None = batch.ending
         self.asked_to_end = asyncio.Event()
-        if batch.status == "cancelling":
-            self.end("cancelled")
         self._directory = rooms.storage.batch(batch.storage)
         self._abandoned = False
         self._ready: deque[WorkRow] = deque()
@@ -88,6 +86,8 @@ class BatchRun:
         self._exhausted = False
         self._epoch = 0
         self._news = asyncio.Event()
+        if batch.status == "cancelling":
+            self.end("cancelled")
 
     def end(self, ending: Ending) -> None:
         """A cancel wins over the end of its time, and neither over what is being written out."""

@@ -270,6 +270,25 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_batch_that_was_being_cancelled_is_cancelled_by_the_next_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        engine = FakeEngine()
+        engine.open.clear()
+        async with serving(tmp_path, engine) as client:
+            batch = (await client.create((await client.upload(chats(5))).json()["id"])).json()["id"]
+            await client.until(batch, "in_progress")
+            await client.service.database.write(
+                lambda connection: batches.change(
+                    connection, batch, "cancelling", of=("in_progress",)
+                )
+            )
+        async with serving(tmp_path) as client:
+            ended = await client.ended(batch)
+            assert ended["status"] == "cancelled" and counts(ended) == (5, 0, 5)
+
+    asyncio.run(main())
+
+
 def test_another_model_or_arithmetic_waits_and_says_why(tmp_path: Path) -> None:
     async def main() -> None:
         engine = FakeEngine()
