@@ -18,6 +18,15 @@ _UNANSWERED: dict[Ending, tuple[str, str]] = {
     "expired": ("batch_expired", "the batch's completion window ended before this request ran"),
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request ran"),
 }
+LOST = [
+    {
+        "code": "batch_lost",
+        "line": None,
+        "message": "the files that the server kept of this batch are gone or broken, and its "
+        "answers with them; upload its input and create it again",
+        "param": None,
+    }
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ def file_name(batch: StoredBatch, kind: str) -> str:
     return f"{batch.id}_{kind}.jsonl"
 
 
+def needed_files(batch: StoredBatch, directory: Path) -> list[Path]:
+    """Without these a batch that has begun cannot go on."""
+    return [directory / MANIFEST, directory / file_name(batch, "input")]
+
+
 def begin(
     batch: StoredBatch, directory: Path, source: Path, facts: EngineFacts, num_rows: int
 ) -> None:

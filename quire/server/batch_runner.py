@@ -12,61 +12,32 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from quire.base.boundary import fault_of_row
 from quire.base.notes import note
-from quire.errors import JobChanged
+from quire.errors import CorruptJob, JobChanged
 from quire.jobs.input.work import WorkRow
 from quire.jobs.store.keys import row_seed
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.supervisor import LONGEST_ERROR
 from quire.openai_api.errors import INVALID, SERVER, ApiError, bad
 from quire.server import batches, files
-from quire.server.batch_dispatch import Dispatcher
-from quire.server.batch_end import commit_end, write_out
-from quire.server.batch_engine import EngineFacts, RowAsked, RowEngine
+from quire.server.batch_end import LOST, commit_end, write_out
+from quire.server.batch_engine import EngineFacts, RowAsked
 from quire.server.batch_input import check_lines
-from quire.server.batch_job import BatchJob, begin
+from quire.server.batch_job import BatchJob, begin, needed_files
 from quire.server.batch_lines import answered, rejected, response_id
+from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_states import Ending, Status
 from quire.server.batches import StoredBatch
-from quire.server.database import Database
-from quire.server.storage import Storage
 
 Made = TypeVar("Made")
 READ_ROWS, READ_BYTES = 256, 2 << 20  # read ahead of the engine
 GROUP, GROUP_SECONDS = 64, 0.5  # results that wait for the journal, at most
-
-
-@dataclass(frozen=True, slots=True)
-class Rooms:
-    """What every batch runs with."""
-
-    database: Database
-    storage: Storage
-    engine: RowEngine
-    dispatcher: Dispatcher
-    threads: Executor
-    num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began
-
-
-@dataclass(slots=True)
-class Live:
-    """What is known of a running batch beside its row in the database: rows in the journal, and
-    why it does not go on."""
-
-    completed: int = 0
-    failed: int = 0
-    waiting: str | None = None
-    before: int = 0  # rows that were in the journal when this run began
-    began: float = field(default_factory=time.time)
-    prompt_tokens: int = 0  # of this run
-    output_tokens: int = 0
 
 
 class BatchRun:
@@ -106,6 +77,9 @@ class BatchRun:
     async def run(self) -> None:
         """Until the batch has ended. May be cancelled at any point, and run again."""
         try:
+            if await self._is_lost():
+                await self._give_up()
+                return
             if self.batch.status == "validating" and not await self._validate():
                 return
             if self.batch.in_progress_at is None:  # cancelled before its lines were known
@@ -113,7 +87,9 @@ class BatchRun:
                 return
             job = BatchJob(self.batch, self._directory)
             try:
-                await self._on_thread(job.open)
+                if not await self._is_open(job):
+                    await self._give_up()
+                    return
                 self._epoch = job.epoch
                 self.live.completed, self.live.failed = job.counts()
                 self.live.before = self.live.completed + self.live.failed
@@ -125,12 +101,43 @@ class BatchRun:
         finally:
             self._abandoned = True
 
-    async def _validate(self) -> bool:
-        """Check the lines; whether the batch goes on."""
+    async def _source(self) -> Path:
+        """The bytes of the file that the batch was made of."""
         source = await self._rooms.database.read(
             lambda connection: files.storage_of(connection, self.batch.input_file_id)
         )
-        path = self._rooms.storage.file(source)
+        return self._rooms.storage.file(source)
+
+    async def _is_lost(self) -> bool:
+        """Whether somebody removed what the batch needs. Where the folder of all batches is not
+        there either, a disk may be, and comes back."""
+        needed = needed_files(self.batch, self._directory)
+        if self.batch.in_progress_at is None:
+            needed = [await self._source()]
+        return await self._on_thread(
+            lambda: self._directory.parent.is_dir() and not all(map(Path.exists, needed))
+        )
+
+    async def _is_open(self, job: BatchJob) -> bool:
+        """Open the job; False for one that cannot be read, and whose time is over: until then
+        somebody may put its files right."""
+        try:
+            await self._on_thread(job.open)
+        except CorruptJob:
+            if not self.asked_to_end.is_set():
+                raise
+            return False
+        return True
+
+    async def _give_up(self) -> None:
+        """End a batch of which nothing can be read any more."""
+        if await self._change("cancelled", of=("cancelling",)) is None:
+            values = {"failed": self.batch.total, "errors": LOST}
+            await self._change("failed", of=("validating", "in_progress", "finalizing"), **values)
+
+    async def _validate(self) -> bool:
+        """Check the lines; whether the batch goes on."""
+        path = await self._source()
         checked = await self._on_thread(check_lines, path, self.batch.endpoint, self._is_wanted)
         if checked.stopped:
             return not self._abandoned

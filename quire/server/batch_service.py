@@ -25,7 +25,8 @@ from quire.openai_api.errors import ApiError
 from quire.server import batches, files, uploads
 from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import RowEngine
-from quire.server.batch_runner import BatchRun, Live, Rooms
+from quire.server.batch_rooms import Live, Rooms
+from quire.server.batch_runner import BatchRun
 from quire.server.batch_states import ENDS, LIVE
 from quire.server.batches import BatchObject, StoredBatch
 from quire.server.database import Database

@@ -1,7 +1,7 @@
 """The states of a batch: which are ends, and which of its times each one sets.
 
 validating -> in_progress -> finalizing -> completed | expired
-validating -> failed
+validating -> failed; in_progress or finalizing too, where its files are gone
 any that is no end -> cancelling -> cancelled
 """
 

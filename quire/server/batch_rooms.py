@@ -1,0 +1,38 @@
+"""What every batch runs with, and what is known of one while it runs."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from quire.server.batch_dispatch import Dispatcher
+from quire.server.batch_engine import RowEngine
+from quire.server.database import Database
+from quire.server.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What every batch runs with."""
+
+    database: Database
+    storage: Storage
+    engine: RowEngine
+    dispatcher: Dispatcher
+    threads: Executor
+    num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began
+
+
+@dataclass(slots=True)
+class Live:
+    """What is known of a running batch beside its row in the database: rows in the journal, and
+    why it does not go on."""
+
+    completed: int = 0
+    failed: int = 0
+    waiting: str | None = None
+    before: int = 0  # rows that were in the journal when this run began
+    began: float = field(default_factory=time.time)
+    prompt_tokens: int = 0  # of this run
+    output_tokens: int = 0
