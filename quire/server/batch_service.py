@@ -162,7 +162,8 @@ class BatchService:
         return file
 
     async def sweep(self) -> None:
-        """Remove the files, uploads and batches whose time is over."""
+        """Remove the files, uploads, batches and links whose time is over."""
+        self.links.drop_old()
         now = int(time.time())
         gone = await self.database.write(partial(files.take_expired, now=now))
         parts = await self.database.write(partial(uploads.take_expired, now=now))

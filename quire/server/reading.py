@@ -54,11 +54,16 @@ async def read_json(request: Request) -> Any:
             "the body is application/json; say so in Content-Type",
             code="unsupported_media_type",
         )
+    refuse_encoded(request)
+    return parse_json(await read_body_bytes(request))
+
+
+def refuse_encoded(request: Request) -> None:
+    """A compressed body is not unpacked: a small one may hold gigabytes."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(
             415, "the body is sent as it is, without encoding", code="unsupported_media_type"
         )
-    return parse_json(await read_body_bytes(request))
 
 
 def parse_json(body: bytes) -> Any:

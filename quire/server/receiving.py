@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
+from quire.server.reading import refuse_encoded
 from quire.server.storage import Storage, write_all
 
 FORM_REFUSALS = frozenset({400, 408, 413, 415, 507})  # with those of FormReader
@@ -65,6 +66,7 @@ async def receive(
     request: Request, reader: FormReader, storage: Storage, limits: Limits
 ) -> Received:
     """Keep the file of a form. What fails on the way leaves nothing behind."""
+    refuse_encoded(request)
     said = request.headers.get("content-length", "")
     if said.isascii() and said.isdigit():
         # The form around the file takes a few hundred bytes, which do not count.

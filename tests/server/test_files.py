@@ -8,16 +8,17 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.errors import CorruptJob, JobLocked
 from quire.openai_api.errors import ApiError
-from quire.server import receiving
+from quire.server import links, receiving
 from quire.server.batch_service import BatchService, StoreSettings
 from quire.server.multipart import FormReader
-from tests.server.stored import Client, chats, served, with_server
+from tests.server.stored import Client, chat_line, chats, lines_of, served, with_server
 
 FORM = "multipart/form-data; boundary=B"
 
@@ -109,6 +110,25 @@ async def test_ids_lead_to_no_path(client: Client, tmp_path: Path) -> None:
         assert (await client.http.delete(f"/v1/files/{strange}")).status_code == 404
         assert (await client.http.get(f"/v1/batches/{strange}")).status_code == 404
         assert (await client.http.post(f"/v1/batches/{strange}/cancel")).status_code == 404
+
+
+@served()
+async def test_what_nobody_unpacks_is_refused(client: Client) -> None:
+    packed = {"content-encoding": "gzip"}
+    assert (await client.upload(b"{}\n", headers=packed)).status_code == 415
+    assert (await client.upload(b"{}\n", headers={"content-encoding": "identity"})).is_success
+
+
+@served()
+async def test_a_report_that_nobody_fetched_goes(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await client.batch(lines_of(chat_line(1, "x")))
+    assert (await client.http.post(f"/v1/batches/{batch['id']}/report")).is_success
+    assert [*(tmp_path / "incoming").iterdir()]
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 61))
+    await client.service.sweep()
+    assert not [*(tmp_path / "incoming").iterdir()]
 
 
 def part(name: str, value: bytes = b"x", more: bytes = b"") -> bytes:
