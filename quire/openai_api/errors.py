@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TypedDict
 
 from quire.errors import QuireError
 
 INVALID, SERVER = "invalid_request_error", "server_error"
+_MESSAGE = re.compile(r"\bmessages\[\d+\]")
 NO_RETRY = (("x-should-retry", "false"),)  # clients try 408, 409, 429 and 500 again without it
 
 
@@ -42,8 +44,10 @@ class ApiError(QuireError):
         self.param, self.type, self.headers = param, type, headers
 
     def named(self, fields: Mapping[str, str]) -> ApiError:
-        """This error, with `param` as the body calls it: `fields` has the names that differ."""
+        """This error, with `param` as the body calls it, and messages where it has them: `fields`
+        has the names that differ."""
         self.param = fields.get(self.param or "", self.param)
+        self.message = _MESSAGE.sub(lambda found: fields.get(found[0], found[0]), self.message)
         return self
 
     def body(self) -> ErrorBody:

@@ -46,7 +46,7 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
     """What a body asks for, and its fields, which the answer repeats; raises ApiError."""
     given = read_fields(RESPONSES, body, names)
     chat: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
-    chat["messages"] = _messages(given)
+    chat["messages"], places = _messages(given)
     if "max_output_tokens" in given:
         chat["max_tokens"] = given["max_output_tokens"]
     if "tools" in given:
@@ -66,26 +66,29 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
         asked = read_chat(chat)
     except ApiError as error:
         raise error.named(_CALLED) from None
-    fields = {name: _called(field) for name, field in {**_CALLED, **asked.fields}.items()}
+    fields = {name: _called(field) for name, field in {**_CALLED, **asked.fields}.items()} | places
     asked = replace(asked, endpoint=RESPONSES, fields=fields)
     name_model(asked.rows, given.get("model"), names)
     return asked, given
 
 
-def _messages(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The conversation of a body, as a chat has it."""
+def _messages(given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The conversation of a body, as a chat has it; and where the body has each message."""
     asked = given["input"]
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not items:
         raise bad("input has at least one item", param="input")
     messages: list[dict[str, Any]] = []
+    places: list[str] = []
     if "instructions" in given:
         messages.append({"role": "system", "content": given["instructions"]})
+        places.append("instructions")
     for i, item in enumerate(items):
         message = _message(item, i)
         if not (messages and _joined(messages[-1], message)):
             messages.append(message)
-    return messages
+            places.append("input" if items is not asked else f"input[{i}]")
+    return messages, {f"messages[{i}]": place for i, place in enumerate(places)}
 
 
 def _joined(turn: dict[str, Any], message: Mapping[str, Any]) -> bool:

@@ -96,3 +96,20 @@ def test_scores_of_labels_heed_the_lane_and_the_salt() -> None:
     assert read.is_batch and read.rows[0]["salt"] == "s" and read.rows[0]["priority"] == 1
     with pytest.raises(ApiError, match="pooling"):
         read_label_scores({**given, "truncate_prompt_tokens": 5})
+
+
+def test_errors_name_messages_where_the_body_has_them() -> None:
+    said = {"role": "assistant", "content": "b"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    items = [{"role": "user", "content": "a"}, said, call, {"role": "user", "content": "c"}]
+    read, _ = read_response({"input": items, "instructions": "Be brief."}, None)
+    assert len(read.rows[0]["messages"]) == 4  # the call is part of what was said before it
+    why = "; ".join(f"messages[{i}].content[0]" for i in range(5))
+    named = ApiError(400, why, param="messages").named(read.fields)
+    assert named.message == "; ".join(
+        f"{place}.content[0]"
+        for place in ("instructions", "input[0]", "input[1]", "input[3]", "messages[4]")
+    )
+    assert named.param == "input"
+    read, _ = read_response({"input": "a"}, None)
+    assert ApiError(400, "messages[0] is odd").named(read.fields).message == "input is odd"
