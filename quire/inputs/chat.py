@@ -1,21 +1,25 @@
 """Chats to text: messages are checked and copied, a template is chosen, the template writes.
 
-What comes out is what `transformers`' apply_chat_template gives for the same template. The text
-holds its own beginning tokens, so it is encoded without adding any.
+What comes out is what `transformers`' apply_chat_template gives for the same template; tools and
+calls that the template would drop are written into the messages first. The text holds its own
+beginning tokens, so it is encoded without adding any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from quire.base.boundary import refusing
+from quire.base.notes import note
 from quire.errors import InvalidOption, InvalidPrompt, NotSupported, QuireError
 from quire.inputs.media.chat_parts import take_media
 from quire.inputs.messages import checked_messages, plain
 from quire.inputs.quoting import ChatText, SpecialTokens
 from quire.inputs.tokenizer import Tokenizer
+from quire.inputs.tools_as_text import calls_in_text, offered_in_text
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 _OWN_VARIABLES = frozenset(
@@ -135,11 +139,17 @@ def write_chat(
     chat = checked_messages(
         messages, compiled, content_format, marked=marked, interleaved=interleaved
     )
+    offered = _checked_list(tools, "tools")
+    if not compiled.reads_calls:
+        chat = calls_in_text(chat)
+    if offered and not compiled.reads_tools:
+        _announce_tools_in_text(template)
+        chat = offered_in_text(chat, offered)
     final = _mark_final(chat) if continue_final_message else None
     given = {
         "documents": _checked_list(documents, "documents"),
         "messages": chat,
-        "tools": _checked_list(tools, "tools"),
+        "tools": offered,
     }
     quoted = given if quotable is None else quotable.quote(given)
     writer = None
@@ -156,6 +166,14 @@ def write_chat(
     text = compiled.render(variables, writer)
     rendered = ChatText(text) if writer is None else writer.read(text)
     return rendered if final is None else _cut_at_mark(rendered, final)
+
+
+@lru_cache(maxsize=32)  # once for each template
+def _announce_tools_in_text(template: str) -> None:
+    note(
+        "the chat template does not read tools: they are written into the messages, and calls are "
+        "looked for as <tool_call>; a template of a model that learnt to call tools does better"
+    )
 
 
 def _check_options(
