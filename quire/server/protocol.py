@@ -105,7 +105,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._is_over:
             return
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+        if self.parser.get_method() == b"CONNECT":  # an offer that cannot be passed over
+            self._refuse(400, "this is no proxy; nothing is connected to")
+            return
+        if self.parser.should_upgrade():
             return  # it comes again
         self._end_patience()
         self._in_headers = False

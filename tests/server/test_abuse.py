@@ -147,7 +147,10 @@ NEXT = f"GET /v1/models HTTP/1.1\r\n{HEAD}\r\n".encode()
                 b"http://localhost:1",
             )
         ),
-        b"CONNECT evil.example:443 HTTP/1.1\r\n%s\r\n" % HEAD.encode(),
+        *(
+            b"CONNECT %s HTTP/1.1\r\n%s\r\n" % (where, HEAD.encode())
+            for where in (b"evil.example:443", b"/v1/models", b"*", b"http://localhost/v1/models")
+        ),
         POST + LENGTH + b"Transfer-Encoding: chunked\r\n" + CHUNKED,
         POST + LENGTH + LENGTH + b"\r\n" + BODY,
         POST + b"Content-Length: %d\r\nContent-Length: 5\r\n\r\n" % len(BODY) + BODY,
