@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.asks import Asked
@@ -28,6 +30,8 @@ from quire.openai_api.shapes import (
 )
 from quire.outputs import ToolCall
 
+_decode = json.JSONDecoder().raw_decode
+_BEFORE_ITEM = re.compile(r"\s*[\[,]\s*")
 _SIGNS = string.ascii_letters + string.digits
 
 
@@ -127,21 +131,31 @@ def parts_of(asked: Asked, answer: Answer) -> tuple[str, str | None, tuple[Call,
 
 
 def constrained_calls(asked: Asked, text: str) -> tuple[Call, ...]:
-    """The calls of an answer that a grammar held to be calls, or either calls or another text;
-    none where it was cut short."""
+    """The calls of an answer that a grammar held to be calls, or either calls or another text; of
+    one that was cut short those that are whole."""
     if asked.tools.in_format:
         known = {tool["function"]["name"] for tool in asked.tools.offered}
         _, _, calls = _marked_parts(text)
         return calls if all(call.name in known for call in calls) else ()
+    if not asked.tools.forced:
+        return calls_of(ToolCall(one["name"], one["arguments"]) for one in _whole_items(text)) or ()
     try:
-        read = json.loads(text)
+        is_whole = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return ()
-    if asked.tools.forced:
-        return (Call(asked.tools.forced, text.strip()),) if isinstance(read, dict) else ()
-    if not isinstance(read, list):
-        return ()
-    return calls_of(ToolCall(one["name"], one["arguments"]) for one in read) or ()
+    return (Call(asked.tools.forced, text.strip()),) if is_whole else ()
+
+
+def _whole_items(text: str) -> Iterator[Any]:
+    """The items of a JSON list, up to where its text is cut."""
+    at = _BEFORE_ITEM.match(text)
+    while at is not None:
+        try:
+            item, end = _decode(text, at.end())
+        except (ValueError, RecursionError):
+            return
+        yield item
+        at = _BEFORE_ITEM.match(text, end)
 
 
 def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:

@@ -47,6 +47,25 @@ def test_an_answer_that_ended_before_the_others_is_shown_once(
         assert len(calls) == (1 if more else 0)
 
 
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("cut", [", ", ' , {"name": "f", "argum', ""])
+def test_calls_that_are_whole_outlive_a_cut(number: int, cut: str) -> None:
+    body = {**BODIES[CHAT], "tools": [TOOL], "tool_choice": "required"}
+    made = '{"name": "f", "arguments": {"a": "], ["}}'
+    text = "[" + " ,\n".join([made] * number) + cut
+    output = Output((Answer(0, text, (1,), "length"),), finished=True)
+    about: Any = {"id": "x", "created": 0, "model": "m"}
+    whole: Any = response_body(read_body(CHAT, body), [output], **about)
+    [choice] = whole["choices"]
+    calls = choice["message"].get("tool_calls", ())
+    assert [call["function"]["arguments"] for call in calls] == ['{"a": "], ["}'] * number
+    assert choice["message"]["content"] == (None if number else text)
+    assert choice["finish_reason"] == "length"
+    chunks = Stream(read_body(CHAT, {**body, "stream": True}), **about).feed(0, output)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert sum(len(delta.get("tool_calls", ())) for delta in deltas) == number
+
+
 def test_the_scores_of_an_echo_are_those_of_the_whole_answer() -> None:
     """The prompt's first token has a text and a place, though nothing predicts it."""
     body = {"prompt": "Hi you", "echo": True, "logprobs": 1}
