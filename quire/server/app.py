@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from quire.jobs.store.journal import FULL
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import (
     CHAT,
@@ -46,6 +47,7 @@ from quire.server import (
     responses,
     tokens,
 )
+from quire.server.database import disk_full
 from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
 from quire.server.openapi import PATH, description
@@ -99,6 +101,7 @@ def make_app(services: Services) -> ASGIApp:
         exception_handlers={
             ApiError: _refused,
             HTTPException: _not_routed,
+            OSError: _no_room,
             Exception: _failed,
         },
         lifespan=lifespan,
@@ -123,6 +126,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
     return error_response(error)
+
+
+async def _no_room(request: Request, error: Exception) -> Response:
+    """A disk that is full while something is written is nobody's fault here; all else is."""
+    if not isinstance(error, OSError) or error.errno not in FULL:
+        raise error
+    return error_response(disk_full())
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:

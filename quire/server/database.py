@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import CorruptJob
-from quire.openai_api.errors import server_error
+from quire.openai_api.errors import ApiError, server_error
 
 Made = TypeVar("Made")
 Work = Callable[[sqlite3.Connection], Made]
@@ -102,6 +102,11 @@ CREATE INDEX parts_of_upload ON upload_parts (upload_id, seq);
 WRITE_REFUSALS = frozenset({507})  # the disk is full
 
 
+def disk_full() -> ApiError:
+    why = "the server's disk is full; delete files that are no longer needed"
+    return server_error(why, code="quota_exceeded", status=507)
+
+
 class Database:
     """Two threads over one file. `write` runs its work as one transaction; `read` sees only what
     was committed. Both can be awaited, or waited for with `.result()` from another thread."""
@@ -127,8 +132,7 @@ class Database:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-            why = "the server's disk is full; delete files that are no longer needed"
-            raise server_error(why, code="quota_exceeded", status=507) from None
+            raise disk_full() from None
 
     async def read(self, work: Work[Made]) -> Made:
         return await asyncio.wrap_future(self.submit_read(work))

@@ -15,6 +15,7 @@ from quire.jobs.output.results import StoredRun
 from quire.openai_api.errors import bad, not_found
 from quire.server import batches, files
 from quire.server.batch_service import BatchService
+from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import BYTES, download
 from quire.server.links import LIFE, Linked
 from quire.server.page import page
@@ -55,12 +56,12 @@ class PageRoutes:
 
     def routes(self) -> list[ApiRoute]:
         report = "/v1/batches/{batch_id}/report"
-        kinds = (BYTES, "text/html")
+        kinds, end = (BYTES, "text/html"), WRITE_REFUSALS | {400, 404}
         return [
             ApiRoute("GET", "/", self.shown, answers=("text/html",)),
             ApiRoute("GET", "/quire/status", self.status, shape=EngineStatus),
             ApiRoute("POST", "/v1/files/{file_id}/link", self.link, refusals=[404], shape=Link),
-            ApiRoute("POST", report, self.report, refusals=[400, 404], shape=Link),
+            ApiRoute("POST", report, self.report, refusals=end, shape=Link),
             ApiRoute("GET", "/download/{token}", self.followed, refusals=[404], answers=kinds),
         ]
 

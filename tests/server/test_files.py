@@ -263,6 +263,26 @@ async def test_a_disk_that_is_full_for_the_database_is_507(client: Client, tmp_p
 
 
 @served()
+async def test_a_disk_that_fills_while_it_is_written_to_is_507(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = await client.batch(lines_of(chat_line(1, "x")))
+    before = stored_bytes(tmp_path)
+
+    def no_room(*given: Any, **more: Any) -> None:
+        Path("/dev/full").write_bytes(b"x")
+
+    monkeypatch.setattr(receiving, "write_all", no_room)
+    monkeypatch.setattr("quire.report.page.write_file", no_room)
+    for refused in (
+        await client.upload(b"x"),
+        await client.http.post(f"/v1/batches/{batch['id']}/report"),
+    ):
+        assert refused.status_code == 507 and "disk is full" in refused.text
+    assert stored_bytes(tmp_path) == before
+
+
+@served()
 async def test_an_upload_that_crawls_is_ended(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
