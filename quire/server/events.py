@@ -86,6 +86,7 @@ class _Writing:
         self._send, self._loop = send, asyncio.get_running_loop()
         self._last = self._loop.time()
         self._is_writing = False  # since `_last`
+        self._pings: set[asyncio.Task[None]] = set()
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
         self._last, self._is_writing = self._loop.time(), True
@@ -99,32 +100,31 @@ class _Writing:
     def watched(self, patience: asyncio.Timeout) -> Iterator[None]:
         """A timer looks after it: a task, or a timer for each event, would cost as much as the
         event does."""
-        pings: set[asyncio.Task[None]] = set()
-        each = min(PING_SECONDS, SLOW_READER_SECONDS)
-        timer: asyncio.TimerHandle
-
-        def look() -> None:
-            nonlocal timer
-            now = self._loop.time()
-            most = SLOW_READER_SECONDS if self._is_writing else PING_SECONDS
-            due = self._last + most
-            if now >= due and self._is_writing:
-                patience.reschedule(now)
-                return
-            if now >= due:
-                # A line alone: after an empty one clients look for an event.
-                pings.add(ping := self._loop.create_task(self.write(PING)))
-                ping.add_done_callback(pings.discard)
-                due = now + PING_SECONDS
-            timer = self._loop.call_at(min(due, now + each), look)
-
-        timer = self._loop.call_later(each, look)
+        self._timer = self._loop.call_later(_each(), self._look, patience)
         try:
             yield
         finally:
-            timer.cancel()
-            for ping in tuple(pings):
+            self._timer.cancel()
+            for ping in tuple(self._pings):
                 ping.cancel()
+
+    def _look(self, patience: asyncio.Timeout) -> None:
+        now = self._loop.time()
+        due = self._last + (SLOW_READER_SECONDS if self._is_writing else PING_SECONDS)
+        if now >= due and self._is_writing:
+            patience.reschedule(now)
+            return
+        if now >= due:
+            # A line alone: after an empty one clients look for an event.
+            self._pings.add(ping := self._loop.create_task(self.write(PING)))
+            ping.add_done_callback(self._pings.discard)
+            due = now + PING_SECONDS
+        self._timer = self._loop.call_at(min(due, now + _each()), self._look, patience)
+
+
+def _each() -> float:
+    """Seconds between two looks at a stream."""
+    return min(PING_SECONDS, SLOW_READER_SECONDS)
 
 
 class ClientGone(ApiError):

@@ -9,6 +9,7 @@ the client has read its answer and left, or has sent too much for too long.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,6 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_patience()
         super().connection_lost(exc)
+        self.cycle = None  # type: ignore[assignment]  # see _AnswerTransport
 
     def _begin_headers(self) -> None:
         self._header_bytes, self._in_headers = 0, True
@@ -222,11 +224,12 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 
 class _AnswerTransport(asyncio.Transport):
-    """The connection as one answer writes to it."""
+    """The connection as one answer writes to it. The answer has this, and is known to it weakly:
+    what refers to itself waits for Python's collector, which seldom looks at what is old."""
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         super().__init__()
-        self._protocol, self._cycle = protocol, cycle
+        self._protocol, self._cycle = protocol, weakref.ref(cycle)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         self._protocol.transport.write(data)
@@ -235,7 +238,8 @@ class _AnswerTransport(asyncio.Transport):
         return self._protocol.transport.is_closing()
 
     def close(self) -> None:
-        if self._cycle.more_body:
+        cycle = self._cycle()
+        if cycle is not None and cycle.more_body:
             self._protocol.close_late()
         else:
             self._protocol.transport.close()

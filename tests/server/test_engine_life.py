@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import random
@@ -17,8 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from quire.server.engine_life import EngineLife
+from quire.server.events import _Writing
+from quire.server.protocol import BoundedProtocol
 from quire.server.serve import Serving
 from tests.server.serving import KEY, chat, client, serving, until
 
@@ -106,6 +110,30 @@ def test_a_client_that_leaves_gives_its_rows_up(tmp_path: Path) -> None:
                 assert http.post(CHAT, json=chat(n=4, max_tokens=2)).status_code == 200
             until(lambda: server.bridge.stats().running == 0)
             assert time.monotonic() - began < 6
+
+
+def test_streams_that_end_or_are_left_leave_nothing_to_the_collector(tmp_path: Path) -> None:
+    """It seldom looks at what is old: ten thousand streams would hold a hundred megabytes."""
+    kinds = (BoundedProtocol, RequestResponseCycle, _Writing)
+
+    def num_left() -> int:
+        return sum(type(one) in kinds for one in gc.get_objects())
+
+    with serving(tmp_path, "fake:delay=0.01") as server:
+        gc.collect()
+        gc.disable()
+        try:
+            for most, is_left in ((3, False), (2000, True)):
+                with client(server) as http:
+                    asked = chat(stream=True, max_tokens=most, ignore_eos=True)
+                    with http.stream("POST", CHAT, json=asked) as answer:
+                        lines = answer.iter_lines()
+                        assert next(lines).startswith("data: ")
+                        if not is_left:
+                            assert [*lines][-2] == "data: [DONE]"
+                until(lambda: num_left() == 0)
+        finally:
+            gc.enable()
 
 
 def test_what_outlives_the_grace_is_told(tmp_path: Path) -> None:
