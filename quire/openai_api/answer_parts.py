@@ -16,7 +16,9 @@ class AnswerParts:
     def __init__(self, asked: Asked, first: Output) -> None:
         self._asked = asked
         looks = bool(asked.tools.offered) and not asked.tools.constrained
-        self._stream = SplitStream(began_reasoning=first.began_reasoning, tools=looks)
+        self._stream = SplitStream(
+            began_reasoning=first.began_reasoning, tools=looks, at_most=asked.tools.at_most
+        )
         self._constrained: list[str] = []  # what it was is only known at its end
 
     def feed(self, answer: Answer) -> Iterator[Parts]:
@@ -36,4 +38,4 @@ class AnswerParts:
     def _split(self, answer: Answer, *, is_over: bool) -> Iterator[Parts]:
         yield self._stream.feed(answer.text)
         if is_over:
-            yield self._stream.end(answer, self._asked.tools.at_most)
+            yield self._stream.end(answer)

@@ -62,19 +62,19 @@ class _Lines:
 class ChannelSplit:
     """The same of an answer in channels. A call ends it, so that the engine has read it then."""
 
-    def __init__(self, *, tools: bool) -> None:
-        self._tools, self._reader = tools, ChannelReader()
+    def __init__(self, *, tools: bool, at_most: int | None) -> None:
+        self._tools, self._at_most, self._reader = tools, at_most, ChannelReader()
         self._reasoning, self._content = _Lines(), _Lines()
 
     def feed(self, text: str) -> Parts:
         return self._shown(self._reader.feed(text))
 
-    def end(self, answer: Answer, at_most: int | None) -> Parts:
+    def end(self, answer: Answer) -> Parts:
         """What is left; a call that did not read as one is content."""
         parts = self._shown(self._reader.finish())
         shown, whole = "".join(self._content.shown), answer.content or ""
         rest = whole[len(shown) :] if whole.startswith(shown) else ""
-        return Parts(parts.content + rest, parts.reasoning, answer.calls[:at_most])
+        return Parts(parts.content + rest, parts.reasoning, answer.calls[: self._at_most])
 
     def _shown(self, pieces: list[Piece]) -> Parts:
         reasoning = content = ""
@@ -87,10 +87,10 @@ class ChannelSplit:
 
 
 class SplitStream:
-    """One answer of a chat, fed with its pieces of text."""
+    """One answer of a chat, fed with its pieces of text; `at_most` so many calls are shown."""
 
-    def __init__(self, *, began_reasoning: bool, tools: bool) -> None:
-        self._tools = tools
+    def __init__(self, *, began_reasoning: bool, tools: bool, at_most: int | None = None) -> None:
+        self._tools, self._at_most = tools, at_most
         self._held = ""  # not shown yet
         self._began_in_prompt = began_reasoning
         self._closings = [closing for _, closing in TAGS]  # any may end what a prompt began
@@ -118,11 +118,11 @@ class SplitStream:
             calls = self._closed_calls()
         return Parts(content, reasoning, calls)
 
-    def end(self, answer: Answer, at_most: int | None) -> Parts:
+    def end(self, answer: Answer) -> Parts:
         """What is left when the answer is finished, whose parts the engine has read."""
         if self._channels is not None:
-            return self._channels.end(answer, at_most)
-        calls = answer.calls[self.num_calls : at_most]
+            return self._channels.end(answer)
+        calls = answer.calls[self.num_calls : self._at_most]
         self.num_calls += len(calls)
         held, self._held = self._held, ""
         if self._state == "reasoning" or (self._state == "start" and self._began_in_prompt):
@@ -141,7 +141,7 @@ class SplitStream:
         """Whether the answer begins with reasoning, once that is known."""
         body = self._held.lstrip()
         if is_in_channels(body):
-            self._channels = ChannelSplit(tools=self._tools)
+            self._channels = ChannelSplit(tools=self._tools, at_most=self._at_most)
             return
         for opening, closing in TAGS:
             if body.startswith(opening):
@@ -185,7 +185,9 @@ class SplitStream:
         return shown
 
     def _closed_calls(self) -> tuple[Call, ...]:
-        """The calls that are whole, where the format says so."""
+        """The calls that are whole, where the format says so, white space between them aside."""
+        if self.num_calls:
+            self._held = self._held.lstrip()
         end = self._held.rfind(_CALL_END)
         if not self._held.startswith(_CALL) or end < 0:
             return ()
@@ -194,6 +196,7 @@ class SplitStream:
         calls = calls_of(read.tool_calls)
         if not calls or read.content:
             return ()  # not all of it is calls: the end will tell
-        self._held = self._held[end:].lstrip()
+        self._held = self._held[end:]
+        calls = calls[: None if self._at_most is None else self._at_most - self.num_calls]
         self.num_calls += len(calls)
         return calls

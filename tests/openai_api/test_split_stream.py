@@ -74,7 +74,7 @@ def test_parts_of_pieces_are_parts_of_the_whole(text: str, tools: bool, began: b
             reasoning=whole.reasoning,
             calls=calls or (),
         )
-        for parts in (*shown, stream.end(last, None)):
+        for parts in (*shown, stream.end(last)):
             got["content"] += parts.content
             got["reasoning"] += parts.reasoning
             got["calls"] += parts.calls
@@ -95,3 +95,15 @@ def test_a_call_is_shown_when_it_closes() -> None:
     assert stream.feed(CALL[:20]).calls == ()
     [call] = stream.feed(CALL[20:]).calls
     assert call.name == "f" and call.arguments == '{"x": 1}'
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_no_more_calls_are_shown_than_may_be_made(size: int) -> None:
+    text = f"{CALL}\n{CALL}"
+    calls = calls_of(parse_tool_calls(text).tool_calls) or ()
+    last = Answer(0, "", finish_reason="stop", content="", calls=calls)
+    for at_most, expected in ((None, 2), (1, 1)):
+        stream = SplitStream(began_reasoning=False, tools=True, at_most=at_most)
+        shown = [stream.feed(text[i : i + size]) for i in range(0, len(text), size)]
+        assert len([call for parts in shown for call in parts.calls]) == expected
+        assert stream.end(last).calls == ()
