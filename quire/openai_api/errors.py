@@ -9,7 +9,7 @@ from typing import TypedDict
 from quire.errors import QuireError
 
 INVALID, SERVER = "invalid_request_error", "server_error"
-_MESSAGE = re.compile(r"\bmessages\[\d+\]")
+_PLACE = re.compile(r"\b(messages\[\d+\])(\.content\[\d+\])?")  # of a message, or a part of it
 NO_RETRY = (("x-should-retry", "false"),)  # clients try 408, 409, 429 and 500 again without it
 
 
@@ -46,8 +46,14 @@ class ApiError(QuireError):
     def named(self, fields: Mapping[str, str]) -> ApiError:
         """This error, with `param` as the body calls it, and messages where it has them: `fields`
         has the names that differ."""
-        self.param = fields.get(self.param or "", self.param)
-        self.message = _MESSAGE.sub(lambda found: fields.get(found[0], found[0]), self.message)
+        message = _PLACE.sub(
+            lambda found: fields.get(found[0], fields.get(found[1], found[1]) + (found[2] or "")),
+            self.message,
+        )
+        param = fields.get(self.param or "", self.param)
+        if message.startswith(f"{self.param} "):
+            message = f"{param}{message.removeprefix(str(self.param))}"
+        self.message, self.param, self.args = message, param, (message,)
         return self
 
     def body(self) -> ErrorBody:

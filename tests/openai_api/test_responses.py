@@ -113,3 +113,14 @@ def test_errors_name_messages_where_the_body_has_them() -> None:
     assert named.param == "input"
     read, _ = read_response({"input": "a"}, None)
     assert ApiError(400, "messages[0] is odd").named(read.fields).message == "input is odd"
+
+
+def test_refusals_call_fields_as_the_body_does() -> None:
+    fields = asked()[0].fields
+    for words, own in (
+        ("max_tokens is at least 1", "max_output_tokens is at least 1"),
+        ("at least 1 is right", "at least 1 is right"),
+        ("max_tokens_seen", "max_tokens_seen"),
+    ):
+        error = ApiError(400, words, param="max_tokens").named(fields)
+        assert (error.message, str(error), error.param) == (own, own, "max_output_tokens")
