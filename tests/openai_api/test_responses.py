@@ -36,7 +36,7 @@ def test_scores_are_shown_where_they_were_asked_for() -> None:
     stream = ResponseStream(read, about)
     first = Answer(0, "a", logprobs=SCORES[:1])
     last = Answer(0, "b", finish_reason="stop", logprobs=SCORES[1:])
-    events = [*stream.opening(), *stream.feed(Output((first,), False))]
+    events = [*stream.feed(Output((first,), False))]
     events += stream.feed(Output((last,), True))
     deltas = [e for e in events if e["type"] == "response.output_text.delta"]
     assert [[s["token"] for s in e["logprobs"]] for e in deltas] == [["a"], ["b"]]
