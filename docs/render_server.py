@@ -10,16 +10,14 @@ from quire.openai_api.fields import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
-    FORMS,
     POOLING,
     RERANK,
     RERANKS,
     RESPONSES,
     SCORE,
     TABLE,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
 )
+from quire.openai_api.form_fields import FORMS, TRANSCRIPTIONS, TRANSLATIONS
 
 PAGE = Path(__file__).with_name("server.md")
 BEGIN, END = "<!-- fields: python -m docs.render_server -->\n", "<!-- end of fields -->\n"

@@ -22,8 +22,8 @@ from quire.openai_api.fields import (
     RERANK_2,
     RERANKS,
     SCORE,
-    TRANSCRIPTIONS,
 )
+from quire.openai_api.form_fields import TRANSCRIPTIONS
 from quire.openai_api.outputs import Output, Pooled
 from quire.openai_api.params import limited, prompt_fields
 from quire.openai_api.shapes import (

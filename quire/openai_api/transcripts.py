@@ -13,7 +13,7 @@ from quire.inputs.transcripts import Segment, Transcript
 from quire.openai_api.asks import Row, check_model, name_model
 from quire.openai_api.errors import bad, not_supported
 from quire.openai_api.field import Field, checked_fields
-from quire.openai_api.fields import FORMS, TRANSLATIONS
+from quire.openai_api.form_fields import FORMS, TRANSLATIONS
 from quire.openai_api.shapes import (
     SoundUsage,
     TranscribedSegment,

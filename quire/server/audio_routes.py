@@ -19,7 +19,7 @@ from quire.errors import InvalidRequest, NotSupported
 from quire.inputs.transcripts import Transcript
 from quire.jobs.input.sounds import pieces_of
 from quire.openai_api.errors import ApiError, bad, not_supported
-from quire.openai_api.fields import FORMS
+from quire.openai_api.form_fields import FORMS
 from quire.openai_api.outputs import Output
 from quire.openai_api.shapes import Transcription, VerboseTranscription
 from quire.openai_api.transcripts import (
