@@ -10,6 +10,7 @@ from quire.openai_api.fields import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    MESSAGES,
     POOLING,
     RERANK,
     RERANKS,
@@ -25,6 +26,7 @@ _SHORT = {
     CHAT: "chat",
     COMPLETIONS: "completions",
     RESPONSES: "responses",
+    MESSAGES: "messages",
     EMBEDDINGS: "embeddings",
     RERANK: "rerank",  # the same at its other paths
     SCORE: "score",

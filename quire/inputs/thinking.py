@@ -21,12 +21,12 @@ class ThoughtReader:
 
     def __init__(self, tokenizer: Tokenizer | None, tag: str, config: ReasoningConfig) -> None:
         """`tag` as in split_reasoning; `config` says more, and holds over it."""
-        self._tokenizer, self._config = tokenizer, config
-        self._in_channels = tag == CHANNEL
+        self._tokenizer, self._config, self._in_channels = tokenizer, config, tag == CHANNEL
         start, end = config.reasoning_start_str, config.reasoning_end_str
         known = ((start, config.closing(start)),) if start else pairs(tag)
         self._known = [pair for pair in known if not end or end.endswith(pair[1])]
         self._pairs = [p for p in self._known if tag or start or self._is_marked(*p)]
+        self.bounds = bool(self._pairs) and not self._in_channels  # budgets mean something
 
     def _is_marked(self, opening: str, closing: str) -> bool:
         """Whether the model has both as tokens, and its chat template names them."""

@@ -16,10 +16,13 @@ EMBEDDINGS, SCORE, CLASSIFY, POOLING = "/v1/embeddings", "/v1/score", "/classify
 # One request in the words of three services. Cohere's second version answers without documents.
 RERANK, RERANK_SHORT, RERANK_2 = "/v1/rerank", "/rerank", "/v2/rerank"
 RERANKS = (RERANK, RERANK_SHORT, RERANK_2)
+# Anthropic's words for a chat.
+MESSAGES = "/v1/messages"
 POOLING_PATHS = (EMBEDDINGS, *RERANKS, SCORE, CLASSIFY, POOLING)
 
 _BOTH, _CHAT, _TEXT, _RESPONSES = (CHAT, COMPLETIONS), (CHAT,), (COMPLETIONS,), (RESPONSES,)
-_WRITING = (*_BOTH, RESPONSES)
+_OPENAI = (*_BOTH, RESPONSES)
+_WRITING = (*_OPENAI, MESSAGES)
 _ALL = (*_WRITING, *POOLING_PATHS)
 _INPUTS, _PAIRS, _VECTORS = (
     (EMBEDDINGS, CLASSIFY, POOLING),
@@ -40,7 +43,6 @@ _FIELDS = [
     *table(
         "honoured",
         _WRITING,
-        ("stream", "true or false", "Server-sent events, ended by `[DONE]`."),
         ("temperature", "a number", "0 is greedy."),
         ("top_p", "a number", ""),
         ("top_k", "a whole number", ""),
@@ -49,6 +51,12 @@ _FIELDS = [
         ("seed", "a whole number", "The same seed and prompt give the same text."),
         ("chat_template_kwargs", "an object", "Variables for the chat template."),
         ("truncate_prompt_tokens", "a whole number", "Keep the prompt's end; -1: what fits."),
+    ),
+    *table("honoured", _BOTH, ("stream", "true or false", "Events, ended by `[DONE]`.")),
+    *table(
+        "honoured",
+        (RESPONSES, MESSAGES),
+        ("stream", "true or false", "Events with their names, as OpenAI and Anthropic have them."),
     ),
     *table(
         "honoured",
@@ -139,6 +147,46 @@ _FIELDS = [
     ),
     *table(
         "honoured",
+        (MESSAGES,),
+        (
+            "messages",
+            "a list",
+            "Text, or blocks: text, image (base64, url), tool_use, tool_result (text, images; "
+            "`is_error` writes Error before it), thinking; redacted thinking is passed over. An "
+            "assistant's last message is gone on with; system messages stay where they stand.",
+        ),
+        ("max_tokens", "a whole number", "Bounded by the room that the prompt leaves."),
+        (
+            "system",
+            "text or a list",
+            "Text, or blocks of it; one that begins with x-anthropic-billing-header is left out.",
+        ),
+        ("stop_sequences", "a list", "At most 64, of 65,536 characters."),
+        ("tools", "a list", "`name`, `description`, `input_schema`; other keys are moot."),
+        (
+            "tool_choice",
+            "an object",
+            "auto, any, tool or none, the second and third by a grammar; "
+            "`disable_parallel_tool_use`.",
+        ),
+        (
+            "thinking",
+            "an object",
+            "enabled, adaptive, between_tools or disabled: the template's enable_thinking and "
+            "thinking. Left out, the template decides. disabled and `display: omitted` leave "
+            "thoughts out of the answer; `budget_tokens` ends those of a model that marks them, "
+            "unless a format or a forced call holds the answer.",
+        ),
+        (
+            "output_config",
+            "an object",
+            "`format`: json_schema, always enforced; `effort`: a variable for the template.",
+        ),
+        ("output_format", "an object", "The older form of output_config.format."),
+        required=("messages", "max_tokens"),
+    ),
+    *table(
+        "honoured",
         POOLING_PATHS,
         (
             "truncate_prompt_tokens",
@@ -197,7 +245,7 @@ _FIELDS = [
     *table("moot", _ALL, ("user", "text", "Accounts are the key's.")),
     *table(
         "moot",
-        _WRITING,
+        _OPENAI,
         ("store", "true or false", "Nothing is stored."),
         ("safety_identifier", "text", ""),
         ("prompt_cache_key", "text", "Prefixes are found by their tokens."),
@@ -205,7 +253,19 @@ _FIELDS = [
         ("request_id", "text", "The server's own is in `x-request-id`."),
         ("verbosity", "text", "No model here knows it."),
     ),
-    *table("moot", _BOTH, ("metadata", "an object", "Not stored.")),
+    *table("moot", (*_BOTH, MESSAGES), ("metadata", "an object", "Not stored.")),
+    *table(
+        "moot",
+        (MESSAGES,),
+        ("cache_control", "an object", "Prefixes are found by their tokens; so it is in blocks."),
+        ("context_management", "an object", "Nothing is left out of what is sent."),
+        ("inference_geo", "text", "It is here."),
+        ("speed", "text", "There is one."),
+        ("user_profile_id", "text", "Accounts are the key's."),
+        ("diagnostics", "an object", ""),
+        ("fallbacks", "text or a list", "What is asked for answers."),
+        ("fallback_credit_token", "text", "The same."),
+    ),
     *table(
         "moot",
         _RESPONSES,
@@ -247,6 +307,14 @@ _FIELDS = [
         ("background", "true or false", "Use a batch.", False),
         ("prompt", "an object", "Prompts are not stored: send the input."),
         ("max_tool_calls", "a whole number", "Tools are called by the client."),
+    ),
+    *table(
+        "refused",
+        (MESSAGES,),
+        ("container", "text or an object", "Nothing is run here."),
+        ("compaction", "an object", "Ask for a summary in words."),
+        ("thread", "an object", "Nothing is stored: send the whole conversation."),
+        ("mcp_servers", "a list", "Tools are called by the client."),
     ),
     *table(
         "refused",

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from quire.anthropic_api.answers import MessageBody
 from quire.jobs.store.journal import FULL
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import (
@@ -20,6 +21,7 @@ from quire.openai_api.fields import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    MESSAGES,
     POOLING,
     RERANKS,
     RESPONSES,
@@ -43,6 +45,7 @@ from quire.server import (
     batch_routes,
     generation,
     health,
+    messages,
     pooling_routes,
     responses,
     tokens,
@@ -52,7 +55,7 @@ from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
 from quire.server.openapi import PATH, description
 from quire.server.reading import JSON_REFUSALS
-from quire.server.replies import JSON, bug_response, error_response, json_response
+from quire.server.replies import JSON, bug, error_response, json_response
 from quire.server.route import EVENTS, ApiRoute
 from quire.server.services import ROW_REFUSALS, Services
 
@@ -61,6 +64,7 @@ _SHAPES: dict[str, Any] = {
     CHAT: ChatCompletion,
     COMPLETIONS: TextCompletion,
     RESPONSES: ResponseBody,
+    MESSAGES: MessageBody,
     EMBEDDINGS: PoolBody[Embedding],
     CLASSIFY: PoolBody[Classes],
     POOLING: PoolBody[Pooling],
@@ -81,11 +85,13 @@ def make_app(services: Services) -> ASGIApp:
     endpoints = {
         **generation.endpoints(services),
         **responses.endpoints(services),
+        **messages.endpoints(services),
         **pooling_routes.endpoints(services),
     }
     routes = [
         *(_asking(path, endpoint) for path, endpoint in endpoints.items()),
         *health.routes(services),
+        *messages.routes(services),
         *tokens.routes(services),
         *audio_routes.routes(services),
         *batch_routes.routes(services),
@@ -125,14 +131,14 @@ def _asking(path: str, endpoint: Endpoint) -> ApiRoute:
 async def _refused(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _no_room(request: Request, error: Exception) -> Response:
     """A disk that is full while something is written is nobody's fault here; all else is."""
     if not isinstance(error, OSError) or error.errno not in FULL:
         raise error
-    return error_response(disk_full())
+    return error_response(disk_full(), request.scope)
 
 
 async def _not_routed(request: Request, error: Exception) -> Response:
@@ -143,7 +149,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     if status == 404:
         words = f"there is nothing at this path{_instead(request.url.path)}"
     refusal = ApiError(status, words, code=_CODES.get(status))
-    response = error_response(refusal)
+    response = error_response(refusal, request.scope)
     if status == 405:
         response.headers["allow"] = ", ".join(sorted(_methods_at(request)))
     return response
@@ -163,8 +169,8 @@ def _instead(path: str) -> str:
     """What a client meant that was made for another server, or has the address without its end."""
     if path.startswith("/api/"):
         return ": this is not Ollama. Set the client up for OpenAI's API, with an address up to /v1"
-    if path.startswith("/v1/messages"):
-        return ": Anthropic's API is not built. POST /v1/chat/completions has chats"
+    if path.startswith(f"{MESSAGES}/batches"):
+        return ": batches of messages are not built. POST /v1/batches has those of chats"
     if path.startswith("/openai/"):
         return (
             ": addresses of Azure's are not built. Use OpenAI's client, with an address up to /v1"
@@ -183,4 +189,4 @@ def _instead(path: str) -> str:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return bug_response()
+    return error_response(bug(), request.scope)

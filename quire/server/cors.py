@@ -20,7 +20,7 @@ def readable_by(origin: str) -> list[tuple[bytes, bytes]]:
     """Headers of any answer to a page of this origin."""
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", b"x-request-id, retry-after"),
+        (b"access-control-expose-headers", b"x-request-id, request-id, retry-after"),
         (b"vary", b"origin"),
     ]
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.openai_api.errors import ApiError
-from quire.server.replies import bug_response, error_response
+from quire.server.replies import bug, error_response
 
 ANSWERED = "quire.answered"  # in the scope, once an answer has begun
 
@@ -31,10 +31,10 @@ class Endpoint:
         except ApiError as error:
             if ANSWERED in scope:
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
         except Exception:
             if ANSWERED not in scope:
-                await bug_response()(scope, receive, send)
+                await error_response(bug(), scope)(scope, receive, send)
             raise  # uvicorn writes it down
 
 

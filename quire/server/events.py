@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from quire.openai_api.errors import ApiError, server_error
+from quire.openai_api.errors import ApiError
+from quire.server.dialects import is_anthropic, refusal
 from quire.server.limits import PING_SECONDS, SLOW_READER_SECONDS
-from quire.server.replies import error_response, json_bytes
+from quire.server.replies import bug, error_response, json_bytes
 
 Made = TypeVar("Made")
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n"
+PING = b": ping\n"  # a line alone: after an empty one clients look for an event
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -32,6 +33,16 @@ def event_of(data: Any, name: str = "") -> bytes:
     """One event; clients that go by `name` get it too."""
     named = f"event: {name}\n".encode() if name else b""
     return named + b"data: " + json_bytes(data) + b"\n\n"
+
+
+def error_event(error: ApiError, scope: Scope) -> bytes:
+    _, body = refusal(error, scope)
+    return event_of(body, "error" if is_anthropic(scope) else "")
+
+
+def ping(scope: Scope) -> bytes:
+    """What shows that a stream lives, and is passed over."""
+    return event_of({"type": "ping"}, "ping") if is_anthropic(scope) else PING
 
 
 class EventResponse:
@@ -54,7 +65,7 @@ class EventResponse:
                 await close()
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = _Writing(send)
+        writing = _Writing(send, ping(scope))
         try:
             async with asyncio.timeout(None) as patience:
                 with writing.watched(patience):
@@ -66,13 +77,12 @@ class EventResponse:
             return
         except ApiError as error:
             if not writing.is_begun:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
-            await writing.write(event_of(error.body()), more=False)
+            await writing.write(error_event(error, scope), more=False)
         except Exception:
             if writing.is_begun:  # the headers are out: an event is all that can still be told
-                failed = server_error("the server failed on this request", code="internal_error")
-                await writing.write(event_of(failed.body()), more=False)
+                await writing.write(error_event(bug(), scope), more=False)
             raise
 
 
@@ -81,8 +91,9 @@ class _Writing:
     for a while. A stream that has nothing to say for long sends comments, which clients skip:
     proxies cut connections that look dead."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, ping: bytes) -> None:
         self.is_begun = False
+        self._ping = ping
         self._send, self._loop = send, asyncio.get_running_loop()
         self._last = self._loop.time()
         self._is_writing = False  # since `_last`
@@ -115,8 +126,7 @@ class _Writing:
             patience.reschedule(now)
             return
         if now >= due:
-            # A line alone: after an empty one clients look for an event.
-            self._pings.add(ping := self._loop.create_task(self.write(PING)))
+            self._pings.add(ping := self._loop.create_task(self.write(self._ping)))
             ping.add_done_callback(self._pings.discard)
             due = now + PING_SECONDS
         self._timer = self._loop.call_at(min(due, now + _each()), self._look, patience)

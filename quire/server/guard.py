@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.openai_api.errors import ApiError, not_found
 from quire.server.cors import is_preflight, permission, readable_by
+from quire.server.dialects import is_anthropic
 from quire.server.endpoint import ANSWERED
 from quire.server.keys import Keys
 from quire.server.replies import error_response
@@ -48,6 +49,8 @@ class Guard:
         headers = _first_of_each(scope["headers"])
         origin = headers.get("origin")
         added = [(b"x-request-id", request_id.encode())]
+        if is_anthropic(scope):
+            added.append((b"request-id", request_id.encode()))
         if origin in self._origins:
             added += readable_by(origin)
 
@@ -65,7 +68,7 @@ class Guard:
             else:
                 scope["quire.key_id"] = self._key_id(scope["path"], headers)
         except ApiError as error:
-            app = error_response(error)
+            app = error_response(error, scope)
         await app(scope, receive, send_named)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -84,8 +87,8 @@ class Guard:
         if found is None:
             raise ApiError(
                 401,
-                "no valid API key was shown; send Authorization: Bearer KEY with the key that "
-                "quire serve printed",
+                "no valid API key was shown; send Authorization: Bearer KEY, or x-api-key: KEY, "
+                "with the key that quire serve printed",
                 code="invalid_api_key",
                 headers=(("www-authenticate", "Bearer"),),
             )

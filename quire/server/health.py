@@ -29,6 +29,13 @@ class ModelObject(TypedDict):
     root: str
     parent: str | None
     max_model_len: int | None  # not known while it loads
+    # As clients of Anthropic's read the same list.
+    type: Literal["model"]
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+    lifecycle: Literal["active"]
 
 
 def routes(services: Services) -> list[ApiRoute]:
@@ -65,6 +72,7 @@ def routes(services: Services) -> list[ApiRoute]:
 
 
 def _model(services: Services, name: str, created: int) -> ModelObject:
+    longest = services.engine.facts.get("max_model_len")
     return {
         "id": name,
         "object": "model",
@@ -72,5 +80,11 @@ def _model(services: Services, name: str, created: int) -> ModelObject:
         "owned_by": "quire",
         "root": services.settings.names[0],
         "parent": services.settings.names[0] if name in services.settings.lora else None,
-        "max_model_len": services.engine.facts.get("max_model_len"),
+        "max_model_len": longest,
+        "type": "model",
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
+        "max_input_tokens": longest,
+        "max_tokens": longest,
+        "lifecycle": "active",
     }

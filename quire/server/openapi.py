@@ -11,7 +11,9 @@ from typing import Any
 import msgspec
 
 from quire import __version__
+from quire.anthropic_api.errors import MessageErrorBody, status_of
 from quire.openai_api.errors import ErrorBody
+from quire.openai_api.fields import MESSAGES
 from quire.server.guard import is_open
 from quire.server.protocol import PROTOCOL_REFUSALS
 from quire.server.replies import JSON
@@ -19,14 +21,14 @@ from quire.server.route import ApiRoute
 
 PATH = "/openapi.json"
 _KEY = "key"
-_REFUSAL = {"$ref": "#/components/responses/Refusal"}
+_REFUSAL, _MESSAGE_REFUSAL = "Refusal", "MessageRefusal"
 
 
 def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool) -> dict[str, Any]:
     """`names` are those that the model is served under; `keys`: whether callers need one."""
     routes = list(routes)
-    [error, *shapes], schemas = msgspec.json.schema_components(
-        (ErrorBody, *(shape for route in routes for shape in route.shapes)),
+    [error, message_error, *shapes], schemas = msgspec.json.schema_components(
+        (ErrorBody, MessageErrorBody, *(shape for route in routes for shape in route.shapes)),
         ref_template="#/components/schemas/{name}",
     )
     left = iter(shapes)  # in the order of the routes
@@ -35,14 +37,16 @@ def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool)
         answer = [next(left) for _ in route.shapes]
         told = _operation(route, answer, names, needs_key=keys and not is_open(route.path))
         paths.setdefault(route.path_format, {})[route.method.lower()] = told
-    refusal = {"description": "The error says why.", "content": {JSON: {"schema": error}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "quire", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": schemas,
-            "responses": {"Refusal": refusal},
+            "responses": {
+                name: {"description": "The error says why.", "content": {JSON: {"schema": schema}}}
+                for name, schema in ((_REFUSAL, error), (_MESSAGE_REFUSAL, message_error))
+            },
             "securitySchemes": {_KEY: {"type": "http", "scheme": "bearer"}} if keys else {},
         },
     }
@@ -76,11 +80,18 @@ def _responses(route: ApiRoute, shapes: Sequence[Any], *, needs_key: bool) -> di
     shape = shapes[0] if len(shapes) == 1 else {"anyOf": [*shapes]}
     answers = {kind: {"schema": shape} if kind == JSON else {} for kind in route.answers}
     responses: dict[str, Any] = {"200": {"description": "OK", "content": answers}}
+    refusal = _REFUSAL
+    if route.path.startswith(MESSAGES):
+        # What is no HTTP is refused before its path is read, in the words of all others.
+        refusal, refusals = _MESSAGE_REFUSAL, frozenset(map(status_of, refusals))
     for status in sorted(refusals):
         # A sign of life that fails is its status alone.
         is_bare = not route.answers and status in route.refusals
-        bare = {"description": HTTPStatus(status).phrase}
-        responses[str(status)] = bare if is_bare else _REFUSAL
+        responses[str(status)] = (
+            {"description": HTTPStatus(status).phrase}
+            if is_bare
+            else {"$ref": f"#/components/responses/{refusal}"}
+        )
     return responses
 
 

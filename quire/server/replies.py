@@ -1,4 +1,4 @@
-"""What routes answer with: JSON by msgspec, and refusals in their one shape."""
+"""What routes answer with: JSON by msgspec, and refusals in the words of the client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Scope
 
 from quire.openai_api.errors import ApiError, server_error
+from quire.server.dialects import refusal
 
 _encode = msgspec.json.Encoder().encode
 JSON = "application/json"
@@ -24,10 +26,11 @@ def json_response(
     return Response(_encode(value), status, headers=headers, media_type=JSON)
 
 
-def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status, dict(error.headers))
+def error_response(error: ApiError, scope: Scope) -> Response:
+    status, body = refusal(error, scope)
+    return json_response(body, status, dict(error.headers))
 
 
-def bug_response() -> Response:
+def bug() -> ApiError:
     """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it."""
-    return error_response(server_error("the server failed on this request", code="internal_error"))
+    return server_error("the server failed on this request", code="internal_error")

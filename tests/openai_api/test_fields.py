@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quire.anthropic_api.messages import read_message
 from quire.openai_api.asks import read_body
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import (
@@ -13,6 +14,7 @@ from quire.openai_api.fields import (
     CLASSIFY,
     COMPLETIONS,
     EMBEDDINGS,
+    MESSAGES,
     POOLING,
     POOLING_PATHS,
     RERANKS,
@@ -27,6 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
     COMPLETIONS: {"prompt": "x"},
     RESPONSES: {"input": "x"},
+    MESSAGES: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
     EMBEDDINGS: {"input": "x"},
     CLASSIFY: {"input": "x"},
     POOLING: {"input": "x"},
@@ -50,6 +53,8 @@ VALUES: dict[str, Any] = {
 def read(endpoint: str, body: dict[str, Any]) -> Any:
     if endpoint == RESPONSES:
         return read_response(body, None)
+    if endpoint == MESSAGES:
+        return read_message(body, None), body
     if endpoint in POOLING_PATHS:
         return read_pooling_body(endpoint, body, None, ()), body
     return read_body(endpoint, body), body

@@ -97,7 +97,6 @@ def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -
         ("/v1/responses/resp_1", "not stored"),
         ("/v1/responses/input_tokens", "POST /tokenize"),
         ("/v1/chat/completions/", "none here ends with a slash"),
-        ("/v1/messages", "POST /v1/chat/completions"),
         ("/chat/completions", "it is /v1/chat/completions"),
         ("/v1/v1/models", "twice"),
         ("/openai/deployments/fake/chat/completions?api-version=1", "not built"),

@@ -14,13 +14,13 @@ import pytest
 
 import quire
 from docs.render_server import PAGE
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES, SCORE, TABLE
+from quire.openai_api.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SCORE, TABLE
 from quire.server.serve import Serving
 from tests.server.serving import chat, client, serving
 
 SOURCES = [
     path
-    for room in ("server", "openai_api")
+    for room in ("server", "openai_api", "anthropic_api")
     for path in (Path(quire.__file__).parent / room).rglob("*.py")
 ]
 
@@ -90,6 +90,15 @@ def test_refusals_have_the_shape_that_is_described(
     error = told["components"]["schemas"]["Refusal"]
     assert http.get("/v1/files/x").json()["error"].keys() == error["properties"].keys()
     assert set(error["required"]) == error["properties"].keys()
+    refusals = told["paths"][MESSAGES]["post"]["responses"]
+    assert "503" not in refusals
+    for status, answer in (("400", http.post(MESSAGES, json={})), ("529", None)):
+        name = refusals[status]["$ref"].rpartition("/")[2]
+        schema = told["components"]["responses"][name]["content"]["application/json"]["schema"]
+        rules = jsonschema.Draft202012Validator({**schema, "components": told["components"]})
+        assert not rules.is_valid({})
+        if answer is not None:
+            rules.validate(answer.json())
 
 
 def test_answers_have_the_shapes_that_are_described(
@@ -103,6 +112,8 @@ def test_answers_have_the_shapes_that_are_described(
         ("post", CHAT, chat(tools=[tool], tool_choice="auto")),
         ("post", COMPLETIONS, {**prompt, "echo": True, "return_token_ids": True}),
         ("post", RESPONSES, {"model": "fake", "input": "hello"}),
+        ("post", MESSAGES, chat(max_tokens=3)),
+        ("post", f"{MESSAGES}/count_tokens", chat()),
         ("post", "/tokenize", {"prompt": "hello", "return_token_strs": True}),
         ("post", "/detokenize", {"tokens": [5]}),
     ]
@@ -118,7 +129,7 @@ def test_answers_have_the_shapes_that_are_described(
         rules.validate(answer.json())
         assert path == "/openapi.json" or not rules.is_valid({}), f"{path}: no key is required"
         shown.add(path)
-    assert {CHAT, COMPLETIONS, RESPONSES, "/tokenize", "/v1/files", "/v1/models"} <= shown
+    assert {CHAT, COMPLETIONS, RESPONSES, MESSAGES, "/tokenize", "/v1/files", "/v1/models"} <= shown
 
 
 def test_every_status_that_is_raised_is_described(told: dict[str, Any]) -> None:
@@ -138,7 +149,7 @@ def test_every_status_that_is_raised_is_described(told: dict[str, Any]) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, int)
     }
     assert {400, 401, 403, 404, 408, 413, 415, 429, 503, 507} <= raised
-    assert raised <= described and described - raised <= {200, 431, 500}
+    assert raised <= described and described - raised <= {200, 431, 500, 529}
 
 
 def test_who_needs_no_key_is_told_so(told: dict[str, Any]) -> None:

@@ -108,3 +108,37 @@ def test_a_choice_behind_opened_thoughts_is_the_answer(
     for more in ({"guided_choice": ["left", "right"]}, {"guided_grammar": 'root ::= "left"'}):
         reasoning, content, _ = ask(http, {}, chat_template_kwargs=opened, **more)
         assert reasoning is None and content in ("left", "right")
+
+
+def message(http: httpx.Client, **more: Any) -> dict[str, Any]:
+    """A message whose thoughts the prompt opens, unless they are turned off."""
+    opened = {"opened": True} if more.get("thinking") != {"type": "disabled"} else {}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}], "seed": 7}
+    body |= {"max_tokens": 40, "chat_template_kwargs": opened, **more}
+    answer = http.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    lines = http.post("/v1/messages", json={**body, "stream": True}).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    kinds = [e["content_block"]["type"] for e in events if e["type"] == "content_block_start"]
+    assert kinds == [block["type"] for block in made["content"]]
+    for name in ("thinking", "text"):
+        deltas = [e["delta"].get(name, "") for e in events if e["type"] == "content_block_delta"]
+        assert "".join(deltas) == "".join(block.get(name, "") for block in made["content"])
+    return made
+
+
+def test_thoughts_of_a_message_are_blocks_within_their_budget(http: httpx.Client) -> None:
+    for budget in (3, 12):
+        made = message(http, thinking={"type": "enabled", "budget_tokens": budget})
+        assert [block["type"] for block in made["content"]] == ["thinking", "text"]
+        assert budget <= made["usage"]["output_tokens_details"]["thinking_tokens"] <= budget + 1
+    assert message(http)["usage"]["output_tokens_details"]["thinking_tokens"] == 40
+    hidden = {"type": "enabled", "budget_tokens": 12, "display": "omitted"}
+    assert message(http, thinking=hidden)["content"] == made["content"][1:]
+
+
+def test_thoughts_of_a_message_are_turned_off_by_the_template(http: httpx.Client) -> None:
+    made = message(http, thinking={"type": "disabled"})
+    assert [block["type"] for block in made["content"]] == ["text"]
+    assert made["usage"]["output_tokens_details"]["thinking_tokens"] == 0

@@ -18,6 +18,7 @@ from quire.base.boundary import for_row, reason
 from quire.base.notes import note
 from quire.errors import EngineError, InvalidRequest, QuireError, RowError
 from quire.inputs.reasoning import opens_reasoning
+from quire.inputs.thinking import ThoughtReader
 from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
 from quire.outputs import RequestOutput
@@ -90,6 +91,9 @@ class ServingEngine:
             "vocab_size": model.spec.vocab_size,
             "chat": tokenizer is not None and bool(tokenizer.chat_templates),
             "tasks": self._session.supported_tasks,
+            "bounds_thoughts": ThoughtReader(
+                tokenizer, model.config.reasoning_parser, model.config.reasoning
+            ).bounds,
             "labels": _labels(model.hf_config),
             "sound_seconds": self._session.media.sound_seconds,
         }
