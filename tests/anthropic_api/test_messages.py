@@ -191,6 +191,39 @@ def test_a_format_is_enforced(field: str) -> None:
         assert asked.rows[0]["chat"]["chat_template_kwargs"] == {"reasoning_effort": "low"}
 
 
+def test_what_an_agent_sends_is_read() -> None:
+    once = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{**text("ok"), **once}]}
+    turns = [
+        {"role": "user", "content": [text("<reminder>"), {**text("go"), **once}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {**CALL, "caller": {"type": "direct"}},
+            ],
+        },
+        {"role": "user", "content": [{**result, "is_error": False, **once}, text("and then?")]},
+        {"role": "system", "content": "be quick"},
+    ]
+    asked = read(
+        turns,
+        system=[text("x-anthropic-billing-header: a"), {**text("You code."), **once}],
+        tools=[{**TOOL, "eager_input_streaming": True, "defer_loading": False, "strict": True}],
+        thinking={"type": "adaptive", "display": "summarized"},
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        metadata={"user_id": "u"},
+        stream=True,
+        temperature=1,
+        **once,
+    )
+    [row] = asked.rows
+    roles = [turn["role"] for turn in row["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "user", "system"]
+    assert "ephemeral" not in str(row) and row["tools"] and asked.stream
+
+
 def user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 

@@ -97,6 +97,43 @@ def test_chats_and_responses_see(http: httpx.Client, expected: list[tuple[str, i
     assert body["usage"]["input_tokens"] == expected[0][1]
 
 
+def test_messages_see_what_users_and_tools_show(
+    http: httpx.Client, expected: list[tuple[str, int]]
+) -> None:
+    data = encoded(FIRST).partition(",")[2]
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    blocks = [words("one two"), block, words("three")]
+    asked = {"model": "sees", "temperature": 0, "max_tokens": 6}
+    seen = {"messages": [{"role": "user", "content": blocks}]}
+    body = http.post("/v1/messages", json={**asked, **seen}).raise_for_status().json()
+    same = http.post(CHAT, json={**chat(*PROMPTS[0]), "ignore_eos": False}).json()
+    assert body["content"][0]["text"] == told(same)[0]
+    usage = body["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected[0][1]
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": blocks}
+    turns = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    shown = http.post("/v1/messages", json={**asked, "messages": turns}).raise_for_status().json()
+    blind = {**result, "content": [words("one two"), words("three")]}
+    turns[2] = {"role": "user", "content": [blind]}
+    told_only = http.post("/v1/messages", json={**asked, "messages": turns}).json()
+    assert _read(shown) > _read(told_only) + 3, "the image has tokens"
+    url = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}}
+    turns[2] = {"role": "user", "content": [{**result, "content": [words("x"), url]}]}
+    refused = http.post("/v1/messages", json={**asked, "system": "s", "messages": turns})
+    assert refused.status_code == 400 and "127.0.0.1" in refused.json()["error"]["message"]
+    counted = http.post("/v1/messages/count_tokens", json={"model": "sees", **seen})
+    assert counted.status_code == 400 and "media" in counted.json()["error"]["message"]
+
+
+def _read(body: dict[str, Any]) -> int:
+    return int(body["usage"]["input_tokens"] + body["usage"]["cache_read_input_tokens"])
+
+
 def test_lines_of_a_batch_see(http: httpx.Client, expected: list[tuple[str, int]]) -> None:
     rows = [
         {"custom_id": str(i), "url": CHAT, "body": chat(*parts)} for i, parts in enumerate(PROMPTS)
