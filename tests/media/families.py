@@ -74,6 +74,43 @@ def llava_next_inputs(processor: dict[str, Any], images: list[Image.Image]) -> d
     return dict(processed(LlavaNextImageProcessorPil, processor, images))
 
 
+def llava_next_on_siglip() -> Any:
+    """As Granite Vision is made: rows of several layers of a tower without a class token."""
+    from transformers import LlavaNextConfig
+    from transformers import LlavaNextForConditionalGeneration as Made
+
+    config = LlavaNextConfig(
+        vision_config=SIGLIP,
+        text_config={**TEXT, "model_type": "granite"},
+        image_token_index=FIRST_ADDED,
+        image_grid_pinpoints=NEXT["image_grid_pinpoints"],
+        vision_feature_layer=[-3, -1],
+        vision_feature_select_strategy="full",
+    )
+    return Made(config)
+
+
+def llava_on_siglip() -> Any:
+    """As LLaVA-Interleave is made: images are stretched to squares, and every row is kept."""
+    from transformers import LlavaConfig
+    from transformers import LlavaForConditionalGeneration as Made
+
+    config = LlavaConfig(
+        vision_config=SIGLIP,
+        text_config={**TEXT, "model_type": "qwen2"},
+        image_token_index=FIRST_ADDED,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    return Made(config)
+
+
+def siglip_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    return dict(processed(SiglipImageProcessorPil, processor, images))
+
+
 def idefics3(model: str) -> Any:
     import transformers
 
@@ -348,6 +385,18 @@ SEEING: dict[str, Seeing] = {
     "qwen2_5_vl": shaped(qwen2_5_vl),
     "qwen3_vl": shaped(qwen3_vl),
     "llava_next": Seeing(llava_next, ["<image>"], NEXT, llava_next_inputs),
+    "llava_next_on_siglip": Seeing(
+        llava_next_on_siglip,
+        ["<image>"],
+        {**NEXT, "size": {"height": 56, "width": 56}},
+        llava_next_inputs,
+    ),
+    "llava_on_siglip": Seeing(
+        llava_on_siglip,
+        ["<image>"],
+        {**SQUARES, "image_processor_type": "SiglipImageProcessor"},
+        siglip_inputs,
+    ),
     "idefics3": Seeing(
         lambda: idefics3("Idefics3"),
         ["<image>", "<fake_token_around_image>", "<global-img>", *ROWS],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 from PIL import Image
 
 from quire import LLM, SamplingParams
-from quire.errors import InvalidPrompt, NotSupported, PromptTooLong
+from quire.errors import CorruptModel, InvalidPrompt, NotSupported, PromptTooLong
 from quire.families.media.family import MediaConfig
 from quire.families.media.llava import read
+from quire.families.media.llava_next import read as read_next
 from quire.inputs.media import images
 from quire.inputs.media.identity import content_hash
 from quire.plan.plan import MediaCounts
@@ -269,18 +272,66 @@ def test_a_model_without_its_tower_runs_on_text(model: TinyModel, expected: list
             llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
 
 
-def test_pixels_are_those_of_transformers() -> None:
-    config = MediaConfig.of({"vision_config": {"patch_size": 14}}, PROCESSOR, {}, lambda _: None)
+SQUARE = {"height": 56, "width": 56}
+SHORT = {"size": {"shortest_edge": 60}, "crop_size": SQUARE}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "clip": PROCESSOR,
+    "clip, stretched and cropped": {**PROCESSOR, "size": {"height": 60, "width": 60}},
+    "clip, the nearest pixel": {**PROCESSOR, "resample": 0},
+    "siglip": {"image_processor_type": "SiglipImageProcessor", "size": SQUARE},
+    "llava": {"image_processor_type": "LlavaImageProcessor", **SHORT, "do_pad": True},
+    "llava, no mean taken off": {
+        "image_processor_type": "LlavaImageProcessor",
+        **SHORT,
+        "do_pad": True,
+        "do_normalize": False,
+    },
+}
+
+
+@pytest.mark.parametrize("processor", PROCESSORS.values(), ids=PROCESSORS)
+def test_pixels_are_those_of_transformers(processor: dict[str, Any]) -> None:
+    kind = processor["image_processor_type"].removesuffix("ImageProcessor")
+    name = f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}"
+    made_by = getattr(import_module(name), f"{kind}ImageProcessorPil")
+    theirs = made_by(**{k: v for k, v in processor.items() if "type" not in k})
+    model = {"vision_config": {"patch_size": 14, "model_type": f"{kind.lower()}_vision_model"}}
+    config = MediaConfig.of(model, processor, {}, lambda _: None)
     rules = read(config)
     rng = np.random.default_rng(5)
-    for width, height in rng.integers(1, 300, (100, 2)).tolist():
+    for width, height in rng.integers(1, 300, (60, 2)).tolist():
         image = picture(width, height)
-        theirs = pixel_values([image])["pixel_values"][0]
+        wanted = theirs([image], return_tensors="np")["pixel_values"][0]
         ours = rules.prepare(image, together=1)["pixels"].astype(np.float32)
         mean, std = (
             np.array(x)[:, None, None] for x in (rules.normalised.mean, rules.normalised.std)
         )
-        assert np.allclose((ours / 255 - mean) / std, theirs.numpy(), atol=1e-5)
+        assert np.allclose((ours / 255 - mean) / std, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tower", "kept", "count"),
+    [
+        ("clip", "default", 16),
+        ("clip", "full", 17),
+        ("siglip", "full", 16),
+        ("siglip", "default", 15),
+    ],
+)
+def test_rows_of_a_square_follow_from_its_tower(tower: str, kept: str, count: int) -> None:
+    vision = {"patch_size": 14, "model_type": f"{tower}_vision_model"}
+    model = {"vision_config": vision, "vision_feature_select_strategy": kept}
+    rules = read(MediaConfig.of(model, PROCESSOR, {}, lambda _: None))
+    assert rules.place(90, 70, together=1).runs == (count,)
+    fits = (tower, kept) in (("clip", "default"), ("siglip", "full"))
+    with nullcontext() if fits else pytest.raises(CorruptModel, match="select_strategy must be"):
+        read_next(MediaConfig.of(model, PROCESSOR, {}, lambda _: None))
+
+
+def test_a_size_that_varies_is_refused() -> None:
+    said = {**PROCESSOR, "do_center_crop": False}
+    with pytest.raises(CorruptModel, match="do_center_crop must be true where size has a shortest"):
+        read(MediaConfig.of({"vision_config": {}}, said, {}, lambda _: None))
 
 
 def test_an_image_of_many_prompts_is_read_once_in_a_call(llm: LLM, monkeypatch: Any) -> None:

@@ -37,6 +37,9 @@ ABSURD = [
     *(("image_std", bad) for bad in (0, [1, 0.0, 1], "x")),
     *(("rescale_factor", bad) for bad in ODD),
     *(("image_grid_pinpoints", bad) for bad in (*ODD, [[1, 0]], [["a", "b"]], [[2**40, 3]])),
+    *(("resample", bad) for bad in (*(bad for bad in ODD if bad != 10**400), 6, 1.5)),
+    *(("crop_size", bad) for bad in ({"height": 336, "width": 300}, {"height": 300})),
+    ("do_resize", False),
     *(("video_processor", bad) for bad in (None, *(bad for bad in ODD if bad != {"a": 1}))),
 ]
 

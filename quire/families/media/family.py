@@ -52,6 +52,8 @@ class MediaConfig:
         if value is None:
             return unsaid
         if isinstance(value, Mapping):
+            if value.get("height") != value.get("width"):
+                raise self.processor.wrong(key, "a square, or an edge")
             inner = Fields(value, f"{self.processor.source}, {key}")
             names = ("shortest_edge", "height", "width", "longest_edge")
             named = next((name for name in names if value.get(name) is not None), "height")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.pixels import BILINEAR, pixels_of, resized
+from quire.families.media.pixels import BILINEAR, filter_of, pixels_of, resized
 from quire.families.media.rules import Normalised, Placed
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def read(config: MediaConfig) -> SquareImages:
         end=config.token("eoi_token_index", "eoi_token_id", unsaid="<end_of_image>"),
         side=config.side("size", 896),
         count=config.model.count("mm_tokens_per_image", 256),
-        resample=said.values.get("resample") or BILINEAR,
+        resample=filter_of(said, BILINEAR),
         normalised=Normalised.of(said, 0.5, 0.5),
         # The processor's own files do not decide this: Transformers asks its caller alone.
         pan_and_scan=pieces if config.asked.flag("do_pan_and_scan", False) else None,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.pixels import LANCZOS, pixels_of, resized
+from quire.families.media.pixels import LANCZOS, filter_of, pixels_of, resized
 from quire.families.media.rules import Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def read(config: MediaConfig) -> TiledImages:
         tile=tile,
         count=patches**2 // scale**2,
         splits=said.flag("do_image_splitting", True),
-        resample=said.values.get("resample") or LANCZOS,
+        resample=filter_of(said, LANCZOS),
         normalised=Normalised.of(said, 0.5, 0.5),
     )
 

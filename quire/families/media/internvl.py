@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def read(config: MediaConfig) -> StretchedImages:
         count=int(patches * config.model.positive("downsample_ratio", 0.5)) ** 2,
         fewest=said.count("min_patches", 1, most=MOST_TILES) if cut else 1,
         most=said.count("max_patches", 12, most=MOST_TILES) if cut else 1,
-        resample=said.values.get("resample") or BICUBIC,
+        resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 

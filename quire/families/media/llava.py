@@ -1,7 +1,9 @@
-"""LLaVA 1.5: an image is one square, cut from its middle, and always the same number of rows."""
+"""LLaVA 1.5: an image is one square, cut from its middle or stretched to be one, and always as many
+rows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +13,34 @@ from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import (
     BICUBIC,
     centre_cropped,
+    filter_of,
     pixels_of,
     resized,
     squared,
     with_shortest_edge,
 )
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
+from quire.families.media.rules import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Normalised,
+    PaddedImages,
+    Placed,
+    background_of,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_KEPT = "vision_feature_select_strategy"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlavaImages(PaddedImages):
-    """`edge` is what the shorter side is made, `crop` the side of the square; `count` its rows."""
+    """`edge` is what the shorter side is made, or with `stretched` either side; `crop` the side of
+    the square that is cut from that; `count` its rows."""
 
     edge: int
+    stretched: bool
     crop: int
     count: int
     background: tuple[int, ...] | None  # of the square that an image is put on first, if any
@@ -40,28 +54,47 @@ class LlavaImages(PaddedImages):
     def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
         if self.background is not None:
             image = squared(image, self.background)
-        size = with_shortest_edge(*image.size, self.edge)
+        size = (self.edge, self.edge)
+        if not self.stretched:
+            size = with_shortest_edge(*image.size, self.edge)
         pixels = pixels_of(resized(image, *size, self.resample))
         return {"pixels": centre_cropped(pixels, self.crop, self.crop)[None]}
 
 
 def read(config: MediaConfig) -> LlavaImages:
     said, vision = config.processor, config.model.inner("vision_config")
-    crop = config.side("crop_size", config.side("size", 336))
-    patch = vision.count("patch_size", 14)
-    normalised = Normalised.of(said, CLIP_MEAN, CLIP_STD)
-    kept = config.model.word("vision_feature_select_strategy", "default")
-    count = (crop // patch) ** 2 + (1 if kept == "full" else 0)
-    background = tuple(int(one * 255) for one in normalised.mean)
+    edge, size = config.side("size", 336), said.values.get("size")
+    stretched = isinstance(size, Mapping) and size.get("shortest_edge") is None
+    if said.flag("do_center_crop", not stretched or said.values.get("crop_size") is not None):
+        crop = config.side("crop_size", edge)
+    elif stretched:
+        crop = edge
+    else:
+        raise said.wrong("do_center_crop", "true where size has a shortest_edge")
+    # A tower of SigLIP's kind comes with its own processor, as others with CLIP's.
+    siglip = said.word("image_processor_type", "").startswith("Siglip")
+    mean, std = (0.5, 0.5) if siglip else (CLIP_MEAN, CLIP_STD)
+    patches = (crop // vision.count("patch_size", 14)) ** 2
     return LlavaImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
-        edge=config.side("size", 336),
+        edge=edge,
+        stretched=stretched,
         crop=crop,
-        resample=said.values.get("resample") or BICUBIC,
-        count=count,
-        background=background if said.flag("do_pad", False) else None,
-        normalised=normalised,
+        resample=filter_of(said, BICUBIC),
+        count=patches + num_more_rows(config, "clip", "default"),
+        background=background_of(said, mean) if said.flag("do_pad", False) else None,
+        normalised=Normalised.of(said, mean, std),
     )
+
+
+def num_more_rows(config: MediaConfig, tower: str, kept: str) -> int:
+    """Rows of a square beside those of its patches: one that stands for all of it comes first in
+    every tower but SigLIP's; what is kept by "default" is all but the first. `tower` and `kept`
+    where nothing is said."""
+    kind = config.model.inner("vision_config").word("model_type", tower)
+    if (kept := config.model.word(_KEPT, kept)) not in ("default", "full"):
+        raise config.model.wrong(_KEPT, "'default' or 'full'")
+    return (0 if kind.startswith("siglip") else 1) - (1 if kept == "default" else 0)
 
 
 FAMILY = MediaFamily(

@@ -16,15 +16,25 @@ import numpy.typing as npt
 
 from quire.families.media import square_videos
 from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.llava import num_more_rows
 from quire.families.media.pixels import (
     BICUBIC,
     centre_cropped,
+    filter_of,
     pixels_of,
     resized,
     squared,
     with_shortest_edge,
 )
-from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Bytes, Normalised, PaddedImages, Placed
+from quire.families.media.rules import (
+    CLIP_MEAN,
+    CLIP_STD,
+    Bytes,
+    Normalised,
+    PaddedImages,
+    Placed,
+    background_of,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,13 +55,12 @@ class GridImages(PaddedImages):
     grids: tuple[tuple[int, int], ...]
     tile: int
     patches: int
-    base: int  # rows of the whole
     most_tiles: int | None = None
     background: tuple[int, ...] | None = None
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
         if self._square(together) is not None:
-            return Placed(self.pad, (self.base + 1,))
+            return Placed(self.pad, (self.patches**2 + 1,))
         high, wide = best_grid(width, height, self.grids)
         lines, columns = unpadded(
             *(width, height),
@@ -59,7 +68,7 @@ class GridImages(PaddedImages):
         )
         if self.most_tiles is not None:
             lines, columns = shrunk(lines, columns, self.patches * sqrt(self.most_tiles))
-        return Placed(self.pad, (self.base + lines * (columns + 1),))
+        return Placed(self.pad, (self.patches**2 + lines * (columns + 1),))
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:
         if self._square(together) is not None:
@@ -155,34 +164,34 @@ def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, i
 
 
 def read(config: MediaConfig) -> GridImages:
-    said, vision = config.processor, config.model.inner("vision_config")
-    tile = config.side("crop_size", config.side("size", 336))
-    patches = tile // vision.count("patch_size", 14)
-    kept = config.model.word("vision_feature_select_strategy", "default")
-    return GridImages(
-        pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
-        grids=read_grids(config, PINPOINTS),
-        tile=tile,
-        patches=patches,
-        resample=said.values.get("resample") or BICUBIC,
-        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
-        base=patches**2 + (1 if kept == "full" else 0),
-    )
+    return _read(config, "clip", "default", PINPOINTS)
 
 
 def read_onevision(config: MediaConfig) -> GridImages:
-    rules = read(config)
-    kept = config.model.word("vision_aspect_ratio", "anyres_max_9")
-    if not (most := kept.removeprefix("anyres_max_")).isdecimal():
+    named = config.model.word("vision_aspect_ratio", "anyres_max_9")
+    if not (most := named.removeprefix("anyres_max_")).isdecimal():
         raise config.model.wrong("vision_aspect_ratio", "anyres_max_ and a number")
-    if config.model.word("vision_feature_select_strategy", "full") != "full":
-        raise config.model.wrong("vision_feature_select_strategy", "'full' for this tower")
-    return replace(
-        rules,
-        grids=read_grids(config, product(ONEVISION_SIDES, ONEVISION_SIDES)),
-        base=rules.patches**2,
-        most_tiles=int(most),
-        background=tuple(int(one * 255) for one in rules.normalised.mean),
+    rules = _read(config, "siglip", "full", product(ONEVISION_SIDES, ONEVISION_SIDES))
+    return replace(rules, most_tiles=int(most), background=background_of(config.processor))
+
+
+def _read(config: MediaConfig, tower: str, kept: str, grids: Iterable[Any]) -> GridImages:
+    """The `tower`, what is `kept` of its rows, and the `grids`, where nothing is said."""
+    said, vision = config.processor, config.model.inner("vision_config")
+    tile = config.side("crop_size", config.side("size", 336))
+    if config.side("size", tile) != tile:
+        raise said.wrong("crop_size", "as large as size")
+    if num_more_rows(config, tower, kept):
+        rule = "what leaves the rows of a tile's patches alone: 'full' for SigLIP, else 'default'"
+        raise config.model.wrong("vision_feature_select_strategy", rule)
+    patches = tile // vision.count("patch_size", 14)
+    return GridImages(
+        pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
+        grids=read_grids(config, grids),
+        tile=tile,
+        patches=patches,
+        resample=filter_of(said, BICUBIC),
+        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 
 

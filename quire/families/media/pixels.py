@@ -8,12 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.families.fields import Fields
 from quire.families.media.rules import Bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # Pillow's numbers for them
+_MOST_FILTER = 5  # the last of Pillow's, from 0, which is the nearest pixel
+
+
+def filter_of(said: Fields, unsaid: int) -> int:
+    """How a processor's config resizes images, as Pillow's number."""
+    if not said.flag("do_resize", True):
+        raise said.wrong("do_resize", "true: images of any size are read")
+    if (found := said.whole("resample", unsaid)) > _MOST_FILTER:
+        raise said.wrong("resample", f"one of Pillow's filters, from 0 to {_MOST_FILTER}")
+    return found
 
 
 def pixels_of(image: Image) -> Bytes:

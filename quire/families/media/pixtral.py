@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read(config: MediaConfig) -> LinedImages:
         pad=config.token("image_token_index", "image_token_id", unsaid="[IMG]"),
         unit=patch * config.model.count("spatial_merge_size", 1),
         edge=config.side("size", 1024),
-        resample=said.values.get("resample") or BICUBIC,
+        resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 

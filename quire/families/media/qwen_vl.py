@@ -14,7 +14,7 @@ import numpy.typing as npt
 from quire.errors import InvalidPrompt
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import (
     CLIP_MEAN,
     CLIP_STD,
@@ -89,7 +89,7 @@ def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
         merge=merge,
         least=least,
         most=most,
-        resample=said.values.get("resample") or BICUBIC,
+        resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )
 

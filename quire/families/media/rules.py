@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.float32]
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,12 @@ class ImageRules(MediaRules, Protocol):
         """About how many bytes that takes."""
 
 
+def background_of(said: Fields, mean: float | tuple[float, ...] = CLIP_MEAN) -> tuple[int, ...]:
+    """The colour that an image is put on, as bytes: the mean of all, whether it is taken off
+    afterwards or not; `mean` where a processor's config says nothing."""
+    return tuple(int(one * 255) for one in _three(said, "image_mean", mean))
+
+
 def _three(said: Fields, key: str, unsaid: Any) -> tuple[float, ...]:
     given = said.values.get(key)
     given = unsaid if given is None else given
@@ -172,6 +179,3 @@ def _three(said: Fields, key: str, unsaid: Any) -> tuple[float, ...]:
     if len(numbers) != 3 or not all(usual):
         raise said.wrong(key, "a number, or one for each of three channels")
     return tuple(float(number) for number in numbers)
-
-
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

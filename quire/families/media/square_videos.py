@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.families.media.family import MediaConfig
-from quire.families.media.pixels import BICUBIC, pixels_of, resized
+from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import (
     CLIP_MEAN,
     CLIP_STD,
@@ -61,7 +61,7 @@ def read(config: MediaConfig) -> SquareVideos:
         pad=config.token("video_token_index", "video_token_id", unsaid="<video>"),
         side=side,
         patches=side // vision.count("patch_size", 14),
-        resample=said.values.get("resample") or BICUBIC,
+        resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
         most=said.count("num_frames", MOST_FRAMES),
     )
