@@ -3,6 +3,7 @@ chunks that cut spans, without the prefix cache, and in small pools."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,18 @@ def test_nothing_that_plans_changes_the_tokens(
     with model.llm(**options) as llm:
         llm._session.model.executor.shelf.tower._alone = False  # several together, as on a GPU
         check(llm, prompts[::-1], expected[::-1])
+
+
+def test_an_image_of_one_row_is_encoded_alone(tmp_path: Path) -> None:
+    """Which Transformers' own class cannot: it computes two of them, beside each other."""
+    family, icons = SEEING["mistral3"], [picture(5, 9), picture(9, 5)]
+    model = save_tiny(tmp_path, family.make(), family.added, family.processor)
+    prompt: Any = {"prompt": "[IMG] and [IMG]", "multi_modal_data": {"image": icons}}
+    with model.llm() as llm:
+        [made] = llm.generate([prompt], GREEDY, use_tqdm=False)
+        ids = list(made.prompt_token_ids or [])
+        assert ids.count(FIRST_ADDED) == 2
+        check(llm, [prompt], [model.written(ids, COUNT, **inputs_of(family, icons, ids))])
 
 
 # Positions of three axes with rows for deeper layers, and spans that are seen both ways.

@@ -69,9 +69,11 @@ def _sized(
             rows.append(_joined(_features(made)).reshape(-1, tower.hidden_size))
             continue
         sizes = torch.from_numpy(item.arrays["size"])[None]
+        if item.count == 1:  # Transformers takes the only row of Mistral 3 for a batch: one more
+            pixels, sizes = pixels.expand(2, -1, -1, -1), sizes.expand(2, -1)
         more = {"batch_num_images": [2]} if may_be_beside and len(pixels) == 1 else {}
         made = module.get_image_features(pixel_values=pixels, image_sizes=sizes, **more)
-        rows.append(_joined(_features(made)))
+        rows.append(_joined(_features(made))[: item.count])
     return rows
 
 
