@@ -33,12 +33,14 @@ def read_with_axes(
     plain.pop("mrope_section", None)
     plain.pop("mrope_interleaved", None)
     values = {**fields.values, "rope_scaling": None, "rope_parameters": plain or None}
-    spec = read(Fields(values, fields.source))
+    spec = read(Fields(values, fields.source, false_nulls=fields.false_nulls))
 
     def with_axes(one: AttentionPlan) -> AttentionPlan:
-        pairs = one.head_dim // 2
+        if one.rope is None:
+            return one
+        pairs = one.rope.dims // 2
         axes = _interleaved(sections, pairs) if interleaved else _side_by_side(sections, pairs)
-        return replace(one, rope=one.rope and replace(one.rope, axes=axes))
+        return replace(one, rope=replace(one.rope, axes=axes))
 
     return spec.with_attention(with_axes)
 

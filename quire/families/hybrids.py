@@ -17,6 +17,7 @@ from quire.spec import ModelSpec
 PERIOD = 4  # the last of so many layers attends, the others keep a state
 ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"
 MOST_REACH = 64  # tokens of a convolution
+SECTIONS = (11, 11, 10)  # pairs of a head that time, height and width turn, of those that see
 IN_TURN = "gguf_heads_in_turn"  # how GGUF files of some have heads of v, and no config
 GGUF_READS = (
     *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),

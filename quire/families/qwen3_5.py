@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from functools import partial
 
+from quire.families.axes import read_with_axes
 from quire.families.family import Family, LayerNames
 from quire.families.fields import Fields
-from quire.families.hybrids import GGUF_READS, MLP_NORM, hybrid_words, read_hybrid
+from quire.families.hybrids import GGUF_READS, MLP_NORM, SECTIONS, hybrid_words, read_hybrid
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
+    return read_with_axes(fields, _read, SECTIONS, interleaved=True)
+
+
+def _read(fields: Fields) -> ModelSpec:
     mlp = MlpPlan(fields.count("intermediate_size", 12288))
     return read_hybrid("qwen3_5", fields, kv_heads=4, mlp=mlp)
 

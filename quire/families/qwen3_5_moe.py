@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from quire.families.axes import read_with_axes
 from quire.families.family import Family, LayerNames
 from quire.families.fields import Fields
 from quire.families.hybrids import (
     GGUF_READS,
     MLP_NORM,
+    SECTIONS,
     hybrid_words,
     read_gated_experts,
     read_hybrid,
@@ -18,6 +20,10 @@ from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
+    return read_with_axes(fields, _read, SECTIONS, interleaved=True)
+
+
+def _read(fields: Fields) -> ModelSpec:
     experts = read_gated_experts(fields, count=256, per_token=8)
     return read_hybrid("qwen3_5_moe", fields, kv_heads=2, mlp=experts)
 

@@ -202,6 +202,33 @@ def qwen3_vl() -> Any:
     return qwen("Qwen3VL", vision, rope, head_dim=8)
 
 
+def qwen3_5(kind: str = "", **experts: Any) -> Any:
+    """Layers that keep a state among those that attend, of whose heads a half is turned."""
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 16,
+    }
+    rope = {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+    state = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    layers = ["linear_attention", "full_attention"] * 2
+    more = {"head_dim": 16, "num_hidden_layers": 4, "layer_types": layers, **state, **experts}
+    return qwen(f"Qwen3_5{kind}", vision, rope, **more)
+
+
+def qwen3_5_moe() -> Any:
+    size = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    return qwen3_5("Moe", num_experts=4, num_experts_per_tok=2, **size)
+
+
 def qwen_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
         Qwen2VLImageProcessorPil,
@@ -384,6 +411,8 @@ SEEING: dict[str, Seeing] = {
     "qwen2_vl": shaped(qwen2_vl),
     "qwen2_5_vl": shaped(qwen2_5_vl),
     "qwen3_vl": shaped(qwen3_vl),
+    "qwen3_5": shaped(qwen3_5),
+    "qwen3_5_moe": shaped(qwen3_5_moe),
     "llava_next": Seeing(llava_next, ["<image>"], NEXT, llava_next_inputs),
     "llava_next_on_siglip": Seeing(
         llava_next_on_siglip,

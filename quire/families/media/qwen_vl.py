@@ -1,6 +1,7 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: an image keeps its shape, its sides made multiples of a patch
-that stands for one token, within bounds of its area. A video is frames of one size, of which some
-side by side in time are one; Qwen3-VL has the time of each such group written before it."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: an image keeps its shape, its sides made multiples of
+a patch that stands for one token, within bounds of its area. A video is frames of one size, of
+which some side by side in time are one; the last two have the time of each such group written
+before it."""
 
 from __future__ import annotations
 
@@ -235,5 +236,7 @@ FAMILIES = tuple(
         ("qwen2_vl", "Qwen2VL", False, False),
         ("qwen2_5_vl", "Qwen2_5_VL", False, True),
         ("qwen3_vl", "Qwen3VL", True, False),
+        ("qwen3_5", "Qwen3_5", True, False),
+        ("qwen3_5_moe", "Qwen3_5Moe", True, False),
     )
 )

@@ -44,7 +44,10 @@ def build_tower(
     for name, weight in list(module.named_parameters()):
         stored = read(name, tuple(weight.shape))
         if stored is None:
-            raise CorruptModel(f"the weight {name!r} of the model's tower is missing.")
+            raise CorruptModel(
+                f"the weight {name!r} of the model's tower is missing. language_model_only=True "
+                "runs its text."
+            )
         holder, _, last = name.rpartition(".")
         parameter = nn.Parameter(stored.to(device, dtype), requires_grad=False)
         setattr(module.get_submodule(holder), last, parameter)

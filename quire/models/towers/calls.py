@@ -178,6 +178,8 @@ CALLS: dict[str, EncodeItems] = {
     "qwen2_vl": _patches,
     "qwen2_5_vl": _patches,
     "qwen3_vl": _patches,
+    "qwen3_5": _patches,
+    "qwen3_5_moe": _patches,
     "qwen2_audio": _clips,
     "voxtral": _filled_clips,
     "transformers": _foreign,
