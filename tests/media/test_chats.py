@@ -135,6 +135,8 @@ def at(url: str) -> dict[str, Any]:
         ({"type": "image_url", "image_url": {}}, InvalidPrompt, "no image"),
         ({"type": "input_audio", "input_audio": {"data": ""}}, NotSupported, "input_audio"),
         ({"type": "audio_url", "audio_url": {"url": "data:,"}}, NotSupported, "images and videos"),
+        ({"type": "file", "file": {"file_id": "f"}}, NotSupported, "images and videos alone. Show"),
+        ({"type": "input_file", "file_id": "f"}, NotSupported, "images and videos alone. Show"),
         ({"type": "video_url", "video_url": {"url": "data:,"}}, InvalidPrompt, "base64"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

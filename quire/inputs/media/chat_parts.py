@@ -33,7 +33,7 @@ _KEYS = {
     "video": ("video_url", "video", "url", "path", "base64", "data"),
 }
 _KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names}
-_OTHERS = ("audio", "video", "file", "image_embeds")
+_OTHERS = ("audio", "video", "file", "input_file", "input_video", "image_embeds")
 
 
 class Mark(str):
@@ -139,7 +139,10 @@ def _medium(part: Mapping[str, Any], where: str, taken: Mapping[str, str]) -> Ta
     kind = _KIND_OF.get(name)
     if kind not in taken or kind is None:
         read = " and ".join(WORDS[each][1] for each in taken)
-        raise NotSupported(f"{where} is a part of type {name!r}: this model reads {read} alone.")
+        pages = " Show the pages of a document as images." if "file" in name else ""
+        raise NotSupported(
+            f"{where} is a part of type {name!r}: this model reads {read} alone.{pages}"
+        )
     for key in (key for key in _KEYS[kind] if part.get(key) is not None):
         value = _value(part[key], key, kind)
         if value is not None:
