@@ -10,7 +10,7 @@ from pathlib import Path
 from quire.adapters.changes import Change, Copy, Own
 from quire.adapters.config import MERGE, AdapterConfig
 from quire.adapters.names import Kind, TensorName
-from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites
+from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites, is_of_expert
 from quire.errors import InvalidAdapter
 from quire.weights.formats import StoredTensor
 
@@ -62,9 +62,11 @@ class Matcher:
                 made += self._added_bias(name, stored, found)
             elif kind == "weight" and self.config.has_whole(name.module):
                 made += self._weight(name, stored)
-        if made and self.sites.low_rank_only:
+        if self.sites.experts_add_only and any(is_of_expert(one.part.site) for one in made):
             raise self.wrong(
-                name.module, "has more than A and B, which is not built for a GPU", _NOT_THERE
+                name.module,
+                "has more for an expert than A and B, which is not built for a GPU",
+                _NOT_THERE,
             )
         return made
 
@@ -157,10 +159,7 @@ class Matcher:
             if module in self.sites.parts:
                 return self.sites.parts[module]
             if module in self.sites.not_built:
-                where = " on a GPU" if self.sites.low_rank_only else ""
-                raise self.wrong(
-                    name.module, f"is a part that adapters do not change{where}", MERGE
-                )
+                raise self.wrong(name.module, "is a part that adapters do not change", MERGE)
         near = get_close_matches(name.own, self.sites.parts, 1, 0.0)
         hint = f"The nearest is {near[0]!r}. " if near else ""
         raise self.wrong(

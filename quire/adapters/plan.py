@@ -33,7 +33,6 @@ class AdapterPlan:
     stamps: tuple[Stamp, Stamp]  # of its files, when they were checked
     copies: tuple[Copy, ...] = ()
     own: tuple[Own, ...] = ()
-    low_rank_only: bool = False  # it may have nothing in place of the base's numbers
 
     @property
     def needs_base(self) -> bool:
@@ -65,8 +64,7 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
     changes += [one for given in stacked.values() for one in stacked_changes(matcher, given)]
     matcher.check_saved(own)
     matcher.check_tied((*changes, *own))
-    plan = (tuple(changes), stamps, tuple(copies), tuple(own))
-    return AdapterPlan(directory, *plan, low_rank_only=sites.low_rank_only)
+    return AdapterPlan(directory, tuple(changes), stamps, tuple(copies), tuple(own))
 
 
 def _by_module(path: Path) -> Found:

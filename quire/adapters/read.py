@@ -71,7 +71,7 @@ def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
         weight = next((base[name] for name in copy.names if name in base), None)
         if weight is not None and torch.allclose(read_tensor(copy.stored), weight, ROUNDED, TINY):
             continue
-        if weight is None or plan.low_rank_only:
+        if weight is None:
             raise InvalidAdapter(
                 f"{copy.stored.path}: {copy.stored.name} is another matrix than the base's own. "
                 f"{MERGE}",

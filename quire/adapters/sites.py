@@ -59,7 +59,7 @@ class Sites:
     """All of them: parts by module, sites by name, and modules that exist and are not built.
     `stacks` are the tensors that have all experts' part of a module, by module and by tensor;
     `norms` are modules of norms, `biases` the names of what either has beside its weight.
-    `low_rank_only`: nothing but A and B is built. `is_tied`: head and embedding are one matrix."""
+    `experts_add_only`: experts take A and B alone. `is_tied`: head and embedding are one matrix."""
 
     parts: Mapping[str, tuple[SitePart, ...]]
     sites: Mapping[str, Site]
@@ -67,7 +67,7 @@ class Sites:
     stacks: Mapping[str, Mapping[str, tuple[SitePart, ...]]] = field(default_factory=dict)
     norms: Mapping[str, SitePart] = field(default_factory=dict)
     biases: frozenset[str] = frozenset()
-    low_rank_only: bool = False
+    experts_add_only: bool = False
     is_tied: bool = False
 
     def rows_of(self, site: str) -> int:
@@ -77,9 +77,17 @@ class Sites:
         return next(one.rows for one in self.norms.values() if one.site == site)
 
 
-def sites_of(spec: ModelSpec, *, low_rank_only: bool = False) -> Sites:
-    """Every part of a model that adapters may change; `low_rank_only`: products that every token
-    takes, by A and B."""
+def is_of_expert(site: str) -> bool:
+    return _OF_EXPERT.fullmatch(site) is not None
+
+
+def is_seldom(site: str) -> bool:
+    """Whether few adapters change it."""
+    return site == HEAD or any(word in site for word in _EXPERTS)
+
+
+def sites_of(spec: ModelSpec, *, experts_add_only: bool = False) -> Sites:
+    """Every part of a model that adapters may change."""
     parts: dict[str, tuple[SitePart, ...]] = {}
     stacks: dict[str, dict[str, tuple[SitePart, ...]]] = {}
     sites: dict[str, Site] = {}
@@ -91,17 +99,12 @@ def sites_of(spec: ModelSpec, *, low_rank_only: bool = False) -> Sites:
         if name == weight.name:
             biases |= {part.hf for part in weight.parts}
             continue
-        if _NORM.fullmatch(name) and not low_rank_only:
+        if _NORM.fullmatch(name):
             made = _norm(name, weight)
             norms[made.module] = made
             continue
-        of_experts = any(word in name for word in _EXPERTS)
         if len(weight.shape) != 2 or weight.is_plain or name == "positions":
             not_built |= {_module(part.hf) for part in weight.parts}
-            continue
-        if of_experts and low_rank_only:
-            not_built |= {_module(part.hf) for part in weight.parts}
-            _add_stacks(stacks, name, 0, weight.parts)
             continue
         columns = weight.shape[1]
         sites[name] = Site(tuple(part.rows for part in weight.parts), columns)
@@ -111,16 +114,14 @@ def sites_of(spec: ModelSpec, *, low_rank_only: bool = False) -> Sites:
         head = family_named(spec.family).outer_names.head
         sites[HEAD] = Site((spec.vocab_size,), spec.hidden_size)
         _add_parts(parts, HEAD, spec.hidden_size, (Part(*head.stored("weight"), spec.vocab_size),))
-    if low_rank_only:
-        not_built |= stacks.keys()
     return Sites(
         parts,
         sites,
         frozenset(not_built),
-        {} if low_rank_only else stacks,
+        stacks,
         norms,
         frozenset(biases),
-        low_rank_only=low_rank_only,
+        experts_add_only=experts_add_only,
         is_tied=spec.tied_embeddings,
     )
 

@@ -7,7 +7,7 @@ a weight that an adapter has of its own are multiplied with in place of the base
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,9 +62,7 @@ class AdaptedProduct(Protocol):
         """The slot holds this from now on; with nothing, lines of it stay as they are."""
 
     def load_own(self, slot: int, own: OwnNumbers) -> None:
-        """The slot, loaded before, has these numbers of its own as well. A device whose kernels do
-        not know of them is given no adapter that has some."""
-        raise LookupError("numbers of an adapter's own, where none are built. This is a bug.")
+        """The slot, loaded before, has these numbers of its own as well."""
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.
@@ -85,8 +83,28 @@ class AdaptedProduct(Protocol):
         """Every slot is empty, and its memory given back until one is loaded."""
 
     @property
-    def variant(self) -> int:
-        """Which kernels `add` launches, as far as that depends on what was loaded."""
+    def variant(self) -> Hashable:
+        """Which kernels `add` launches, as far as that depends on what was loaded; 0: none."""
+
+
+class ExpertSlots(Protocol):
+    """The slots of all experts of a layer."""
+
+    def load(
+        self,
+        slot: int,
+        ups: Mapping[int, Sequence[Added]],
+        downs: Mapping[int, Sequence[Added]],
+    ) -> None:
+        """The slot holds this from now on, by expert."""
+
+    def compute(self, x: Tensor, chosen: Tensor, scores: Tensor, lines: AdapterLines) -> Tensor:
+        """What the experts make of x (see ExpertsOp), with what adapters add."""
+
+    def release(self) -> None: ...
+
+    @property
+    def variant(self) -> Hashable: ...
 
 
 class AdapterKernels(Protocol):
@@ -107,6 +125,20 @@ class AdapterKernels(Protocol):
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
         """Slots of an embedding, a table of so many rows."""
+
+    def norm(
+        self, with_weight: Callable[[Tensor], Callable[[Tensor], Tensor]], weight: Tensor
+    ) -> AdaptedProduct:
+        """Slots of a norm of this weight; `with_weight` makes it for another."""
+
+    def experts(
+        self,
+        base: Callable[[Tensor, Tensor, Tensor], Tensor],
+        up_rows: tuple[int, ...],
+        hidden: int,
+    ) -> ExpertSlots | None:
+        """Slots of all experts, whose first product has so many rows, part by part; None where
+        each product of each expert is to have its own."""
 
     def lines(self, slots: Ints) -> AdapterLines | None:
         """For lines that take these slots, -1 for none; None where no line takes one."""

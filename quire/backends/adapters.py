@@ -14,10 +14,11 @@ from quire.backends.adapter_ops import (
     AdaptedProduct,
     AdapterLines,
     Added,
+    ExpertSlots,
     OwnNumbers,
 )
 from quire.backends.linear import LinearOp
-from quire.backends.ops import RowOp
+from quire.backends.ops import ExpertsOp, RowOp
 from quire.request import Ints
 
 
@@ -45,6 +46,12 @@ class LoopedAdapters:
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
         return LoopedRows(self._make_linear, self._padded, num_rows)
+
+    def norm(self, with_weight: Callable[[Tensor], RowOp], weight: Tensor) -> AdaptedProduct:
+        return LoopedNorm(with_weight)
+
+    def experts(self, base: ExpertsOp, up_rows: tuple[int, ...], hidden: int) -> ExpertSlots | None:
+        return None
 
     def lines(self, slots: Ints) -> AdapterLines | None:
         return SortedLines.of(slots) if (slots >= 0).any() else None

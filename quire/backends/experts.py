@@ -66,6 +66,15 @@ class LoopedExperts:
         self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
         self._padded, self._narrow = padded, narrow
 
+    def by(
+        self,
+        ups: Sequence[LinearOp],
+        downs: Sequence[LinearOp],
+        narrow: Callable[[Tensor | None], None],
+    ) -> LoopedExperts:
+        """The same by other products."""
+        return LoopedExperts(self._gate, ups, downs, self._padded, narrow)
+
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
         flat, per_token = chosen.flatten(), chosen.shape[1]
         by_expert = flat.argsort(stable=True)
@@ -121,6 +130,15 @@ class EveryExpert:
 
     def __init__(self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]) -> None:
         self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
+
+    def by(
+        self,
+        ups: Sequence[LinearOp],
+        downs: Sequence[LinearOp],
+        narrow: Callable[[Tensor | None], None],
+    ) -> EveryExpert:
+        """The same by other products, which get all tokens."""
+        return EveryExpert(self._gate, ups, downs)
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
         weights = torch.zeros(len(x), len(self._pairs), device=x.device)

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.adapters.sites import HEAD, sites_of, sites_of_products
+from quire.adapters.sites import HEAD, is_seldom, sites_of, sites_of_products
 from quire.backends.adapter_ops import AdapterLines, AdapterRoom
-from quire.backends.adapters import LoopedAdapters
 from quire.backends.ops import Kernels
 from quire.config import AdapterOptions, EngineConfig
 from quire.layers.adapted import AdapterSites
@@ -44,7 +43,7 @@ def make_sites(
     made = kernels.make_adapters(room)
     heads, norms = frozenset({HEAD}), frozenset[str]()
     if isinstance(model, ModelSpec):
-        found = sites_of(model, low_rank_only=not isinstance(made, LoopedAdapters))
+        found = sites_of(model)
         sites, norms = dict(found.sites), frozenset(one.site for one in found.norms.values())
         if HEAD in sites:
             sites[HEAD] = replace(sites[HEAD], rows=(tp.head_rows(model.vocab_size),))
@@ -59,6 +58,7 @@ def make_sites(
         {name: site.columns for name, site in sites.items()},
         heads,
         norms,
+        frozenset(filter(is_seldom, sites)),
     )
 
 

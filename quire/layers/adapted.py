@@ -7,7 +7,7 @@ this in its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,13 +17,16 @@ from quire.backends.adapter_ops import (
     AdapterKernels,
     AdapterLines,
     Added,
+    ExpertSlots,
     OwnNumbers,
 )
-from quire.backends.adapters import LoopedNorm
-from quire.backends.experts import LoopedExperts
+from quire.backends.experts import EveryExpert, LoopedExperts
 from quire.backends.linear import Gate, LinearOp
 from quire.backends.ops import ExpertsOp, RowOp
+from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, Norm, RMSNorm
+
+_SIDES = ("gate_up", "down")  # the products of an expert
 
 
 @dataclass(slots=True)
@@ -78,6 +81,19 @@ class AdaptedNorm(Norm):
         return y if lines is None else self._product.add(x, y, lines)
 
 
+class AdaptedExperts:
+    """The experts of a layer, and what adapters add to their products."""
+
+    def __init__(self, base: ExpertsOp, slots: ExpertSlots, current: Current) -> None:
+        self._base, self._slots, self._current = base, slots, current
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        lines = self._current.lines
+        if lines is None or not self._slots.variant:
+            return self._base(x, chosen, scores)
+        return self._slots.compute(x, chosen, scores, lines)
+
+
 class AdapterSites:
     """All products of a model that have slots, by their names."""
 
@@ -88,16 +104,20 @@ class AdapterSites:
         columns: Mapping[str, int],
         heads: frozenset[str] = frozenset({"head"}),
         norms: frozenset[str] = frozenset(),
+        seldom: Collection[str] = (),
     ) -> None:
         """`rows` of each product, part by part, and its `columns`; others have no slots. `heads`
-        are those that make logits, of other lines than the rest."""
+        are those that make logits, of other lines than the rest. Few adapters change these, and
+        those of `seldom`."""
         self.kernels, self._rows, self._columns, self._heads = kernels, rows, columns, heads
-        self._norms = norms
+        self._norms, self._seldom = norms, {*heads, *seldom}
         self._current, self._pass = Current(), Current()
         self._changes_experts = False
         self._linears: dict[str, AdaptedLinear] = {}
         self._products: dict[str, AdaptedProduct] = {}
-        self.variant: tuple[int, ...] = ()  # which kernels run, as far as loading changes that
+        self._experts: dict[str, ExpertSlots] = {}  # of all experts of a layer
+        self._variants: dict[Hashable, int] = {}
+        self.variant = 0  # a number for the kernels that run, as far as loading changes that
 
     def around(self, name: str, base: LinearOp, bias: Tensor | None) -> LinearOp:
         """The product of this name, with slots if it may have some."""
@@ -111,22 +131,34 @@ class AdapterSites:
         """The same for a norm."""
         if name not in self._norms:
             return base
-        made = self._products[name] = LoopedNorm(base.with_weight)
+        made = self._products[name] = self.kernels.norm(base.with_weight, base.weight)
         return AdaptedNorm(base, made, self._current)
 
     def experts(
         self,
         name: str,
         base: ExpertsOp,
-        gate: RowOp,
-        ups: Sequence[LinearOp],
-        downs: Sequence[LinearOp],
-        padded: Callable[[int], int],
+        pairs: Sequence[tuple[Linear, Linear]],
     ) -> ExpertsOp:
-        """The experts of this name; where they have slots, looped over with their own lines."""
-        if f"{name}.0.down" not in self._rows:
+        """The experts of this name, which `base` computes by these products, with slots if they
+        may have some: all at once, or for each product where it is called for by itself."""
+        up, down = (f"{name}.0.{side}" for side in _SIDES)
+        if down not in self._rows:
             return base
-        return LoopedExperts(gate, ups, downs, padded, self._narrow)
+        if isinstance(base, LoopedExperts | EveryExpert):
+            ups, downs = (
+                [
+                    self.around(f"{name}.{i}.{end}", pair[side].multiply, pair[side].bias)
+                    for i, pair in enumerate(pairs)
+                ]
+                for side, end in enumerate(_SIDES)
+            )
+            return base.by(ups, downs, self._narrow)
+        made = self.kernels.experts(base, self._rows[up], self._columns[up])
+        if made is None:
+            raise LookupError(f"{name}: experts that adapters cannot change. This is a bug.")
+        self._experts[name] = made
+        return AdaptedExperts(base, made, self._current)
 
     def behind_gate(self, name: str, gate: Gate, product: RowOp) -> RowOp:
         """What the gate lets through of the product of this name, which was made before."""
@@ -146,7 +178,7 @@ class AdapterSites:
     def _product(
         self, name: str, bias: Tensor | None, base: LinearOp | None = None
     ) -> AdaptedProduct:
-        sizes, seldom = (self._rows[name], self._columns[name]), name in self._heads
+        sizes, seldom = (self._rows[name], self._columns[name]), name in self._seldom
         made = self.kernels.product(*sizes, bias, seldom=seldom, base=base)
         self._products[name] = made
         return made
@@ -184,9 +216,16 @@ class AdapterSites:
             product.load(slot, added.get(name, ()))
         for name, numbers in (own or {}).items():
             self._products[name].load_own(slot, numbers)
-        self.variant = tuple(product.variant for product in self._products.values())
+        for name, experts in self._experts.items():
+            experts.load(slot, *(_of_experts(added, name, side) for side in _SIDES))
         products = self._products.items()
+        found = tuple(one.variant for one in self._slots)
+        self.variant = self._variants.setdefault(found, len(self._variants))
         self._changes_experts = any(one.variant for name, one in products if ".experts." in name)
+
+    @property
+    def _slots(self) -> tuple[AdaptedProduct | ExpertSlots, ...]:
+        return (*self._products.values(), *self._experts.values())
 
     @property
     def changes_head(self) -> bool:
@@ -196,5 +235,17 @@ class AdapterSites:
     def release(self) -> None:
         """Every slot is empty, and its memory given back until one is loaded."""
         self.use(None)
-        for product in self._products.values():
-            product.release()
+        for one in self._slots:
+            one.release()
+
+
+def _of_experts(
+    added: Mapping[str, Sequence[Added]], name: str, side: str
+) -> dict[int, Sequence[Added]]:
+    """What is added to one product of each expert, by expert."""
+    start, end = f"{name}.", f".{side}"
+    return {
+        int(site.removeprefix(start).removesuffix(end)): some
+        for site, some in added.items()
+        if site.startswith(start) and site.endswith(end)
+    }

@@ -93,10 +93,13 @@ class Parts:
         return weight
 
     def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
+        return self.adapted(name, self._linear(name, rows, columns, bias=bias))
+
+    def _linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
         weight = self.matrix(f"{name}.weight", rows, columns)
         made = Linear(self.kernels, weight, self.tensor(f"{name}.bias", rows) if bias else None)
         self.places[f"{name}.weight"] = (made,)
-        return self.adapted(name, made)
+        return made
 
     def adapted(self, name: str, made: Linear) -> Linear:
         """The product, with slots for LoRA adapters where it is to have some."""
@@ -306,8 +309,8 @@ class Parts:
             raise UnsupportedModel("experts without a gate.")
         pairs = [
             (
-                self.linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
-                self.linear(f"{name}.experts.{i}.down", hidden, one.width, bias=one.bias),
+                self._linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
+                self._linear(f"{name}.experts.{i}.down", hidden, one.width, bias=one.bias),
             )
             for i in range(plan.count)
         ]
@@ -317,17 +320,10 @@ class Parts:
             is_gated = plan.shared_gate
             gate = self.linear(f"{name}.shared_gate", 1, hidden, bias=False) if is_gated else None
             shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
-        products = (kernels.gate(one.activation), ups, downs)
-        op = kernels.make_experts(*products)
+        op = kernels.make_experts(kernels.gate(one.activation), ups, downs)
         if self.adapters is not None:
-            op = self.adapters.experts(f"{name}.experts", op, *products, kernels.padded)
-        return Experts(
-            self._router(name, plan),
-            op,
-            pairs[0],
-            shared,
-            self.tp,
-        )
+            op = self.adapters.experts(f"{name}.experts", op, pairs)
+        return Experts(self._router(name, plan), op, pairs[0], shared, self.tp)
 
     def _router(self, name: str, plan: ExpertsPlan) -> Router:
         """Its product is one of the kernels': a choice must not hang on who else is in a batch."""

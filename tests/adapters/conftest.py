@@ -1,12 +1,14 @@
-"""One base with three adapters on disk, for all tests of this folder."""
+"""One base with three adapters on disk, for all tests of this folder; and where they run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import tests.backends.triton.conftest  # noqa: F401 - before Transformers imports Triton
 from quire import LoRARequest
@@ -24,6 +26,25 @@ class Shelf:
     model: Any
     pefts: tuple[Peft, ...]
     requests: tuple[LoRARequest, ...]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A device, and how near its logprobs are to those of Transformers on the host."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    within: float = 1e-4
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def where(request: pytest.FixtureRequest) -> Iterator[Where]:
+    if request.param == "cpu":
+        yield Where({"device": "cpu"})
+        return
+    matmul = torch.backends.cuda.matmul  # some images of torch round float32 to tf32
+    before, matmul.allow_tf32 = matmul.allow_tf32, False
+    yield Where({"device": "cuda"}, within=1e-3)
+    matmul.allow_tf32 = before
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from torch import Tensor
 from quire.adapters.plan import plan_adapter
 from quire.adapters.sites import sites_of
 from quire.errors import InvalidAdapter
+from tests.adapters.conftest import Where
 from tests.adapters.peft_files import (
     Peft,
     applied,
@@ -99,32 +100,32 @@ def adapter(more: dict[str, Tensor]) -> Peft:
     return Peft({}, {}, config=config, more=more)
 
 
-def compare(base: Path, model: Any, peft: Peft, own: dict[str, Tensor]) -> None:
+def compare(where: Where, base: Path, model: Any, peft: Peft, own: dict[str, Tensor]) -> None:
     """A batch of it, of a plain adapter and of none."""
     plain = make_peft(model, ("q_proj",), seed=2, rank=3)
     folder = base.parent
     asked = [named(peft.save(folder / "own")), None, named(plain.save(folder / "plain"), 2)]
-    with open_llm(base) as llm:
+    with open_llm(base, **where.options) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=asked)
     with exchanged(model, own):
-        check(outputs[0], model, PROMPTS[0])
+        check(outputs[0], model, PROMPTS[0], where.within)
         strange = logprobs(model, PROMPTS[0])
     assert (strange - logprobs(model, PROMPTS[0])).abs().max() > 0.05
-    check(outputs[1], model, PROMPTS[1])
+    check(outputs[1], model, PROMPTS[1], where.within)
     with applied(model, plain):
-        check(outputs[2], model, PROMPTS[2])
+        check(outputs[2], model, PROMPTS[2], where.within)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt oss"])
 def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
-    family: str, swapped: bool, tmp_path: Path
+    family: str, swapped: bool, where: Where, tmp_path: Path
 ) -> None:
     model, turned = random_model(MORE[family]), family == "gpt oss"
     model.save_pretrained(tmp_path / "base")
     pairs = random_pairs(model, turned=turned)
     peft = adapter(stacked(pairs, swapped=swapped))
-    compare(tmp_path / "base", model, peft, changed(model, pairs, turned=turned))
+    compare(where, tmp_path / "base", model, peft, changed(model, pairs, turned=turned))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +136,13 @@ def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
     ],
 )
 def test_a_module_of_each_expert_is_changed_by_its_name(
-    family: str, names: tuple[str, ...], tmp_path: Path
+    family: str, names: tuple[str, ...], where: Where, tmp_path: Path
 ) -> None:
     model = random_model(MORE[family])
     model.save_pretrained(tmp_path / "base")
     pairs = random_pairs(model, turned=False)
     compare(
+        where,
         tmp_path / "base",
         model,
         adapter(one_by_one(pairs, names)),
@@ -152,7 +154,9 @@ def test_a_module_of_each_expert_is_changed_by_its_name(
     ("family", "router"),
     [("qwen2 moe", "mlp.gate"), ("mixtral", "mlp.gate"), ("gpt oss", "router")],
 )
-def test_a_router_chooses_by_what_is_added_to_it(family: str, router: str, tmp_path: Path) -> None:
+def test_a_router_chooses_by_what_is_added_to_it(
+    family: str, router: str, where: Where, tmp_path: Path
+) -> None:
     model = random_model(MORE[family])
     model.save_pretrained(tmp_path / "base")
     peft = make_peft(model, (router,), lora_alpha=20)
@@ -161,7 +165,7 @@ def test_a_router_chooses_by_what_is_added_to_it(family: str, router: str, tmp_p
         + peft.scale(module) * peft.b[module] @ a
         for module, a in peft.a.items()
     }
-    compare(tmp_path / "base", model, peft, own)
+    compare(where, tmp_path / "base", model, peft, own)
 
 
 def test_sides_that_are_equal_are_taken_only_where_it_is_known_which_is_which(

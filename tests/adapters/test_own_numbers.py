@@ -16,7 +16,7 @@ from quire import LLM
 from quire.adapters.plan import plan_adapter
 from quire.adapters.sites import sites_of
 from quire.errors import BatchError, InvalidAdapter
-from tests.adapters.conftest import TARGETS, Shelf
+from tests.adapters.conftest import TARGETS, Shelf, Where
 from tests.adapters.peft_files import (
     Peft,
     applied,
@@ -90,29 +90,33 @@ def own_numbers(model: Any, ends: tuple[str, ...]) -> dict[str, Tensor]:
     return found
 
 
-def compare(base: Path, model: Any, peft: Peft, own: dict[str, Tensor], **options: Any) -> None:
+def compare(
+    where: Where, base: Path, model: Any, peft: Peft, own: dict[str, Tensor], **options: Any
+) -> None:
     """A batch of it, of a plain adapter and of none against Transformers with those parameters."""
     plain = make_peft(model, peft.config["target_modules"][:1], seed=2, rank=3)
     folder = base.parent
     asked = [named(peft.save(folder / "own")), None, named(plain.save(folder / "plain"), 2)]
-    with open_llm(base, **options) as llm:
+    with open_llm(base, **where.options, **options) as llm:
         for turn in (asked, asked[::-1], asked):  # the slots are used by another in between
             outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False, lora_request=turn)
             for output, prompt, request in zip(outputs, PROMPTS, turn, strict=True):
                 if request is None:
-                    check(output, model, prompt)
+                    check(output, model, prompt, where.within)
                 elif request.lora_name == "plain":
                     with applied(model, plain):
-                        check(output, model, prompt)
+                        check(output, model, prompt, where.within)
                 else:
                     with exchanged(model, own), applied(model, peft):
-                        check(output, model, prompt)
+                        check(output, model, prompt, where.within)
                         strange = logprobs(model, prompt)
                     assert (strange - logprobs(model, prompt)).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_of_an_adapters_own_stand_in_place_of_the_bases(case: str, tmp_path: Path) -> None:
+def test_numbers_of_an_adapters_own_stand_in_place_of_the_bases(
+    case: str, where: Where, tmp_path: Path
+) -> None:
     given = CASES[case]
     model = random_model({**FAMILIES, **MORE}[given.family])
     model.save_pretrained(tmp_path / "base")
@@ -123,10 +127,10 @@ def test_numbers_of_an_adapters_own_stand_in_place_of_the_bases(case: str, tmp_p
         module, _, kind = name.rpartition(".")
         inside = ".base_layer" if module in targeted else ""
         peft.more[f"{module}{inside}.{kind}"] = tensor
-    compare(tmp_path / "base", model, peft, own, max_loras=2)
+    compare(where, tmp_path / "base", model, peft, own, max_loras=2)
 
 
-def test_a_bias_beside_b_is_added_by_its_scale(tmp_path: Path) -> None:
+def test_a_bias_beside_b_is_added_by_its_scale(where: Where, tmp_path: Path) -> None:
     model = random_model(FAMILIES["phi3, partial longrope"])
     model.save_pretrained(tmp_path / "base")
     peft = make_peft(model, ("qkv_proj", "o_proj"), lora_bias=True)
@@ -135,7 +139,7 @@ def test_a_bias_beside_b_is_added_by_its_scale(tmp_path: Path) -> None:
         bias = torch.randn(len(b), generator=torch.Generator().manual_seed(seed))
         peft.more[f"{module}.lora_B.bias"] = bias
         own[f"{module}.bias"] = bias * peft.scale(module)  # the base has none
-    compare(tmp_path / "base", model, peft, own)
+    compare(where, tmp_path / "base", model, peft, own)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ def test_a_bias_beside_b_is_added_by_its_scale(tmp_path: Path) -> None:
     ids=("tied", "tied, said twice", "tied, other tokens", "untied", "scaled"),
 )
 def test_rows_of_tokens_stand_in_place_of_the_bases(
-    family: str, by_module: Any, stored: Any, tmp_path: Path
+    family: str, by_module: Any, stored: Any, where: Where, tmp_path: Path
 ) -> None:
     model = random_model({**FAMILIES, **MORE}[family])
     model.save_pretrained(tmp_path / "base")
@@ -168,11 +172,11 @@ def test_rows_of_tokens_stand_in_place_of_the_bases(
         own[f"{module}.weight"] = table
     if "lm_head" not in stored and model.config.tie_word_embeddings:
         own[HEAD] = own[EMBED]
-    compare(tmp_path / "base", model, peft, own)
+    compare(where, tmp_path / "base", model, peft, own)
 
 
 def test_an_embedding_beside_an_adapter_that_is_not_the_bases_is_taken(
-    shelf: Shelf, tmp_path: Path
+    shelf: Shelf, where: Where, tmp_path: Path
 ) -> None:
     """PEFT writes it over the base's, which here is the head, too."""
     peft = make_peft(shelf.model, ("embed_tokens", "q_proj"))
@@ -180,7 +184,7 @@ def test_an_embedding_beside_an_adapter_that_is_not_the_bases_is_taken(
     peft.more["model.embed_tokens.base_layer.weight"] = own[EMBED]
     model = random_model(FAMILIES["qwen3"])
     model.save_pretrained(tmp_path / "base")
-    compare(tmp_path / "base", model, peft, {EMBED: own[EMBED], HEAD: own[EMBED]})
+    compare(where, tmp_path / "base", model, peft, {EMBED: own[EMBED], HEAD: own[EMBED]})
 
 
 @pytest.fixture(scope="module")
@@ -242,15 +246,14 @@ def test_numbers_that_are_none_are_refused(llm: LLM, shelf: Shelf, tmp_path: Pat
     assert "not finite" in refused(llm, peft, tmp_path / "a")
 
 
-def test_where_only_a_and_b_are_built_the_rest_is_refused(shelf: Shelf, tmp_path: Path) -> None:
-    """As on a GPU."""
-    sites = sites_of(spec_of(CONFIGS["qwen3"]), low_rank_only=True)
-    peft = make_peft(shelf.model, ("q_proj",), modules_to_save=["lm_head"])
-    peft.more = {HEAD: torch.ones(96, 48)}
-    with pytest.raises(InvalidAdapter, match="more than A and B.*GPU.*device='cpu'"):
-        plan_adapter(peft.save(tmp_path / "a"), sites, 16)
-    mixture = random_model(MORE["qwen3 moe"])
-    router = make_peft(mixture, ("mlp.gate",))
-    few = sites_of(spec_of(CONFIGS["qwen3 moe"]), low_rank_only=True)
-    with pytest.raises(InvalidAdapter, match="mlp.gate is a part that adapters do not change on a"):
-        plan_adapter(router.save(tmp_path / "b"), few, 16)
+def test_experts_on_a_gpu_take_a_and_b_alone(tmp_path: Path) -> None:
+    model = random_model(MORE["qwen2 moe"])
+    module = "model.layers.0.mlp.experts.1.down_proj"
+    peft = make_peft(model, ("q_proj",), modules_to_save=[module])
+    spec = spec_of(CONFIGS["qwen2 moe"])
+    (found,) = (one for one in sites_of(spec).parts[module])
+    peft.more = {f"{module}.weight": torch.ones(found.rows, found.columns)}
+    path = peft.save(tmp_path / "a")
+    assert plan_adapter(path, sites_of(spec), 16).own
+    with pytest.raises(InvalidAdapter, match="more for an expert than A and B.*GPU.*device='cpu'"):
+        plan_adapter(path, sites_of(spec, experts_add_only=True), 16)

@@ -26,6 +26,8 @@ from quire.backends.triton.experts_kernels import (
 from quire.backends.triton.jit import power_of_two, precision, waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor
 
@@ -218,15 +220,36 @@ class FusedExperts:
         self._gate, self._ups, self._downs, self._tile = gate, ups, downs, tile
         self._for_many = for_many
 
+    @property
+    def count(self) -> int:
+        return len(self._ups.weights)
+
+    @property
+    def width(self) -> int:
+        """Of what the gate lets through."""
+        return self._downs.weights.shape[2]
+
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
-        per_token, experts = chosen.shape[1], len(self._ups.weights)
-        if self._for_many is not None and chosen.numel() >= MANY_PAIRS * experts:
+        if self._for_many is not None and chosen.numel() >= MANY_PAIRS * self.count:
             return self._for_many(x, chosen, scores)
-        tile = self._tile or tile_for(chosen.numel(), experts, x.dtype)
-        pairs = Pairs(chosen, experts, tile)
-        opened = self._gate(pairs.multiply(x.contiguous(), self._ups, per_row=per_token))
+        return self.changed(x, chosen, scores, _as_it_is, _as_it_is)
+
+    def changed(
+        self,
+        x: Tensor,
+        chosen: Tensor,
+        scores: Tensor,
+        after_up: Callable[[Tensor, Tensor], Tensor],
+        after_down: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """The same where something becomes of what a product made: of its x, [T, H] or by pair,
+        and its y [pairs, N]."""
+        tile = self._tile or tile_for(chosen.numel(), self.count, x.dtype)
+        pairs, x = Pairs(chosen, self.count, tile), x.contiguous()
+        made = pairs.multiply(x, self._ups, per_row=chosen.shape[1])
+        opened = self._gate(after_up(x, made))
         made = pairs.multiply(opened, self._downs, per_row=1)
-        return _added_up(made, scores)
+        return _added_up(after_down(opened, made), scores)
 
 
 class Pairs:
@@ -266,6 +289,10 @@ class Pairs:
             **product.constants(self._tile, per_row),
         )
         return out
+
+
+def _as_it_is(x: Tensor, y: Tensor) -> Tensor:
+    return y
 
 
 def _added_up(made: Tensor, scores: Tensor) -> Tensor:

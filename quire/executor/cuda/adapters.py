@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.triton.adapters import TiledLines, tile_rows, tiled
+from quire.backends.triton.adapter_lines import TiledLines, tile_rows, tiled
 from quire.executor.adapters import RowAdapters
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
@@ -31,7 +31,7 @@ class CudaAdapters:
         self._fixed: dict[tuple[str, int], TiledLines] = {}
 
     @property
-    def variant(self) -> tuple[int, ...]:
+    def variant(self) -> int:
         """What a graph with adapters was captured for."""
         return self.rows.sites.variant
 
@@ -39,12 +39,12 @@ class CudaAdapters:
         """Before the parcel is sent; None where no line has an adapter."""
         if not (slots >= 0).any():
             return None
-        upload.add(name, tiled(slots, self._num_slots))
+        upload.add(name, np.append(tiled(slots, self._num_slots).ravel(), slots))
         return PackedLines(name, slots)
 
     def lines(self, upload: Upload, packed: PackedLines) -> TiledLines:
         """As they came: for a pass that is not captured."""
-        return TiledLines(packed.slots, self._num_slots, self._taken(upload, packed))
+        return TiledLines(*self._taken(upload, packed), packed.slots, self._num_slots)
 
     def fixed(self, name: str, num_lines: int) -> TiledLines:
         """The lines of captured passes of this size; no line has a slot until some are brought."""
@@ -58,7 +58,9 @@ class CudaAdapters:
     def bring(self, upload: Upload, packed: PackedLines) -> TiledLines:
         """Write lines that were sent to where captured passes of their size look."""
         fixed = self.fixed(packed.name, len(packed.slots))
-        fixed.tiles.copy_(self._taken(upload, packed))
+        tiles, by_line = self._taken(upload, packed)
+        fixed.tiles.copy_(tiles)
+        fixed.by_line.copy_(by_line)
         fixed.slots[:] = packed.slots
         return fixed
 
@@ -66,9 +68,10 @@ class CudaAdapters:
         """What is computed next has these lines."""
         self.rows.use_pass(lines)
 
-    def _taken(self, upload: Upload, packed: PackedLines) -> Tensor:
-        taken = upload.take(packed.name).to(torch.int32)
-        return taken.view(-1, 1 + tile_rows(len(packed.slots)))
+    def _taken(self, upload: Upload, packed: PackedLines) -> tuple[Tensor, Tensor]:
+        """Their tiles, and of each line its slot."""
+        taken, count = upload.take(packed.name), len(packed.slots)
+        return taken[:-count].to(torch.int32).view(-1, 1 + tile_rows(count)), taken[-count:]
 
     def close(self) -> None:
         self._fixed.clear()

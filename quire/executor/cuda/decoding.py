@@ -163,7 +163,7 @@ class Decoding:
 
     def _pack_adapters(
         self, plan: StepPlan, upload: Upload, num_places: int
-    ) -> tuple[PackedLines | None, tuple[int, ...] | None]:
+    ) -> tuple[PackedLines | None, int | None]:
         """Which places have adapters, and the kernels that takes."""
         adapters = self._parts.adapters
         if adapters is None:

@@ -115,7 +115,7 @@ class GraphKey:
     walks: bool = False  # some of these follow grammars without the host
     # decode: the list of shared prefixes, and how rows guess; prompts: how many sequences
     prefixes: Any = None
-    adapters: tuple[int, ...] | None = None  # which kernels add adapters; None: no line has one
+    adapters: int | None = None  # which kernels add adapters; None: no line has one
     ahead: bool = False  # some go ahead of masks and have limits (doubt_kernels.py)
 
 

@@ -224,7 +224,7 @@ class Prompts:
         parts.graphs.run(key, compute, 1)
         return self._hidden[key]
 
-    def _use_adapters(self, laid_out: LaidOut, upload: Upload) -> tuple[int, ...] | None:
+    def _use_adapters(self, laid_out: LaidOut, upload: Upload) -> int | None:
         """Have the pass add its adapters; the kernels that takes, None where it has none."""
         adapters, packed = self._parts.adapters, laid_out.adapted
         if adapters is None:

@@ -17,14 +17,9 @@ from quire.backends.linear import Gate
 from quire.backends.plain import PlainLinear
 from quire.backends.reference import ReferenceLinear
 from quire.backends.triton import adapters
-from quire.backends.triton.adapters import (
-    UNUSED,
-    StackedAdapters,
-    StackedProduct,
-    column_blocks,
-    most_tiles,
-    tiled,
-)
+from quire.backends.triton.adapter_lines import UNUSED, Tiles, most_tiles, tiled
+from quire.backends.triton.adapter_stacks import column_blocks
+from quire.backends.triton.adapters import StackedAdapters, StackedProduct
 from quire.backends.triton.elementwise import gate_mul
 from quire.layer_plan import Activation
 from tests.backends.triton.checks import Place, assert_close
@@ -140,6 +135,18 @@ def test_tiles_suffice_for_any_slots(count: int) -> None:
         assert (tiled(slots.astype(np.int32), 5)[:, 1:] >= 0).sum() == count
 
 
+@pytest.mark.parametrize(("count", "num_kinds"), [(1, 6), (40, 6), (300, 6), (500, 3), (5, 40)])
+def test_the_device_puts_lines_in_tiles_by_kind(count: int, num_kinds: int) -> None:
+    kinds = torch.randint(-1, num_kinds, (count,), generator=torch.Generator().manual_seed(count))
+    seen = []
+    for kind, *lines in Tiles.of_kinds(kinds, num_kinds).tiles.tolist():
+        used = [line for line in lines if line >= 0]
+        assert lines == used + [-1] * (len(lines) - len(used)) and bool(used) == (kind != UNUSED)
+        assert (kinds[used] == kind).all()
+        seen += used
+    assert sorted(seen) == (kinds >= 0).nonzero()[:, 0].tolist()
+
+
 def test_blocks_of_columns_never_reach_into_another_part() -> None:
     assert column_blocks((160, 32)) == [(0, 0, 160), (0, 128, 160), (1, 160, 192)]
 
@@ -189,7 +196,7 @@ def test_products_with_adapters(
     assert torch.equal(base.weight, weight) and base.weight.is_contiguous()
     ours.release()  # as before the first was loaded, in the same memory
     assert torch.equal(ours.multiply(base, x, lines), base(x))
-    assert not cast(StackedProduct, ours).make_room()[0].any()
+    assert not cast(StackedProduct, ours).make_room().a.any()
     ours.load(0, [replace(one, factor=None)])
     assert_close(ours.multiply(base, x, lines)[slots != 0], base(x)[slots != 0])
 

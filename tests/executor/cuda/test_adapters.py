@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +13,13 @@ import torch
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
 from quire.adapters.read import AdapterWeights
 from quire.adapters.sites import sites_of
-from quire.backends.adapter_ops import Added
+from quire.backends.adapter_ops import Added, OwnNumbers
 from quire.backends.triton import adapters as on_device
 from quire.config import AdapterOptions, EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.request import Adapter, Request
+from quire.spec import ModelSpec
+from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_interpreted import InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 ADAPTERS = AdapterOptions(max_loras=2, max_lora_rank=4, max_cpu_loras=8)
 
 
-def weights(number: int) -> AdapterWeights:
+def weights(number: int, spec: ModelSpec = SPEC) -> AdapterWeights:
     """Adapter 1 changes everything, 2 the products of layers, 3 and on q and v."""
     made = torch.Generator().manual_seed(number)
     added: dict[str, tuple[Added, ...]] = {}
@@ -33,7 +37,7 @@ def weights(number: int) -> AdapterWeights:
     def some(*size: int) -> torch.Tensor:
         return torch.randn(*size, generator=made) / 2
 
-    for name, site in sites_of(SPEC).sites.items():
+    for name, site in sites_of(spec).sites.items():
         outer = name in ("embed", "head")
         if (outer and number != 1) or (number > 2 and not name.endswith("attn.qkv")):
             continue
@@ -51,6 +55,29 @@ def weights(number: int) -> AdapterWeights:
     return AdapterWeights(added)
 
 
+def with_own_numbers(number: int) -> AdapterWeights:
+    """Of a mixture; 1 has an embedding, a head, norms and offsets of its own as well, 2 rows of
+    three tokens, 3 the same of others."""
+    found, sites = weights(number, MIXTURE), sites_of(MIXTURE)
+    made = torch.Generator().manual_seed(10 + number)
+
+    def some(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=made)
+
+    def rows_of(site: str, rows: torch.Tensor) -> OwnNumbers:
+        return OwnNumbers(rows, some(len(rows), sites.sites[site].columns))
+
+    if number > 1:
+        tokens = torch.tensor([3, 11, 2]) + number
+        return replace(found, own={site: rows_of(site, tokens) for site in ("embed", "head")})
+    vocabulary = torch.arange(MIXTURE.vocab_size)
+    own = {site: rows_of(site, vocabulary) for site in ("embed", "head")}
+    own |= {one.site: OwnNumbers(None, some(one.rows) + 1) for one in sites.norms.values()}
+    own["layers.0.attn.qkv"] = OwnNumbers(offset=some(sites.rows_of("layers.0.attn.qkv")))
+    own["layers.1.attn.o"] = rows_of("layers.1.attn.o", torch.tensor([1, 5]))
+    return replace(found, own=own)
+
+
 def asked() -> list[Request]:
     """Few and short: the interpreter runs some hundred programs a second."""
     found = []
@@ -61,8 +88,13 @@ def asked() -> list[Request]:
     return found
 
 
-def run(executor: Any, config: EngineConfig, wanted: list[Request]) -> list[list[int]]:
-    executor.handles.adapter = weights
+def run(
+    executor: Any,
+    config: EngineConfig,
+    wanted: list[Request],
+    find: Callable[[int], AdapterWeights] = weights,
+) -> list[list[int]]:
+    executor.handles.adapter = find
     found = answers(executor, config, wanted, max_adapters=ADAPTERS.max_loras)
     return [sequence.output_ids.tolist() for sequence in found]
 
@@ -78,3 +110,19 @@ def test_the_device_adds_what_the_host_adds(rounded: bool, monkeypatch: pytest.M
     assert expected != run(LocalExecutor(plain, SPEC, dict(WEIGHTS)), plain, without)
     executor = InterpretedExecutor(config, SPEC, WEIGHTS, rounded=rounded)
     assert run(executor, config, asked()) == expected
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("rounded", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_device_has_numbers_of_adapters_and_their_experts_as_the_host(rounded: bool) -> None:
+    config = small_config(depth=2, max_repeat=4, num_blocks=128, adapters=ADAPTERS)
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+
+    def on_host(find: Callable[[int], AdapterWeights]) -> list[list[int]]:
+        return run(LocalExecutor(plain, MIXTURE, mixture_weights()), plain, asked(), find)
+
+    expected = on_host(with_own_numbers)
+    low_rank = on_host(partial(weights, spec=MIXTURE))
+    assert [a == b for a, b in zip(expected, low_rank, strict=True)].count(False) >= 2
+    executor = InterpretedExecutor(config, MIXTURE, mixture_weights(), rounded=rounded)
+    assert run(executor, config, asked(), with_own_numbers) == expected

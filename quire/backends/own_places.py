@@ -1,0 +1,123 @@
+"""Numbers that adapters have in place of the base's, for passes that are captured.
+
+An adapter's numbers lie in a place, whose memory stays where it is, and which slot they are of lies
+on the device. A pass computes with every place that is in use for all of its lines, and a line
+takes what its own slot's made: the same launches for any lines. So an adapter that has such numbers
+costs a product of its own, and none costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FREE = -2  # no line's slot
+
+
+@dataclass(slots=True)
+class _Place:
+    """Room for tensors of one form; `slot` int64 [] is on the device, `held` the same here."""
+
+    tensors: tuple[Tensor, ...]
+    slot: Tensor
+    held: int = FREE
+
+    def takes(self, numbers: Sequence[Tensor]) -> bool:
+        pairs = zip(self.tensors, numbers, strict=False)
+        alike = all(one.shape == other.shape and one.dtype == other.dtype for one, other in pairs)
+        return self.held == FREE and len(self.tensors) == len(numbers) and alike
+
+    def hold(self, slot: int) -> None:
+        self.held = slot
+        self.slot.fill_(slot)
+
+
+class OwnPlaces:
+    """The places of one site: those of an adapter that left serve the next one of its form."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._places = device, list[_Place]()
+
+    def load(self, slot: int, numbers: Sequence[Tensor]) -> None:
+        """The slot, which holds none, has these numbers from now on."""
+        place = next((one for one in self._places if one.takes(numbers)), None)
+        if place is None:
+            room = tuple(torch.empty_like(one, device=self._device) for one in numbers)
+            place = _Place(room, torch.full((), FREE, device=self._device))
+            self._places.append(place)
+        for mine, given in zip(place.tensors, numbers, strict=True):
+            mine.copy_(given)
+        place.hold(slot)
+
+    def free(self, slot: int) -> None:
+        for place in self._places:
+            if place.held == slot:
+                place.hold(FREE)
+
+    def used(self, by_line: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
+        """Which lines take the numbers of a place, bool [T], and these."""
+        for place in self._places[: self.variant]:
+            yield by_line == place.slot, place.tensors
+
+    @property
+    def variant(self) -> int:
+        """How many places a pass goes over: to the last that is held."""
+        held = (i + 1 for i, place in enumerate(self._places) if place.held != FREE)
+        return max(held, default=0)
+
+    def release(self) -> None:
+        self._places.clear()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for place in self._places for tensor in place.tensors)
+
+
+class OwnOffsets:
+    """What is added to what comes out, by slot: float32 [slots + 1, N], of which the last, that of
+    lines without a slot, stays 0."""
+
+    def __init__(self, num_slots: int, size: int, device: torch.device) -> None:
+        self._shape, self._device = (num_slots + 1, size), device
+        self._stack: Tensor | None = None  # made when an adapter has some
+        self._filled: set[int] = set()
+
+    def load(self, slot: int, offset: Tensor | None) -> None:
+        """With None the slot has nothing of this."""
+        if offset is not None:
+            if self._stack is None:
+                self._stack = torch.zeros(self._shape, device=self._device)
+            self._stack[slot] = offset.to(self._device)
+            self._filled.add(slot)
+        elif slot in self._filled and self._stack is not None:
+            self._stack[slot].zero_()
+            self._filled.remove(slot)
+
+    def add(self, y: Tensor, by_line: Tensor) -> Tensor:
+        if not self._filled or self._stack is None:
+            return y
+        more = self._stack[by_line]  # -1 is the last
+        return (y + _by_line(more, y)).to(y.dtype)
+
+    @property
+    def variant(self) -> int:
+        return int(bool(self._filled))
+
+    def release(self) -> None:
+        self._stack = None
+        self._filled.clear()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self._stack is None else (self._stack,)
+
+
+def where(mine: Tensor, own: Tensor, y: Tensor) -> Tensor:
+    """Lines [T, ...] of `own` where `mine` [T] is True, else those of y."""
+    return torch.where(mine.view(-1, *(1,) * (y.dim() - 1)), own.to(y.dtype), y)
+
+
+def _by_line(more: Tensor, y: Tensor) -> Tensor:
+    """[T, N] beside y [T, ..., N]."""
+    return more.view(len(y), *(1,) * (y.dim() - 2), -1)
