@@ -127,7 +127,7 @@ def _own_rows(one: Own, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
         return torch.tensor(one.tokens), numbers.to(dtype)
     rows = torch.arange(part.first, part.first + part.rows)
     if numbers.dim() == 1:
-        return rows, numbers + part.less
+        return rows, _in_place(numbers[:, None] + part.less, part)[:, 0]
     wide = numbers.T if part.turned else numbers
     return rows, _in_place(wide, part).to(dtype).contiguous()
 

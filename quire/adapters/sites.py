@@ -25,8 +25,9 @@ _WEIGHT = ".weight"
 _EXPERTS = (".experts.", ".router", ".shared_gate")
 _OF_EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\.(gate_up|down)")
 _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
-# Norms around the branches of layers; those of heads are inside a kernel.
-_NORM = re.compile(r"(layers\.\d+\.(attn|mlp|cross)(_post)?_)?norm")
+# Norms around the branches of layers, and of queries and keys.
+_NORM = re.compile(r"(layers\.\d+\.((attn|mlp|cross)(_post)?_|attn\.[qk]_|attn\.q_a_))?norm")
+_OF_HEADS = re.compile(r"layers\.(\d+)\.attn\.[qk]_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ def is_seldom(site: str) -> bool:
     return site == HEAD or any(word in site for word in _EXPERTS)
 
 
-def sites_of(spec: ModelSpec, *, experts_add_only: bool = False) -> Sites:
-    """Every part of a model that adapters may change."""
+def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool = False) -> Sites:
+    """Every part of a model that adapters may change; `divided`: ranks share it."""
     parts: dict[str, tuple[SitePart, ...]] = {}
     stacks: dict[str, dict[str, tuple[SitePart, ...]]] = {}
     sites: dict[str, Site] = {}
@@ -99,7 +100,7 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False) -> Sites:
         if name == weight.name:
             biases |= {part.hf for part in weight.parts}
             continue
-        if _NORM.fullmatch(name):
+        if _NORM.fullmatch(name) and not (divided and _is_over_heads(spec, name)):
             made = _norm(name, weight)
             norms[made.module] = made
             continue
@@ -136,6 +137,12 @@ def sites_of_products(products: Iterable[Product]) -> Sites:
         sizes = (0, 0, one.rows, one.columns)
         parts[module] = (SitePart(module, one.name, *sizes, None, Within(), turned=False),)
     return Sites(parts, sites, frozenset())
+
+
+def _is_over_heads(spec: ModelSpec, norm: str) -> bool:
+    """Whether it is over all heads at once, of which ranks have some each."""
+    found = _OF_HEADS.fullmatch(norm)
+    return found is not None and spec.layers[int(found[1])].attention.qk_norm_over == "width"
 
 
 def _module(stored: str) -> str:

@@ -43,7 +43,7 @@ def make_sites(
     made = kernels.make_adapters(room)
     heads, norms = frozenset({HEAD}), frozenset[str]()
     if isinstance(model, ModelSpec):
-        found = sites_of(model)
+        found = sites_of(model, divided=tp.size > 1)
         sites, norms = dict(found.sites), frozenset(one.site for one in found.norms.values())
         if HEAD in sites:
             sites[HEAD] = replace(sites[HEAD], rows=(tp.head_rows(model.vocab_size),))

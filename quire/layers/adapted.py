@@ -22,7 +22,8 @@ from quire.backends.adapter_ops import (
 )
 from quire.backends.experts import EveryExpert, LoopedExperts
 from quire.backends.linear import Gate, LinearOp
-from quire.backends.ops import ExpertsOp, RowOp
+from quire.backends.ops import ExpertsOp, HeadShape, RowOp
+from quire.layers.heads import NormedHeads
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, Norm, RMSNorm
 
@@ -81,6 +82,18 @@ class AdaptedNorm(Norm):
         return y if lines is None else self._product.add(x, y, lines)
 
 
+class AdaptedHeads:
+    """Norms of q and k head by head, beside what kernels norm with where they turn heads: for
+    passes in which adapters have others in place of them."""
+
+    def __init__(self, norm: RowOp, products: Sequence[AdaptedProduct], current: Current) -> None:
+        self.norm, self._products, self._current = norm, products, current
+
+    @property
+    def are_changed(self) -> bool:
+        return self._current.lines is not None and any(one.variant for one in self._products)
+
+
 class AdaptedExperts:
     """The experts of a layer, and what adapters add to their products."""
 
@@ -133,6 +146,13 @@ class AdapterSites:
             return base
         made = self._products[name] = self.kernels.norm(base.with_weight, base.weight)
         return AdaptedNorm(base, made, self._current)
+
+    def around_heads(
+        self, names: Sequence[str], norms: Sequence[RMSNorm], shape: HeadShape
+    ) -> AdaptedHeads:
+        """The same for norms of q and k that kernels have."""
+        apart = NormedHeads(shape, *map(self.around_norm, names, norms))
+        return AdaptedHeads(apart, [self._products[name] for name in names], self._current)
 
     def experts(
         self,

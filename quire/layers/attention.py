@@ -16,11 +16,11 @@ from quire.backends.ops import (
     RowOp,
     StateStep,
 )
-from quire.layer_plan import QueryGrowth, WholeHeads
+from quire.layer_plan import QueryGrowth
+from quire.layers.adapted import AdaptedHeads
 from quire.layers.batch import Batch
 from quire.layers.cross import Heard
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm, weighted
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
@@ -68,50 +68,6 @@ def unchanged(qk: Tensor) -> Tensor:
     return qk
 
 
-class NormedHeads:
-    """q and k normed head by head, by norms that kernels do not have where they turn heads."""
-
-    def __init__(self, shape: HeadShape, q_norm: Norm, k_norm: Norm) -> None:
-        self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
-
-    def __call__(self, qk: Tensor) -> Tensor:
-        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        return torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
-
-
-class NormedWidths(NormedHeads):
-    """q normed over all its heads, and k likewise."""
-
-    def __call__(self, qk: Tensor) -> Tensor:
-        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        parts = [(q, self.q_norm(q.flatten(1))), (k, self.k_norm(k.flatten(1)))]
-        return torch.cat([normed.view(plain.shape) for plain, normed in parts], dim=1)
-
-
-class DividedWidths:
-    """The same for heads that ranks have parts of: their squares are added up over all ranks."""
-
-    def __init__(
-        self, shape: HeadShape, whole: WholeHeads, norms: HeadNorms, tp: TensorParallel
-    ) -> None:
-        """The weights of `norms` are those of this rank's heads."""
-        self.num_heads, self.counts_kv, self.eps = shape.num_heads, whole.counts_kv, norms.eps
-        self.weights, self.tp = (norms.q, norms.k), tp
-        self.widths = (whole.num_heads * shape.head_dim, whole.num_kv_heads * shape.head_dim)
-
-    def __call__(self, qk: Tensor) -> Tensor:
-        parts = qk[:, : self.num_heads].flatten(1), qk[:, self.num_heads :].flatten(1)
-        squares = [part.float().square().sum(-1) for part in parts]
-        if not self.counts_kv:
-            squares[1].zero_()
-        sums = self.tp.all_reduce(torch.stack(squares, dim=1))
-        made = []
-        for i, part in enumerate(parts):
-            scale = torch.rsqrt(sums[:, i : i + 1] / self.widths[i] + self.eps)
-            made.append(weighted(part.float() * scale, self.weights[i], part.dtype))
-        return torch.cat(made, dim=1).view(qk.shape)
-
-
 def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
     """What queries at positions [T] are multiplied with, float32 [T]."""
     stretches = (positions // growth.original_max_len).float()
@@ -135,13 +91,15 @@ class Attention:
         growth: QueryGrowth | None = None,
         sinks: Tensor | None = None,
         gate: Linear | None = None,
+        adapted: AdaptedHeads | None = None,
     ) -> None:
         """`rope`: which of the pass's turns is its own; `norms`: what heads are normed with where
         they are turned; `heads`: what is done to q and k before that; `growth`: how much larger
-        queries are far from the beginning; `gate`: how much of what was attended goes on."""
+        queries are far from the beginning; `gate`: how much of what was attended goes on;
+        `adapted`: what norms heads where adapters have norms in place of `norms`."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
-        self.growth, self.sinks, self.gate = growth, sinks, gate
+        self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
         self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
@@ -157,9 +115,12 @@ class Attention:
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads
         step = shared.attention[self.kind]
-        qk = self.heads(qkv[:, : self.num_turned])
+        heads, norms = self.heads, self.norms
+        if self.adapted is not None and self.adapted.are_changed:
+            heads, norms = self.adapted.norm, None
+        qk = heads(qkv[:, : self.num_turned])
         v, turn = qkv[:, self.num_turned :], shared.turns[self.rope]
-        q = step.rope_and_store(qk, v, *turn, keys, values, self.norms)
+        q = step.rope_and_store(qk, v, *turn, keys, values, norms)
         if self.growth is not None:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
         attended = step.attend(q, keys, values, self.sinks)

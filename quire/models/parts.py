@@ -17,17 +17,12 @@ from quire.layer_plan import (
     NormPlan,
 )
 from quire.layers.adapted import AdapterSites
-from quire.layers.attention import (
-    Attention,
-    DividedWidths,
-    NormedHeads,
-    NormedWidths,
-    unchanged,
-)
+from quire.layers.attention import Attention, unchanged
 from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet, DeltaNetParts
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.experts import Experts, Router, SharedExpert
+from quire.layers.heads import DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
     HeadProducts,
     LatentAttention,
@@ -224,10 +219,14 @@ class Parts:
         hidden, width = self.spec.hidden_size, plan.head_dim
         num_all = plan.num_heads + 2 * plan.num_kv_heads
         attended, bias = plan.num_heads * width, plan.qkv_bias
-        norms = None
+        norms = adapted = None
         if plan.head_norm is not None:
-            q, k = (self.tensor(f"{name}.{x}_norm.weight", width) for x in "qk")
-            norms = HeadNorms(q, k, plan.head_norm.eps)
+            names, eps = [f"{name}.{x}_norm" for x in "qk"], plan.head_norm.eps
+            q, k = (self.tensor(f"{one}.weight", width) for one in names)
+            norms = HeadNorms(q, k, eps)
+            if self.adapters is not None:
+                plain = [RMSNorm(self.kernels, one, eps) for one in (q, k)]
+                adapted = self.adapters.around_heads(names, plain, self.shape)
         return Attention(
             self.shape,
             self.linear(f"{name}.qkv", num_all * width, hidden, bias=bias),
@@ -242,6 +241,7 @@ class Parts:
             gate=self.linear(f"{name}.gate", attended, hidden, bias=bias)
             if plan.output_gate
             else None,
+            adapted=adapted,
         )
 
     def latent_attention(

@@ -42,7 +42,11 @@ def make_store(
     from quire.executor.cpu.local import DTYPES
 
     if isinstance(planned, ModelSpec):
-        sites = sites_of(planned, experts_add_only=config.device != "cpu")
+        sites = sites_of(
+            planned,
+            experts_add_only=config.device != "cpu",
+            divided=config.tensor_parallel_size > 1,
+        )
     else:
         sites = sites_of_products(planned.products)
     read = partial(

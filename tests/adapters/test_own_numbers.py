@@ -66,6 +66,18 @@ CASES = {
         ("k_proj.weight", "k_proj.bias", "o_proj.weight", "o_proj.bias", HEAD),
         {"modules_to_save": ["k_proj", "o_proj", "lm_head"]},
     ),
+    "norms of heads, whose rows are in another order": Case(
+        "qwen3",
+        ("q_proj",),
+        ("q_norm.weight", "k_norm.weight"),
+        {"modules_to_save": ["q_norm", "k_norm"]},
+    ),
+    "norms over all heads": Case(
+        "olmo2", ("q_proj",), ("q_norm.weight",), {"modules_to_save": ["q_norm"]}
+    ),
+    "norms of heads less one": Case(
+        "gemma3", ("q_proj",), ("k_norm.weight",), {"modules_to_save": ["k_norm"]}
+    ),
     "every bias": Case("gpt2", ("c_attn",), (".bias",), {"bias": "all"}),
     "a weight that is stored [in, out]": Case(
         "gpt2", ("c_attn",), ("c_fc.weight", "c_fc.bias"), {"modules_to_save": ["c_fc"]}
@@ -208,7 +220,7 @@ def refused(llm: LLM, peft: Peft, path: Path) -> str:
         (
             {"modules_to_save": ["q_norm"]},
             {f"{LAYER}.q_norm.weight": (16,)},
-            "q_norm is a part that adapters do not change",
+            "layers.1.self_attn.q_norm is in modules_to_save.*nothing of it",
         ),
         ({}, {"model.norm.weight": (48,)}, "norm.weight is no matrix.*modules_to_save has no such"),
         ({"bias": "all"}, {f"{LAYER}.o_proj.bias": (48,)}, "model has not"),

@@ -1,0 +1,55 @@
+"""Norms of q and k where kernels that turn heads have none."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.backends.ops import HeadNorms, HeadShape
+from quire.layer_plan import WholeHeads
+from quire.layers.norm import Norm, weighted
+from quire.layers.tp import TensorParallel
+
+
+class NormedHeads:
+    """q and k normed head by head, by norms that kernels do not have where they turn heads."""
+
+    def __init__(self, shape: HeadShape, q_norm: Norm, k_norm: Norm) -> None:
+        self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        return torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+
+
+class NormedWidths(NormedHeads):
+    """q normed over all its heads, and k likewise."""
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        parts = [(q, self.q_norm(q.flatten(1))), (k, self.k_norm(k.flatten(1)))]
+        return torch.cat([normed.view(plain.shape) for plain, normed in parts], dim=1)
+
+
+class DividedWidths:
+    """The same for heads that ranks have parts of: their squares are added up over all ranks."""
+
+    def __init__(
+        self, shape: HeadShape, whole: WholeHeads, norms: HeadNorms, tp: TensorParallel
+    ) -> None:
+        """The weights of `norms` are those of this rank's heads."""
+        self.num_heads, self.counts_kv, self.eps = shape.num_heads, whole.counts_kv, norms.eps
+        self.weights, self.tp = (norms.q, norms.k), tp
+        self.widths = (whole.num_heads * shape.head_dim, whole.num_kv_heads * shape.head_dim)
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        parts = qk[:, : self.num_heads].flatten(1), qk[:, self.num_heads :].flatten(1)
+        squares = [part.float().square().sum(-1) for part in parts]
+        if not self.counts_kv:
+            squares[1].zero_()
+        sums = self.tp.all_reduce(torch.stack(squares, dim=1))
+        made = []
+        for i, part in enumerate(parts):
+            scale = torch.rsqrt(sums[:, i : i + 1] / self.widths[i] + self.eps)
+            made.append(weighted(part.float() * scale, self.weights[i], part.dtype))
+        return torch.cat(made, dim=1).view(qk.shape)
