@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.adapters.forms import Formed
 from quire.adapters.sites import SitePart
 from quire.weights.formats import StoredTensor
 
@@ -31,6 +32,7 @@ class Change:
     b: StoredTensor  # [rows, rank]; of an embedding [hidden, rank]
     magnitude: StoredTensor | None = None
     stacked: Stacked | None = None
+    formed: Formed | None = None  # what A and B are to be made of, of which `a` and `b` are two
 
 
 @dataclass(frozen=True, slots=True)

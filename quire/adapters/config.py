@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire.adapters.forms import Form
 from quire.errors import InvalidAdapter
 from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import read_json
@@ -41,7 +42,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 _USED = (
     *("peft_type", "peft_version", "lora_alpha", "r", "use_rslora", "use_dora", "rank_pattern"),
     *("alpha_pattern", "modules_to_save", "bias", "trainable_token_indices"),
-    "ensure_weight_tying",
+    *("ensure_weight_tying", "init_r", "alpha"),
 )
 # How it was trained, where it came from, and what it changes: its tensors say that.
 _WITHOUT_EFFECT = (
@@ -51,7 +52,16 @@ _WITHOUT_EFFECT = (
     *("target_parameters", "enable_lora", "merge_weights"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
     *("qalora_group_size", "monteclora_config", "velora_config"),
+    *("target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step"),
+    *("rank_dropout", "rank_dropout_scale", "module_dropout", "init_weights"),
+    *("use_effective_conv2d", "decompose_both", "decompose_factor"),
 )
+_FORMS: dict[str, Form] = {
+    "LORA": "lora",
+    "ADALORA": "adalora",
+    "LOHA": "loha",
+    "LOKR": "lokr",
+}
 MOST_ALPHA = 1e9
 MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300
 # A pattern with more repeats, or one inside another, can take longer than anybody waits.
@@ -73,6 +83,9 @@ class AdapterConfig:
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by end of a name
     is_tied: bool = False  # what it does to an embedding it does to a head that is one with it
     version: tuple[int, int] = (0, 0)  # of the PEFT that wrote it, where that is said
+    form: Form = "lora"
+    rank: int = 8  # the highest that it was made with
+    first_rank: float = 0.0  # of AdaLoRA, before some of it was pruned
 
     def has_whole(self, module: str) -> bool:
         """As PEFT reads it: `norm` means `input_layernorm`, too."""
@@ -85,6 +98,8 @@ class AdapterConfig:
 
     def scale(self, module: str, rank: int) -> float:
         """What B(A x) is multiplied with in a module of this name, at this rank."""
+        if self.form == "adalora":
+            return (self.alpha if self.alpha > 0 else self.first_rank) / (self.first_rank + 1e-5)
         alpha = next((a for pattern, a in self.alphas if pattern.match(module)), self.alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
@@ -100,9 +115,10 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         )
     given = read_json(checked_file(directory, CONFIG))
     fields = _Fields(given, directory / CONFIG)
+    form = fields.form()
     fields.check_known()
     return AdapterConfig(
-        alpha=fields.number("lora_alpha", 8.0),
+        alpha=fields.number("alpha" if form in ("loha", "lokr") else "lora_alpha", 8.0),
         use_rslora=fields.flag("use_rslora"),
         use_dora=fields.flag("use_dora"),
         alphas=fields.alphas(),
@@ -111,6 +127,9 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         tokens=fields.tokens(),
         is_tied=fields.flag("ensure_weight_tying"),
         version=fields.version(),
+        form=form,
+        rank=fields.rank(),
+        first_rank=fields.number("init_r", 12.0),
     )
 
 
@@ -129,11 +148,16 @@ class _Fields:
             value=value,
         )
 
+    def form(self) -> Form:
+        form = _FORMS.get(str(self.given.get("peft_type", "LORA")).upper())
+        if form is not None:
+            return form
+        way_out = LEARN if "num_virtual_tokens" in self.given else MERGE
+        raise self.wrong(
+            "peft_type", f"quire has adapters of the types {', '.join(_FORMS)}", way_out
+        )
+
     def check_known(self) -> None:
-        kind = self.given.get("peft_type", "LORA")
-        if str(kind).upper() != "LORA":
-            way_out = LEARN if "num_virtual_tokens" in self.given else MERGE
-            raise self.wrong("peft_type", "quire has adapters of the type LORA", way_out)
         for name, (harmless, way_out) in _REFUSED.items():
             value = self.given.get(name)
             # 1 == True, and a list cannot be looked up in a set: compared one by one, with type.
@@ -163,6 +187,12 @@ class _Fields:
             if len({*some}) < len(some):
                 raise self.wrong(name, "a token is there twice")
         return {module: tuple(some) for module, some in by_module.items()}
+
+    def rank(self) -> int:
+        patterns = self.given.get("rank_pattern") or {}
+        named = patterns.values() if isinstance(patterns, dict) else ()
+        given = (self.given.get("r", 8), *named)
+        return max((one for one in given if type(one) is int), default=8)
 
     def version(self) -> tuple[int, int]:
         found = _VERSION.match(str(self.given.get("peft_version")))

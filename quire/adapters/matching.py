@@ -9,6 +9,7 @@ from pathlib import Path
 
 from quire.adapters.changes import Change, Copy, Own
 from quire.adapters.config import MERGE, AdapterConfig
+from quire.adapters.forms import Form, formed
 from quire.adapters.names import Kind, TensorName
 from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites, is_of_expert
 from quire.errors import InvalidAdapter
@@ -49,6 +50,30 @@ class Matcher:
             raise self.other_shape(magnitude, (rows,))
         scale = self.config.scale(name.module, rank)
         return [Change(one, rank, scale, a, b, magnitude) for one in parts]
+
+    def formed(
+        self, name: TensorName, found: Mapping[Kind, StoredTensor], form: Form
+    ) -> list[Change]:
+        """What a module's A and B are made of, where its file has neither."""
+        parts = self._parts(name)
+        made = formed(form, found)
+        if made is None or parts[0].site == EMBEDDING:
+            has = ", ".join(f"{kind} {list(one.shape)}" for kind, one in sorted(found.items()))
+            raise self.wrong(name.module, f"has {has}: not built for {form}", MERGE)
+        first = made.matrices[0]
+        shape = (parts[0].within.of or parts[0].rows, parts[0].columns)
+        if made.shape != shape:
+            raise self.wrong(
+                name.module,
+                f"is changed as a weight of {list(made.shape)}, and this model's is {list(shape)}",
+                "The adapter was made for another base.",
+            )
+        if not made.rank:  # AdaLoRA may have pruned all of it
+            return []
+        self.check_rank(first, made.rank)
+        scale = self.config.scale(name.module, made.inner)
+        ends = made.matrices[0], made.matrices[-1]
+        return [Change(one, made.rank, scale, *ends, formed=made) for one in parts]
 
     def own(self, name: TensorName, found: Mapping[Kind, StoredTensor]) -> list[Own]:
         """What a module has of its own beside A and B."""

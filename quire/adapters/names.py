@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from quire.weights.stored_names import own_name
 
-Kind = Literal[
-    "A", "B", "magnitude", "embedding_A", "embedding_B", "added_bias", "tokens", "weight", "bias"
-]
+_LowRank = Literal["A", "B", "E", "magnitude", "embedding_A", "embedding_B"]
+_Own = Literal["added_bias", "tokens", "weight", "bias"]
+_Hadamard = Literal["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"]
+_Kronecker = Literal["lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"]
+Kind = _LowRank | _Own | _Hadamard | _Kronecker
 _NAME = re.compile(
-    r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B"
-    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)"
+    r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_E|lora_embedding_A|lora_embedding_B"
+    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta"
+    r"|hada_w[12]_[ab]|lokr_w[12](_[ab])?)"
     r"(\.weight|\.default|\.default\.weight)?"
 )
 _BIAS = re.compile(r"(?P<module>.+)\.(?P<kind>lora_B)(\.default)?\.bias")
 _KINDS: dict[str, Kind] = {
     "lora_A": "A",
     "lora_B": "B",
+    "lora_E": "E",
     "lora_embedding_A": "embedding_A",
     "lora_embedding_B": "embedding_B",
     "lora_magnitude_vector": "magnitude",
     "token_adapter.trainable_tokens_delta": "tokens",
     "weight": "weight",
     "bias": "bias",
+    **{one: one for one in get_args(_Hadamard) + get_args(_Kronecker)},
 }
 # Of modules that an adapter has whole, and of the base's embeddings, which PEFT stores beside an
 # adapter that changes them.

@@ -11,6 +11,7 @@ from pathlib import Path
 from quire.adapters.changes import Change, Copy, Own
 from quire.adapters.config import MERGE, read_adapter_config
 from quire.adapters.files import Stamp, stamps_of, tensor_file
+from quire.adapters.forms import FORM_KINDS
 from quire.adapters.matching import Matcher, wrong
 from quire.adapters.names import Kind, TensorName, tensor_name
 from quire.adapters.sites import Sites
@@ -20,7 +21,7 @@ from quire.weights.checkpoint import read_header
 from quire.weights.formats import StoredTensor
 
 _FLOATS = ("F32", "F16", "BF16", "F64")
-_LOW_RANK: frozenset[Kind] = frozenset({"A", "B", "magnitude", "embedding_A", "embedding_B"})
+_LOW_RANK: frozenset[Kind] = FORM_KINDS | {"A", "B", "magnitude", "embedding_A", "embedding_B"}
 Found = list[tuple[TensorName, dict[Kind, StoredTensor]]]
 
 
@@ -54,8 +55,10 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
     stacked: dict[str, Found] = {}
     for name, found in _by_module(path):
         low_rank = {kind: one for kind, one in found.items() if kind in _LOW_RANK}
-        if low_rank and stack_of(matcher, name) is not None:
+        if low_rank and stack_of(matcher, name) is not None and config.form == "lora":
             stacked.setdefault(module_of(name), []).append((name, low_rank))
+        elif low_rank and config.form != "lora":
+            changes += matcher.formed(name, low_rank, config.form)
         elif low_rank:
             changes += matcher.changes(name, low_rank)
         if "weight" in found and not config.has_whole(name.module):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.adapters.changes import Change, Own
 from quire.adapters.config import MERGE
+from quire.adapters.forms import Form
 from quire.adapters.plan import AdapterPlan
 from quire.adapters.sites import EMBEDDING, SitePart
 from quire.backends.adapter_ops import Added, OwnNumbers
@@ -172,8 +173,10 @@ class _Matrices:
     def of(self, change: Change) -> tuple[Tensor, Tensor]:
         """A, and B with the scale in it, in float32."""
         if self._last is None or self._last[0] != change.a.name:
-            pair = _finite(change.a), _finite(change.b) * change.scale
-            self._last = change.a.name, *pair
+            pair = _finite(change.a), _finite(change.b)
+            if change.formed is not None:
+                pair = _made(change.formed.form, *map(_finite, change.formed.matrices))
+            self._last = change.a.name, pair[0], pair[1] * change.scale
         _, a, b = self._last
         if change.stacked is None:
             return a, b
@@ -181,6 +184,22 @@ class _Matrices:
         a = a.view(experts, change.rank, -1)[expert]
         b = b.view(len(b), change.rank, experts)[:, :, expert]
         return (b.T.contiguous(), a.T) if change.stacked.swapped else (a, b)
+
+
+def _made(form: Form, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of what the matrices of a form make; see forms.py."""
+    if form == "adalora":
+        a, b, e = given
+        return a * e, b
+    if form == "loha":
+        w1_a, w1_b, w2_a, w2_b = given
+        b = (w1_a[:, :, None] * w2_a[:, None, :]).flatten(1)
+        return (w1_b[:, None] * w2_b[None]).flatten(0, 1), b
+    *outer, w2_a, w2_b = given
+    w1 = outer[0] if len(outer) == 1 else outer[0] @ outer[1]
+    if len(w1) <= w1.shape[1]:
+        return torch.kron(w1, w2_b), torch.kron(torch.eye(len(w1)), w2_a)
+    return torch.kron(torch.eye(w1.shape[1]), w2_b), torch.kron(w1, w2_a)
 
 
 def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:

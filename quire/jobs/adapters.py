@@ -59,24 +59,14 @@ def engine_options(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[
     """The options that an engine needs for these adapters, where none are given."""
     if not lora:
         return {}
-    ranks = [_rank(_directory(path, options)) for path in lora.values()]
+    from quire.adapters.ranks import highest_rank
+
+    ranks = [highest_rank(_directory(path, options)) for path in lora.values()]
     return {
         "enable_lora": True,
         "max_loras": min(len(lora), MOST_AT_ONCE),
         "max_lora_rank": max(ranks),
     }
-
-
-def _rank(directory: Any) -> int:
-    """The highest of an adapter's."""
-    from quire.adapters.files import tensor_file
-    from quire.adapters.names import tensor_name
-    from quire.weights.checkpoint import read_header
-
-    names = read_header(tensor_file(directory)).items()
-    kinds = ((tensor_name(name), tensor) for name, tensor in names)
-    ranks = [t.shape[0] for n, t in kinds if n is not None and n.kind in ("A", "embedding_A")]
-    return max(ranks, default=1)
 
 
 def _directory(path: str, options: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.adapters.plan import plan_adapter
+from quire.adapters.ranks import highest_rank
 from quire.adapters.sites import sites_of
 from quire.errors import InvalidAdapter
 from tests.adapters.conftest import Where
@@ -187,6 +188,7 @@ def test_sides_that_are_equal_are_taken_only_where_it_is_known_which_is_which(
         peft.config["peft_version"] = version
         plan = plan_adapter(peft.save(tmp_path / name), sites, 16)
         assert {one.part.expert for one in plan.changes} == set(range(8))
+        assert highest_rank(tmp_path / name) == RANK
         return {one.stacked.swapped for one in plan.changes if one.stacked is not None}
 
     down, up, up_swapped = ("", 48, 48), (".base_layer", 48, 96), (".base_layer", 96, 48)

@@ -44,7 +44,7 @@ def change(path: Path, **fields: Any) -> None:
         ({"kasa_config": {"beta": 1e-3}}, "kasa_config"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights.*pissa.*weight_conversion"),
-        ({"peft_type": "LOHA"}, "peft_type.*LOHA.*merge_and_unload"),
+        ({"peft_type": "VERA"}, "peft_type.*VERA.*merge_and_unload"),
         ({"peft_type": "CPT", "num_virtual_tokens": 4}, "peft_type.*CPT.*cannot be merged"),
         ({"lora_alpha": "much"}, "lora_alpha.*'much'"),
         ({"lora_alpha": float("inf")}, "lora_alpha.*inf"),
