@@ -8,7 +8,8 @@ memory as were used last.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,23 +55,22 @@ class AdapterStore:
         """The adapter that is asked for, checked against the model; InvalidAdapter if it cannot be
         used with it."""
         key = (request.lora_name, request.lora_path)
-        try:
+        with _named(request):
             directory = self._directory(request.lora_path)
             known = self._known.get(key)
             if known is None or known.plan.stamps != stamps_of(directory):
                 known = self._known[key] = self._check(request, directory)
-        except (ModelError, OSError) as error:
-            raise InvalidAdapter(
-                f"adapter {request.lora_name!r}: {error}",
-                parameter="lora_path",
-                value=request.lora_path,
-            ) from error
         self._known.move_to_end(key)
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         if self._base_refusal and known.plan.needs_base:
             raise InvalidAdapter(self._base_refusal, parameter="lora_path")
         return known
+
+    def check(self, request: LoRARequest) -> None:
+        """InvalidAdapter if it cannot be used with the model; from any thread, nothing is kept."""
+        with _named(request):
+            plan_adapter(self._directory(request.lora_path), self._sites, self._max_rank)
 
     def _directory(self, path: str) -> Path:
         if not path:
@@ -126,3 +126,16 @@ class AdapterStore:
             adapter = self._by_number.get(number)
             if adapter is None or adapter.plan.needs_base:
                 del self._loaded[number]
+
+
+@contextmanager
+def _named(request: LoRARequest) -> Iterator[None]:
+    """What is wrong with its files, as the error of an adapter."""
+    try:
+        yield
+    except (ModelError, OSError) as error:
+        raise InvalidAdapter(
+            f"adapter {request.lora_name!r}: {error}",
+            parameter="lora_path",
+            value=request.lora_path,
+        ) from error

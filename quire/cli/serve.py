@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from quire.server.serve import Serving
 
 Names = list[str] | None
+_FOLDER_HELP = "Adapters in it may be loaded over HTTP while it runs."
+LoraFolder = Annotated[Path | None, typer.Option(help=_FOLDER_HELP, exists=True, file_okay=False)]
 GIB = 1 << 30
 # Not QUIRE_HOME, which may be deleted at any time: people's files are kept here.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
@@ -45,9 +47,8 @@ def serve(
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Metrics under vLLM's names too.")
     ] = False,
-    lora: Annotated[
-        Names, typer.Option(help="A LoRA adapter as a model: NAME=PATH; repeatable.")
-    ] = None,
+    lora: Annotated[Names, typer.Option(help="An adapter as a model: NAME=PATH.")] = None,
+    lora_folder: LoraFolder = None,
     option: Annotated[Names, typer.Option(help=SAMPLING_FLAGS["option"].help)] = None,
     tensor_parallel_size: o.Ranks = None,
 ) -> None:
@@ -69,10 +70,11 @@ def serve(
         model=model,
         names=(*names, *adapters),
         lora=adapters,
+        lora_folder=lora_folder,
         data_dir=folder,
         host=host,
         port=port,
-        options={**engine_options(adapters, options), **options},
+        options={**engine_options(adapters, options, and_more=bool(lora_folder)), **options},
         max_queue=max_queue,
         grace=grace,
         allowed_hosts=tuple(allowed_host or ()),

@@ -8,6 +8,7 @@ from typing import Any
 from quire.errors import InvalidAdapter, InvalidOption, ModelError
 
 MOST_AT_ONCE = 8  # in one batch, where nothing is said; a batch of more pays for each
+USUAL_RANK = 16
 
 
 def parse_lora(given: Any) -> dict[str, str]:
@@ -55,17 +56,20 @@ def digests(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, st
     return found
 
 
-def engine_options(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that an engine needs for these adapters, where none are given."""
-    if not lora:
+def engine_options(
+    lora: Mapping[str, str], options: Mapping[str, Any], *, and_more: bool = False
+) -> dict[str, Any]:
+    """The options that an engine needs for these adapters, where none are given; `and_more`: for
+    others that nobody knows yet."""
+    if not lora and not and_more:
         return {}
     from quire.adapters.ranks import highest_rank
 
     ranks = [highest_rank(_directory(path, options)) for path in lora.values()]
     return {
         "enable_lora": True,
-        "max_loras": min(len(lora), MOST_AT_ONCE),
-        "max_lora_rank": max(ranks),
+        "max_loras": MOST_AT_ONCE if and_more else min(len(lora), MOST_AT_ONCE),
+        "max_lora_rank": max(ranks + [USUAL_RANK] * and_more),
     }
 
 

@@ -41,6 +41,7 @@ from quire.openai_api.shapes import (
     TextCompletion,
 )
 from quire.server import (
+    adapter_routes,
     audio_routes,
     batch_routes,
     generation,
@@ -95,10 +96,11 @@ def make_app(services: Services) -> ASGIApp:
         *tokens.routes(services),
         *audio_routes.routes(services),
         *batch_routes.routes(services),
+        *adapter_routes.routes(services),
     ]
 
     async def described(request: Request) -> Response:
-        names = services.settings.names
+        names = services.names
         return json_response(description(routes, names, keys=bool(services.keys)))
 
     routes.append(ApiRoute("GET", PATH, described, shape=dict[str, Any]))

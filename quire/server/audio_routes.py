@@ -87,7 +87,7 @@ class AudioRoutes:
         received = await receive(request, reader, self._service.storage, limits)
         sound, is_kept = self._service.storage.file(received.storage), False
         try:
-            names = self._services.settings.names
+            names = self._services.names
             asked = read_transcript_form(path, received.form.fields, received.form.lists, names)
             await self._services.engine.ready()
             if asked.stream:
@@ -153,7 +153,7 @@ class AudioRoutes:
     ) -> AsyncGenerator[tuple[Piece, Output], None]:
         """What was said in each piece, in order; some are heard at once."""
         services = self._services
-        rows = asked.rows(pieces, services.settings.names)
+        rows = asked.rows(pieces, services.names)
         tasks: deque[asyncio.Task[Output]] = deque()
         left = iter(rows)
         try:

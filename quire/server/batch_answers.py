@@ -49,7 +49,7 @@ class ServerRowEngine:
     async def answer(self, row: RowAsked) -> RowAnswered:
         if row.endpoint == EMBEDDINGS:
             return await self._embedded(row)
-        names = self._services.settings.names
+        names = self._services.names
         given: dict[str, Any] = {}
         if row.endpoint == RESPONSES:
             asked, given = read_response(row.body, names)
@@ -75,7 +75,7 @@ class ServerRowEngine:
         return _answered(body, outputs)
 
     async def _embedded(self, row: RowAsked) -> RowAnswered:
-        engine, names = self._services.engine, self._services.settings.names
+        engine, names = self._services.engine, self._services.names
         asked = read_pooling_body(row.endpoint, row.body, names, engine.facts.get("tasks", ()))
         outputs = await self._outputs(asked, row.key_id)
         about: Any = {"id": row.response_id, "created": row.created}

@@ -22,6 +22,7 @@ from quire.errors import EngineError, InvalidRequest, ModelError, QuireError
 from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
 from quire.openai_api.outputs import Output
+from quire.server.adapters import RuntimeAdapters
 from quire.server.engine_fell import EngineFell
 from quire.server.engine_life import COMMAND, EngineLife
 from quire.server.engine_totals import EngineTotals
@@ -49,6 +50,7 @@ class Bridge:
         self.facts: Mapping[str, Any] = {}
         self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
         self.metrics = Metrics(settings.names[0])
+        self.adapters = RuntimeAdapters()
         self._told: Mapping[str, Any] = {}  # what the engine said last of itself
         self._totals = EngineTotals()
         self._life: EngineLife | None = None
@@ -73,14 +75,11 @@ class Bridge:
 
     async def run(self) -> None:
         """Keep an engine alive until cancelled; raises what keeps the first from loading."""
-        settings = self._settings
-        opening = {"kind": "open", "model": settings.model, "options": dict(settings.options)}
-        opening["lora"] = dict(settings.lora)
         try:
             while True:
-                self._life = life = await EngineLife.begin(
-                    opening, command=self._command, hear=_pass_on
-                )
+                opening = {**self._settings.opening, "loaded": self.adapters.paths()}
+                begun = EngineLife.begin(opening, command=self._command, hear=_pass_on)
+                self._life = life = await begun
                 watch = asyncio.create_task(_kill_if_hung(life))
                 try:
                     async for message in life.messages():

@@ -34,7 +34,7 @@ def endpoints(services: Services) -> dict[str, Endpoint]:
 
 def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Any:
-        asked = read_body(endpoint, await read_json(request), services.settings.names)
+        asked = read_body(endpoint, await read_json(request), services.names)
         check_task("generate", services.engine.facts.get("tasks", ()))
         number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about: Any = {

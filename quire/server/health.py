@@ -53,12 +53,12 @@ def routes(services: Services) -> list[ApiRoute]:
         return json_response(told)
 
     async def models(request: Request) -> Response:
-        listed = [_model(services, name, created) for name in services.settings.names]
+        listed = [_model(services, name, created) for name in services.names]
         return json_response(list_object(listed, has_more=False))
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in services.settings.names:
+        if name not in services.names:
             raise not_found(f"the model {show(name)} is not served here", code="model_not_found")
         return json_response(_model(services, name, created))
 
@@ -73,13 +73,14 @@ def routes(services: Services) -> list[ApiRoute]:
 
 def _model(services: Services, name: str, created: int) -> ModelObject:
     longest = services.engine.facts.get("max_model_len")
+    is_adapter = name in services.settings.lora or name in services.adapters.loaded
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "quire",
         "root": services.settings.names[0],
-        "parent": services.settings.names[0] if name in services.settings.lora else None,
+        "parent": services.settings.names[0] if is_adapter else None,
         "max_model_len": longest,
         "type": "model",
         "display_name": name,

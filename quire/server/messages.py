@@ -24,10 +24,8 @@ COUNT = f"{MESSAGES}/count_tokens"
 
 
 def endpoints(services: Services) -> dict[str, Endpoint]:
-    names = services.settings.names
-
     async def respond(request: Request) -> Any:
-        body = await read_json(request)
+        body, names = await read_json(request), services.names
         if isinstance(body, dict) and "thinking" in body:
             await services.engine.ready()  # what a budget means depends on the model
         bounds = bool(services.engine.facts.get("bounds_thoughts"))
@@ -45,7 +43,7 @@ def endpoints(services: Services) -> dict[str, Endpoint]:
 
 def routes(services: Services) -> list[ApiRoute]:
     async def count(request: Request) -> Response:
-        row, fields = read_counted(await read_json(request), services.settings.names)
+        row, fields = read_counted(await read_json(request), services.names)
         try:
             told = await services.engine.call("tokenize", row=row, strings=False)
         except ApiError as error:

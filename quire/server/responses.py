@@ -19,7 +19,7 @@ from quire.server.services import Services
 
 def endpoints(services: Services) -> dict[str, Endpoint]:
     async def respond(request: Request) -> Any:
-        asked, given = read_response(await read_json(request), services.settings.names)
+        asked, given = read_response(await read_json(request), services.names)
         number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about = About(number, int(time.time()), asked.model or services.settings.names[0], given)
         return await answered(

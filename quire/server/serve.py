@@ -49,7 +49,7 @@ class Serving:
             self.socket.close()
             raise
         self.bridge = Bridge(settings, command=command)
-        self.services = Services(self.bridge, settings, keys, self._stored)
+        self.services = Services(self.bridge, settings, keys, self._stored, self.bridge.adapters)
         config = uvicorn.Config(
             make_app(self.services),
             http=BoundedProtocol,

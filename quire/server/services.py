@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from quire.openai_api.asks import Row
 from quire.openai_api.outputs import Output
+from quire.server.adapters import RuntimeAdapters
 from quire.server.keys import Keys
 
 Lane = Literal["interactive", "batch"]
@@ -30,6 +31,7 @@ class Settings:
     port: int = 8000
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
     lora: Mapping[str, str] = field(default_factory=dict)  # adapters that are names of their own
+    lora_folder: Path | None = None  # whose adapters may be loaded while it runs
     max_queue: int = 1024  # answers of interactive requests that are written or wait
     max_queue_tokens: int = 8 << 20  # about: by the bytes of their bodies
     grace: float = 30.0  # seconds that a stopping server gives to what runs
@@ -38,6 +40,12 @@ class Settings:
     vllm_metrics: bool = False  # metrics under vLLM's names too
     max_file_bytes: int = 2 << 30  # of one upload
     quota_bytes: int | None = None  # of all files of a key
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """What the engine's process is told first."""
+        told = {"kind": "open", "model": self.model, "options": dict(self.options)}
+        return {**told, "names": self.names, "lora": dict(self.lora)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,12 @@ class Services:
     settings: Settings
     keys: Keys
     database: Any = None
+    adapters: RuntimeAdapters = field(default_factory=RuntimeAdapters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may name as their model."""
+        return (*self.settings.names, *self.adapters.loaded)
 
 
 def key_of(request: Request) -> str:

@@ -82,7 +82,7 @@ async def _fields(request: Request, services: Services, known: Body) -> Mapping[
     """The fields that are set, none of another name."""
     given = checked_fields(known, await read_json(request))
     if "model" in given:
-        check_model(given["model"], services.settings.names)
+        check_model(given["model"], services.names)
     return given
 
 

@@ -12,11 +12,11 @@ from functools import partial
 from importlib import import_module
 
 from quire.errors import EngineError, QuireError
-from quire.params.lora import LoRARequest
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.process import exit_code, private
 from quire.replicas.streams import Inbox
 from quire.replicas.wire import Message
+from quire.server.child.adapters import ServedAdapters
 from quire.server.child.serving import TELL_SECONDS, ServingEngine
 from quire.server.child.writer import Writer
 from quire.session.collector import lasts_from_now_on, rare_full_collections
@@ -54,7 +54,8 @@ def _serve(
     board.move(Phase.LOADING)
     session, files = _opened(opening, factory)
     session.prepare_grammars()
-    engine = ServingEngine(session, board, writer, _adapters(session, opening.get("lora", {})))
+    given = (opening[name] for name in ("names", "lora", "loaded"))
+    engine = ServingEngine(session, board, writer, ServedAdapters(session, *given))
     board.move(Phase.IDLE)
     writer.send({"kind": "ready", "facts": {**engine.facts(), **files}})
     lasts_from_now_on()
@@ -69,18 +70,6 @@ def _serve(
         traceback.print_tb(failure.__traceback__)  # where alone: its words may quote a row
         raise EngineError(f"the engine failed: {type(failure).__name__}") from failure
     raise failure
-
-
-def _adapters(session: Session, lora: dict[str, str]) -> dict[str, LoRARequest]:
-    """The adapters that are served, checked before the first request names one."""
-    found = {
-        name: LoRARequest(name, number, path)
-        for number, (name, path) in enumerate(lora.items(), start=1)
-    }
-    for request in found.values():
-        if session.model.adapters is not None:
-            session.model.adapters.find(request)
-    return found
 
 
 def _opened(opening: Message, factory: str | None) -> tuple[Session, Message]:

@@ -22,13 +22,13 @@ from quire.inputs.thinking import ThoughtReader
 from quire.inputs.thoughts import begins_in_format
 from quire.jobs.child.requests import attempt, error_text, error_type
 from quire.outputs import RequestOutput
-from quire.params.lora import LoRARequest
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.heartbeat import Heartbeat
 from quire.replicas.child.tally import session_facts
 from quire.replicas.child.watched import WatchedExecutor
 from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams
+from quire.server.child.adapters import ServedAdapters
 from quire.server.child.calls import Calls
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
@@ -54,11 +54,11 @@ class ServingEngine:
         session: Session,
         board: Board,
         writer: Writer,
-        lora: Mapping[str, LoRARequest] | None = None,
+        adapters: ServedAdapters,
     ) -> None:
-        """`lora`: the adapters that requests name as their model."""
+        """`adapters`: those that requests name as their model."""
         self._session, self._board, self._writer = session, board, writer
-        self._lora = lora or {}
+        self._adapters = adapters
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
         # Nobody waits behind a book that is to be counted.
@@ -131,7 +131,7 @@ class ServingEngine:
             background=row.get("lane") == "batch",
             chat="messages" in row,
             tools=bool(row.get("tools")),
-            lora_request=self._lora.get(row.get("model", "")),
+            lora_request=self._adapters.find(row.get("model", "")),
         )
         self._asked[place.id] = asked
         return asked
@@ -146,8 +146,9 @@ class ServingEngine:
             return
         each = [made] if isinstance(made, QuireError) else made
         ready: list[Submission] = []
-        for (_, asked), found in zip(some, each, strict=True):
-            failed = self._filled(asked, found)
+        for (row, asked), found in zip(some, each, strict=True):
+            served = _attempt(partial(self._adapters.check, row.get("model", "")))
+            failed = served or self._filled(asked, found)
             if isinstance(failed, QuireError):
                 self._refuse(asked, failed)
             else:
@@ -269,8 +270,17 @@ class ServingEngine:
     def failure(self) -> BaseException | None:
         return self._engine.failure
 
+    def _called(self, message: Message) -> Mapping[str, Any]:
+        if message["what"] == "load_adapter":
+            self._adapters.load(message["name"], message["path"])
+            return {}
+        if message["what"] == "unload_adapter":
+            self._adapters.unload(message["name"])
+            return {}
+        return self._calls.answer(message)
+
     def _answer_call(self, message: Message) -> None:
-        made = _attempt(lambda: self._calls.answer(message))
+        made = _attempt(lambda: self._called(message))
         told: dict[str, Any] = {"kind": "called", "id": message["id"]}
         if isinstance(made, QuireError):
             told |= _about(made)
