@@ -15,15 +15,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from msgspec import convert
 
 from quire.errors import CorruptJob, InvalidOption
 from quire.evals.scoring.scorer import Answer, Scorer, ScorerFailed, Verdict
 from quire.evals.scoring.statistics import Mean, RunningMean, pass_at
+from quire.jobs.input.strict_json import parse
 from quire.jobs.output.results import StoredRow, StoredRun
 from quire.jobs.store.bounded import bounded_lines, read_bounded
 from quire.jobs.store.durable import replacing, write_file
-from quire.jobs.store.fields import misfits
 
 SUMMARY = "scores.json"
 FOLDER = "scores"
@@ -47,12 +49,19 @@ class MetricScore:
 
 
 @dataclass(frozen=True, slots=True)
+class _Summary:
+    """What is kept of all metrics of a run."""
+
+    metrics: list[MetricScore]
+
+
+@dataclass(frozen=True, slots=True)
 class RowScore:
     """One row under one metric; None where it has no score."""
 
     row: int
     key: str
-    value: float | None
+    value: float | None = None
     read: str | None = None
     reason: str | None = None
 
@@ -205,7 +214,7 @@ def _rows_file(home: Path, metric: str) -> Path:
 def keep_summary(home: Path, results: Sequence[MetricScore]) -> None:
     """Add these metrics to the run's, in place of older ones of the same names."""
     kept = {score.metric: score for score in [*read_scores(home), *results]}
-    text = json.dumps({"metrics": [asdict(score) for score in kept.values()]}, indent=1)
+    text = json.dumps(asdict(_Summary([*kept.values()])), indent=1)
     write_file(home / SUMMARY, text.encode() + b"\n")
 
 
@@ -215,36 +224,12 @@ def read_scores(home: Path) -> list[MetricScore]:
     if not path.is_file():
         return []
     try:
-        found = json.loads(read_bounded(path, _MOST_BYTES))
-        return [_metric_score(score) for score in found["metrics"]]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        found = parse(read_bounded(path, _MOST_BYTES).decode())
+        return convert(found, _Summary).metrics
+    except ValueError as error:
         raise CorruptJob(
             f"{path} does not read as scores ({error}). Score the run again."
         ) from None
-
-
-def _metric_score(found: dict[str, Any]) -> MetricScore:
-    made = MetricScore(
-        **{
-            **found,
-            "mean": _mean(found["mean"]),
-            "pass_at": {k: _mean(mean) for k, mean in found["pass_at"].items()},
-            "groups": {
-                column: {value: _mean(mean) for value, mean in means.items()}
-                for column, means in found["groups"].items()
-            },
-        }
-    )
-    if wrong := misfits(made):
-        raise ValueError(f"{wrong[0]} is not what it should be")
-    return made
-
-
-def _mean(found: dict[str, Any]) -> Mean:
-    made = Mean(**found)
-    if misfits(made) or not all(math.isfinite(part or 0) for part in (made.value, made.stderr)):
-        raise ValueError(f"{found} is no mean")
-    return made
 
 
 def read_row_scores(home: Path, metric: str) -> Iterator[RowScore]:
@@ -252,9 +237,7 @@ def read_row_scores(home: Path, metric: str) -> Iterator[RowScore]:
     path = _rows_file(home, metric)
     for line in bounded_lines(path, _LONGEST_LINE):
         try:
-            found = RowScore(**{"value": None, **json.loads(line)})
-            if not isinstance(found.row, int) or not isinstance(found.value, float | int | None):
-                raise TypeError("a row has a number, and a figure or none")
-        except (ValueError, TypeError, RecursionError) as error:
+            found = convert(parse(line.decode()), RowScore)
+        except ValueError as error:
             raise CorruptJob(f"{path} does not read as scores ({error}). Score again.") from None
         yield found

@@ -14,12 +14,10 @@ from typing import Any, Literal
 
 from quire.base.version import __version__
 from quire.errors import CorruptJob, InvalidOption
-from quire.inputs.media.allowed import KINDS
 from quire.jobs.run_options import kept_names
 from quire.jobs.store import secrets
 from quire.jobs.store.bounded import read_bounded
 from quire.jobs.store.durable import write_file
-from quire.jobs.store.fields import misfits
 from quire.jobs.store.stamps import FileStamp
 
 NAME = "manifest.json"
@@ -30,7 +28,6 @@ Kind = Literal["generate", "choices", "batch", "embed", "transcribe"]
 # What a row's own content hash does not cover: if one of these changed, no row is the same.
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
 _ABOUT_ROWS = ("version", "inputs", "sampling", "settings", "output_format", *kept_names())
-_LISTS = ("command", "columns", "settings", "shard", "continuations")  # JSON has no tuples
 _LONGEST_SHOWN = 60
 
 
@@ -99,7 +96,7 @@ class Manifest:
             found = json.loads(read_bounded(path, MOST_BYTES))
             _refuse_newer(path, found)
             return _from_json(found)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptJob(
                 f"{path} does not read as a manifest ({error}). Its results are in the files "
                 "beside it; give another OUTPUT, or --overwrite to begin again."
@@ -143,25 +140,12 @@ def _refuse_newer(path: Path, found: Any) -> None:
 
 
 def _from_json(found: Any) -> Manifest:
-    if not isinstance(found, dict):
-        raise ValueError("it is no object")
-    found.pop("output_bytes", None)  # of a version that knew no more of its output
-    if found.get("output_file") is not None:
-        found["output_file"] = FileStamp(**found["output_file"])
-    for name in ("inputs", "model_files", "tokenizer_files"):
-        found[name] = tuple(FileStamp(**each) for each in found[name])
-    found["few_shot"] = tuple((question, answer) for question, answer in found["few_shot"])
-    for name in (*_LISTS, *KINDS):
-        if isinstance(found.get(name), list):
-            found[name] = tuple(found[name])
-    words = found["command"]
-    if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-        raise ValueError("command is not what it should be")
-    if not isinstance(found["options"], dict):
-        raise ValueError("options is not what it should be")
-    made = Manifest(**found)
-    if wrong := misfits(made):
-        raise ValueError(f"{wrong[0]} is not what it should be")
+    """Raises ValueError where a field is missing or has a value of another type, by its name."""
+    import msgspec  # where a manifest is read, and not for every command
+
+    if isinstance(found, dict):
+        found.pop("output_bytes", None)  # of a version that knew no more of its output
+    made = msgspec.convert(found, Manifest)
     if not all("name" in setting for setting in made.settings):
         raise ValueError("a setting without a name")
     return made
