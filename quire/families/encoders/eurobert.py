@@ -8,11 +8,11 @@ from quire.families.encoders.family import (
     EncoderNames,
     HeadPart,
     inner_activation,
-    plain_theta,
     read_encoder,
+    with_rope,
 )
 from quire.families.fields import Fields
-from quire.families.reading import num_layers, read_heads
+from quire.families.reading import read_heads
 from quire.spec import EncoderSpec
 
 NAMES = EncoderNames(
@@ -31,7 +31,7 @@ NAMES = EncoderNames(
 
 def read(fields: Fields) -> EncoderSpec:
     heads = read_heads(fields)
-    return read_encoder(
+    spec = read_encoder(
         "eurobert",
         fields,
         max_model_len=fields.count("max_position_embeddings"),
@@ -44,10 +44,10 @@ def read(fields: Fields) -> EncoderSpec:
         norm_bias=False,
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
-        thetas=(plain_theta(fields, heads.head_dim, 10_000.0),) * num_layers(fields),
         num_kv_heads=heads.kv_heads,
         head_dim=heads.head_dim,
     )
+    return with_rope(spec, fields, unsaid_theta=10_000.0)
 
 
 def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:

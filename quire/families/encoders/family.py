@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from quire.errors import CorruptModel, UnsupportedModel
@@ -135,12 +135,12 @@ def inner_activation(
     return found
 
 
-def plain_theta(fields: Fields, head_dim: int, unsaid: float) -> float:
-    """The theta of a rope that is not scaled."""
-    rope = read_rope(fields, head_dim, theta=unsaid)
+def with_rope(spec: EncoderSpec, fields: Fields, *, unsaid_theta: float) -> EncoderSpec:
+    """The same encoder with its config's rope in every layer, which must not be scaled."""
+    rope = read_rope(fields, spec.head_dim, theta=unsaid_theta)
     if rope.scaling is not None:
         raise UnsupportedModel(f"{fields.source}: a scaled rope; quire has plain ones in encoders")
-    return rope.theta
+    return replace(spec, thetas=(rope.theta,) * spec.num_layers)
 
 
 # What most configs call the sizes of an encoder.

@@ -8,11 +8,10 @@ from quire.families.encoders import bert
 from quire.families.encoders.family import (
     Dense,
     EncoderFamily,
-    EncoderNames,
     inner_activation,
-    plain_theta,
     pooled_classifier,
     read_encoder,
+    with_rope,
 )
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
@@ -30,8 +29,7 @@ def read(fields: Fields) -> EncoderSpec:
         gated=True,
         up_bias=False,
     )
-    theta = plain_theta(fields, spec.head_dim, 160_000.0)
-    return replace(spec, thetas=(theta,) * spec.num_layers)
+    return with_rope(spec, fields, unsaid_theta=160_000.0)
 
 
 FAMILY = EncoderFamily(
@@ -40,11 +38,9 @@ FAMILY = EncoderFamily(
     model_types=("gte",),
     prefix="gte.",
     read=read,
-    names=EncoderNames(
-        words="embeddings.word_embeddings",
-        types="embeddings.token_type_embeddings",
-        embed_norm="embeddings.LayerNorm",
-        layer="encoder.layer.{}.",
+    names=replace(
+        bert.NAMES,
+        positions="",
         qkv=("attention.qkv_proj",),
         o="attention.o_proj",
         attn_norm="attn_ln",

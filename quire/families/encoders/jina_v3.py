@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.families.encoders import bert, roberta
+from quire.families.encoders import bert, nomic_bert, roberta
 from quire.families.encoders.family import (
     EncoderFamily,
-    EncoderNames,
     inner_activation,
-    plain_theta,
     read_encoder,
+    with_rope,
 )
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
@@ -25,8 +24,7 @@ def read(fields: Fields) -> EncoderSpec:
         norm_eps=fields.positive("layer_norm_eps", 1e-5),
         activation=inner_activation(fields, "hidden_act"),
     )
-    theta = plain_theta(fields, spec.head_dim, 20_000.0)
-    return replace(spec, thetas=(theta,) * spec.num_layers)
+    return with_rope(spec, fields, unsaid_theta=20_000.0)
 
 
 FAMILY = EncoderFamily(
@@ -35,18 +33,7 @@ FAMILY = EncoderFamily(
     model_types=("jina_embeddings_v3",),
     prefix="roberta.",
     read=read,
-    names=EncoderNames(
-        words="embeddings.word_embeddings",
-        types="embeddings.token_type_embeddings",
-        embed_norm="emb_ln",
-        layer="encoder.layers.{}.",
-        qkv=("mixer.Wqkv",),
-        o="mixer.out_proj",
-        attn_norm="norm1",
-        up=("mlp.fc1",),
-        down="mlp.fc2",
-        mlp_norm="norm2",
-    ),
+    names=replace(nomic_bert.NAMES, qkv=("mixer.Wqkv",), o="mixer.out_proj", up=("mlp.fc1",)),
     classifier=roberta.FAMILY.classifier,
     without_effect=bert.WITHOUT_EFFECT,
 )

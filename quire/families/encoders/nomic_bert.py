@@ -12,9 +12,9 @@ from quire.families.encoders.family import (
     EncoderFamily,
     EncoderNames,
     inner_activation,
-    plain_theta,
     pooled_classifier,
     read_encoder,
+    with_rope,
 )
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
@@ -62,8 +62,7 @@ def read(fields: Fields) -> EncoderSpec:
     )
     if fields.count("head_dim", spec.head_dim) != spec.head_dim:
         raise fields.unsupported("head_dim", f"hidden_size / heads, {spec.head_dim}")
-    theta = plain_theta(fields, spec.head_dim, fields.positive("rotary_emb_base", THETA))
-    return replace(spec, thetas=(theta,) * spec.num_layers)
+    return with_rope(spec, fields, unsaid_theta=fields.positive("rotary_emb_base", THETA))
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
