@@ -54,10 +54,7 @@ def load_weights(
     tensors: dict[str, Tensor] = {}
 
     def fill(weight: Weight, pieces: Pieces) -> None:
-        kept = torch.float32 if weight.is_wide else dtype
-        make = torch.zeros if pieces.has_zeros else torch.empty
-        tensors[weight.name] = out = make(weight.shape, dtype=kept, device=device)
-        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
+        tensors[weight.name] = pieces.fill_plain(weight, dtype, device)
 
     fill_all(files, spec, dtype, torch.device(device), fill, only, share)
     return tensors
@@ -72,25 +69,15 @@ def load_int8_weights(
     weights: dict[str, Matrix] = {}
 
     def fill(weight: Weight, pieces: Pieces) -> None:
-        if is_in_bytes(weight):
+        if weight.is_matrix:
             matrix = Int8Matrix.empty((weight.shape[0], weight.shape[1]), arithmetic)
             weights[weight.name] = matrix
             pieces.start(partial(_fill_int8, matrix))
-            return
-        make = torch.zeros if pieces.has_zeros else torch.empty
-        weights[weight.name] = out = make(weight.shape)
-        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
+        else:
+            weights[weight.name] = pieces.fill_plain(weight, torch.float32, "cpu")
 
     fill_all(files, spec, torch.int8, torch.device("cpu"), fill, share=share)
     return weights
-
-
-def is_in_bytes(weight: Weight) -> bool:
-    """Whether 8-bit arithmetic keeps this weight: a matrix that is multiplied with."""
-    return weight.is_matrix
-
-
-FillRows = Callable[[Piece], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +90,16 @@ class Pieces:
     pool: ThreadPoolExecutor
     filling: list[Future[None]]
 
-    def start(self, rows: FillRows) -> None:
-        self.filling.extend(self.pool.submit(rows, piece) for piece in self.all)
+    def start(self, fill: Callable[[Piece], None]) -> None:
+        self.filling.extend(self.pool.submit(fill, piece) for piece in self.all)
+
+    def fill_plain(self, weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """A tensor for a weight in `dtype`, which is being filled."""
+        kept = torch.float32 if weight.is_wide else dtype
+        make = torch.zeros if self.has_zeros else torch.empty
+        out = make(weight.shape, dtype=kept, device=device)
+        self.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
+        return out
 
 
 def fill_all(
@@ -232,7 +227,7 @@ def dummy_int8_weights(
 ) -> dict[str, Matrix]:
     """The same, each matrix rounded to bytes before the next is made."""
     check_memory(list(weights_of(spec)), torch.int8, torch.device("cpu"))
-    in_bytes = {weight.name for weight in rank_weights(spec, share) if is_in_bytes(weight)}
+    in_bytes = {weight.name for weight in rank_weights(spec, share) if weight.is_matrix}
     return {
         name: Int8Matrix.of(weight, arithmetic) if name in in_bytes else weight
         for name, weight in _dummies(spec, torch.float32, "cpu", seed, share)

@@ -10,7 +10,7 @@ from torch import Tensor
 from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 from quire.weights.cuts import Piece
-from quire.weights.load import Pieces, dummy, fill_all, fill_rows
+from quire.weights.load import Pieces, dummy, fill_all
 from quire.weights.names import weights_of
 from quire.weights.parts import Weight
 from quire.weights.quantised.kept import are_kept, may_be_kept, random_matrix, read_kept, stack
@@ -47,11 +47,8 @@ def load_kept_weights(
                 found[places[piece.first]] = read_kept(piece, device)
 
             pieces.start(read)
-            return
-        kept = torch.float32 if weight.is_wide else dtype
-        make = torch.zeros if pieces.has_zeros else torch.empty
-        weights[weight.name] = out = make(weight.shape, dtype=kept, device=device)
-        pieces.start(lambda piece: fill_rows(out[piece.first : piece.first + piece.rows], piece))
+        else:
+            weights[weight.name] = pieces.fill_plain(weight, dtype, device)
 
     fill_all(files, spec, dtype, device, fill, share=share, kept=stays)
     for name, found in parts.items():

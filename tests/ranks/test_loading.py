@@ -17,7 +17,6 @@ from quire.weights.load import (
     cut_tensor,
     dummy_int8_weights,
     dummy_weights,
-    is_in_bytes,
     load_int8_weights,
     load_weights,
     rank_weights,
@@ -51,7 +50,7 @@ def check(files: ModelFiles, spec: ModelSpec, size: int) -> None:
             if not isinstance(matrix, Int8Matrix):
                 assert torch.equal(matrix, expected)
                 continue
-            assert is_in_bytes(weight)
+            assert weight.is_matrix
             packed = Int8Matrix.of(expected, TorchInt8())
             for one, other in zip(matrix.tensors(), packed.tensors(), strict=True):
                 assert torch.equal(one, other), weight.name
@@ -111,4 +110,4 @@ def test_random_weights_of_ranks_are_cut_from_the_same_ones(tmp_path: Path) -> N
         for weight in rank_weights(spec, share):
             expected = cut_tensor(whole[weight.name], cut_of(weight, spec, share))
             assert torch.equal(found[weight.name], expected)
-            assert isinstance(in_bytes[weight.name], Int8Matrix) is is_in_bytes(weight)
+            assert isinstance(in_bytes[weight.name], Int8Matrix) is weight.is_matrix
