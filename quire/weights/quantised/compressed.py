@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
-from quire.weights.quantised.layout import Layout, Rule, not_read
+from quire.weights.quantised.layout import Layout, Rule, refused
 from quire.weights.quantised.patterns import Names, read_names
 
 PACKED = "pack-quantized"
@@ -30,10 +30,10 @@ def read_compressed(fields: Fields) -> tuple[Rule, ...]:
     for key in ("sparsity_config", "transform_config"):
         given = fields.values.get(key)
         if given and not _says_nothing(given):
-            raise not_read(fields, key, "neither sparse nor turned weights are read")
+            raise refused(fields, key, "neither sparse nor turned weights are read")
     groups = fields.values.get("config_groups")
     if not isinstance(groups, dict) or not 0 < len(groups) <= MOST_GROUPS:
-        raise not_read(fields, "config_groups", "it must have one group or more")
+        raise refused(fields, "config_groups", "it must have one group or more")
     ignored = read_names(fields.values.get("ignore"), fields.source, "ignore")
     found: list[tuple[int, Rule]] = [(0, Rule(ignored, None))] if ignored != Names() else []
     for name, group in groups.items():
@@ -63,9 +63,9 @@ def _rules(group: Fields) -> Iterator[tuple[int, Rule]]:
         return
     stored = group.word("format", "")
     if stored not in FORMATS:
-        raise not_read(group, "format", f"of its formats {', '.join(FORMATS)} are read")
+        raise refused(group, "format", f"of its formats {', '.join(FORMATS)} are read")
     if not isinstance(weights, dict):
-        raise not_read(group, "weights", "it must be an object")
+        raise refused(group, "weights", "it must be an object")
     layout = _layout(stored, Fields(weights, f"{group.source}.weights"))
     names = read_names(group.values.get("targets"), group.source, "targets")
     parts = tuple(part for part in names.parts if part != EVERY_MODULE)
@@ -83,19 +83,19 @@ def _layout(stored: str, weights: Fields) -> Layout:
         wide, group, layout = FIXED[stored]
         if (bits, kind, weights.count("group_size")) != (wide, "float", group):
             rule = f"{stored} has floats of {wide} bits in groups of {group}"
-            raise not_read(weights, "num_bits", rule)
+            raise refused(weights, "num_bits", rule)
         return layout
     strategy = weights.word("strategy", _strategy(weights))
     group = weights.count("group_size") if strategy == "group" else 0
     if kind == "float":
         if stored == PACKED or bits != 8:
-            raise not_read(weights, "num_bits", "of floats those of 8 bits (e4m3) are read")
+            raise refused(weights, "num_bits", "of floats those of 8 bits (e4m3) are read")
         block = (1, group) if group else None
         return Layout("fp8", 8, block=_block(weights) if strategy == "block" else block)
     if kind != "int" or bits > 8:
-        raise not_read(weights, "num_bits", f"{stored} is read with ints of up to 8 bits")
+        raise refused(weights, "num_bits", f"{stored} is read with ints of up to 8 bits")
     if strategy not in ("tensor", "channel", "group"):
-        raise not_read(weights, "strategy", "tensor, channel and group are read")
+        raise refused(weights, "strategy", "tensor, channel and group are read")
     symmetric = weights.flag("symmetric", True)
     if stored == PACKED:
         return Layout("packed", bits, group, symmetric)
@@ -113,4 +113,4 @@ def _block(weights: Fields) -> tuple[int, int]:
     match block:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
-    raise not_read(weights, "block_structure", "blocks are two whole numbers")
+    raise refused(weights, "block_structure", "blocks are two whole numbers")

@@ -15,7 +15,7 @@ from quire.families.fields import Fields
 from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import read_json
 from quire.weights.quantised.compressed import read_compressed
-from quire.weights.quantised.layout import Layout, Quantisation, Rule
+from quire.weights.quantised.layout import Layout, Quantisation, Rule, refused
 from quire.weights.quantised.modelopt import read_modelopt
 from quire.weights.quantised.patterns import Names, expression, read_names
 
@@ -42,10 +42,6 @@ _PACKED: dict[str, dict[str, Any]] = {
 }
 PLAIN_BITS = 16
 _KEYS = ("quantization_config", "compression_config")
-LAYOUTS = (
-    "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
-    "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
-)
 
 
 def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisation | None:
@@ -91,15 +87,6 @@ def from_fields(fields: Fields) -> Quantisation:
         raise refused(fields, "quant_method", "these layouts are not read")
     rules = reader(fields)
     return Quantisation(method, fields.source, rules)
-
-
-def refused(fields: Fields, key: str, why: str) -> UnsupportedModel:
-    """An error that names the file, the field, its value, and what works."""
-    value = str(fields.values.get(key))[:100]
-    return UnsupportedModel(
-        f"{fields.source}: {key} {value!r}: {why}. quire reads {LAYOUTS}; GGUF files; and weights "
-        "that are not quantised. Take the same model in one of these."
-    )
 
 
 def _skipped(fields: Fields, *keys: str) -> tuple[Rule, ...]:

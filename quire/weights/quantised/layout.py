@@ -11,6 +11,11 @@ from quire.weights.quantised.patterns import Names
 
 # Each kind names what tensors a weight consists of; see stored.py and unpack.py.
 Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4", "nvfp4"]
+# For people: the methods that are read.
+LAYOUTS = (
+    "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
+    "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +60,10 @@ class Quantisation:
         return None
 
 
-def not_read(fields: Fields, key: str, why: str) -> UnsupportedModel:
-    """An error for what a config says that no layout here is."""
+def refused(fields: Fields, key: str, why: str) -> UnsupportedModel:
+    """An error that names the file, the field, its value, and what works."""
     value = str(fields.values.get(key))[:100]
     return UnsupportedModel(
-        f"{fields.source}: {key} {value!r}: {why}. Take the same model in another format, a GGUF "
-        "file, or its original weights."
+        f"{fields.source}: {key} {value!r}: {why}. quire reads {LAYOUTS}; GGUF files; and weights "
+        "that are not quantised. Take the same model in one of these."
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.families.fields import Fields
-from quire.weights.quantised.layout import Layout, Rule, not_read
+from quire.weights.quantised.layout import Layout, Rule, refused
 from quire.weights.quantised.patterns import Names
 
 MIXED = "MIXED_PRECISION"
@@ -23,7 +23,7 @@ def read_modelopt(fields: Fields) -> tuple[Rule, ...]:
         return (Rule(None, _layout(fields)),)
     layers = fields.values.get("quantized_layers")
     if not isinstance(layers, dict) or not all(isinstance(one, dict) for one in layers.values()):
-        raise not_read(fields, "quantized_layers", "it must be an object of modules")
+        raise refused(fields, "quantized_layers", "it must be an object of modules")
     named: dict[Layout, list[str]] = {}
     for name, said in layers.items():
         layout = _layout(Fields(said, f"{fields.source}: quantized_layers.{name[:100]}"))
@@ -34,7 +34,7 @@ def read_modelopt(fields: Fields) -> tuple[Rule, ...]:
 def _layout(fields: Fields) -> Layout:
     layout = ALGORITHMS.get(fields.word("quant_algo", "FP8").upper())
     if layout is None:
-        raise not_read(fields, "quant_algo", f"of ModelOpt {', '.join(ALGORITHMS)} are read")
+        raise refused(fields, "quant_algo", f"of ModelOpt {', '.join(ALGORITHMS)} are read")
     if layout == _NVFP4 and fields.values.get("group_size") not in (None, 0, _NVFP4.group):
-        raise not_read(fields, "group_size", f"NVFP4 has groups of {_NVFP4.group}")
+        raise refused(fields, "group_size", f"NVFP4 has groups of {_NVFP4.group}")
     return layout
