@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,30 @@ from quire.session.gather import OnError, UseTqdm, gather_call, raises
 from quire.session.pooling import Params, PoolCall, task_of, tensor_output, text_options, truncation
 from quire.session.score_method import ScoreMethod
 from quire.step import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """What is to be read, and how: the prompts of a call, and what it says of all of them."""
+
+    prompts: Any
+    params: Params
+    tokenization_kwargs: dict[str, Any] | None
+    keep: int | None  # tokens of each
+    prompt_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """What becomes of each text: the numbers of a task, as `make` gives them, in a `kind`."""
+
+    task: str
+    kind: Callable[..., Any]
+    make: Callable[[Floats], Any]
+
+
+def _classes(values: Floats) -> ClassificationOutput:
+    return ClassificationOutput(values.tolist())
 
 
 class PoolingMethods(ScoreMethod):
@@ -42,19 +67,11 @@ class PoolingMethods(ScoreMethod):
         is an error unless `truncate_prompt_tokens` says how many tokens to keep, -1 for as many
         as the model takes.
         """
-        return self._pooled(
-            "embed",
-            EmbeddingRequestOutput,
-            EmbeddingOutput,
-            prompts,
-            pooling_params,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            prompt_name=prompt_name,
-            on_error=on_error,
+        texts = _Texts(
+            prompts, pooling_params, tokenization_kwargs, truncate_prompt_tokens, prompt_name
         )
+        made = _Results("embed", EmbeddingRequestOutput, EmbeddingOutput)
+        return self._pooled(texts, made, use_tqdm, lora_request, on_error)
 
     def classify(
         self,
@@ -68,18 +85,9 @@ class PoolingMethods(ScoreMethod):
         on_error: OnError = "raise",
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of each prompt's labels: `output.outputs.probs`."""
-        return self._pooled(
-            "classify",
-            ClassificationRequestOutput,
-            lambda values: ClassificationOutput(values.tolist()),
-            prompts,
-            pooling_params,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            on_error=on_error,
-        )
+        texts = _Texts(prompts, pooling_params, tokenization_kwargs, truncate_prompt_tokens)
+        made = _Results("classify", ClassificationRequestOutput, _classes)
+        return self._pooled(texts, made, use_tqdm, lora_request, on_error)
 
     def encode(
         self,
@@ -95,48 +103,28 @@ class PoolingMethods(ScoreMethod):
     ) -> list[PoolingRequestOutput[Any]]:
         """What `pooling_task` asks for (embed, classify, token_embed, token_classify) of each
         prompt, as a tensor: `output.outputs.data`."""
-        return self._pooled(
-            task_of(pooling_task, pooling_params),
-            PoolingRequestOutput,
-            tensor_output,
-            prompts,
-            pooling_params,
-            use_tqdm=use_tqdm,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            on_error=on_error,
-        )
+        texts = _Texts(prompts, pooling_params, tokenization_kwargs, truncate_prompt_tokens)
+        task = task_of(pooling_task, pooling_params)
+        made = _Results(task, PoolingRequestOutput, tensor_output)
+        return self._pooled(texts, made, use_tqdm, lora_request, on_error)
 
     def reward(self, prompts: Any, **options: Any) -> list[PoolingRequestOutput[Any]]:
         """The labels of every token of each prompt: encode(pooling_task="token_classify")."""
         return self.encode(prompts, pooling_task="token_classify", **options)
 
     def _pooled(
-        self,
-        task: str,
-        kind: Callable[..., Any],
-        make: Callable[[Floats], Any],
-        prompts: Any,
-        params: Params,
-        *,
-        use_tqdm: UseTqdm,
-        lora_request: Any,
-        tokenization_kwargs: dict[str, Any] | None,
-        truncate_prompt_tokens: int | None,
-        prompt_name: str | None = None,
-        on_error: OnError,
+        self, texts: _Texts, results: _Results, use_tqdm: UseTqdm, lora: Any, on_error: OnError
     ) -> list[Any]:
-        """A result of this kind for each prompt, with what `make` makes of its numbers."""
+        """A result of this kind for each prompt."""
         strict = raises(on_error)
         with self._session.turn():
             pooling = self._session.pooling
-            known = pooling.check(task)
-            keep = truncation(truncate_prompt_tokens, params)
-            options = text_options(pooling, tokenization_kwargs, keep, prompt_name)
-            given = list(split_prompts(prompts))
-            asked = pooling.asked(params, known, len(given))
-            adapters = self._session.asked_adapters(lora_request)
+            task = pooling.check(results.task)
+            keep = truncation(texts.keep, texts.params)
+            options = text_options(pooling, texts.tokenization_kwargs, keep, texts.prompt_name)
+            given = list(split_prompts(texts.prompts))
+            asked = pooling.asked(texts.params, task, len(given))
+            adapters = self._session.asked_adapters(lora)
             if adapters is not None:
                 adapters.check_count(len(given))
             if not given:
@@ -144,12 +132,12 @@ class PoolingMethods(ScoreMethod):
             first = self._session.intake.take_numbers(len(given))
             made = pooling.reader.read(
                 given,
-                pooling.spec.states(known),
+                pooling.spec.states(task),
                 options,
                 first_number=first,
                 skip_cache=any(one.skip_cache for one in asked),
             )
             made = made if adapters is None else adapters.onto(made, 0)
-            finish = partial(pooling.made, kind, make)
+            finish = partial(pooling.made, results.kind, results.make)
             call = PoolCall(made, asked, finish, first_number=first, strict=strict)
             return gather_call(self._session.run, call, use_tqdm, strict=strict)
