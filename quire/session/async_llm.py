@@ -23,10 +23,10 @@ from quire.params.unknown import told_unknown
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import EngineThread, News, Submission
+from quire.session.lists_attributes import ListsAttributes
 from quire.session.model_config import ModelConfig
 from quire.session.pooling import task_of
 from quire.session.session import Session
-from quire.session.told import Told
 from quire.session.views import VllmConfigView
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class NotBuiltAsyncMethods:
     stop_profile = not_built("stop_profile", PROFILE)
 
 
-class AsyncLLM(NotBuiltAsyncMethods, Told):
+class AsyncLLM(NotBuiltAsyncMethods, ListsAttributes):
     """A model that answers many tasks at once and streams what it writes.
 
     >>> llm = AsyncLLM("smollm2")

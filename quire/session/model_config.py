@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quire.options import Options, parse_options
 from quire.session.hf_config import config_object, config_of
+from quire.session.lists_attributes import ListsAttributes
 from quire.session.loaded_model import recommended
-from quire.session.told import Told
 from quire.spec import AnySpec
 
 if TYPE_CHECKING:
     from quire.session.session import Session
 
 
-class ModelConfig(Told):
+class ModelConfig(ListsAttributes):
     """`llm.llm_engine.model_config`; or `ModelConfig("smollm2", max_model_len=512)`, which reads
     all of the model but its weights."""
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quire.config import SchedulerFacts
+from quire.session.lists_attributes import ListsAttributes
 from quire.session.metrics import Metric
 from quire.session.model_config import ModelConfig
 from quire.session.step_methods import StepMethods
-from quire.session.told import Told
 from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheConfigView(Told):
+class CacheConfigView(ListsAttributes):
     """`vllm_config.cache_config`."""
 
     block_size: int
@@ -28,7 +28,7 @@ class CacheConfigView(Told):
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelConfigView(Told):
+class ParallelConfigView(ListsAttributes):
     """`vllm_config.parallel_config`; its world is one replica."""
 
     tensor_parallel_size: int
@@ -41,7 +41,7 @@ class ParallelConfigView(Told):
 
 
 @dataclass(frozen=True, slots=True)
-class VllmConfigView(Told):
+class VllmConfigView(ListsAttributes):
     """`llm.llm_engine.vllm_config`, as far as scripts look into it."""
 
     model_config: ModelConfig
@@ -70,7 +70,7 @@ class SpeculationView:
     num_accepted: int
 
 
-class EngineView(StepMethods, RestingView, Told):
+class EngineView(StepMethods, RestingView, ListsAttributes):
     """`llm.llm_engine`, as far as scripts look into it."""
 
     def __init__(self, session: Session) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from quire.errors import NotSupported
-from quire.session.told import Told
+from quire.session.lists_attributes import ListsAttributes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,7 +49,7 @@ class ModelView:
         )
 
 
-class ModelRunnerView(Told):
+class ModelRunnerView(ListsAttributes):
     """What holds the model."""
 
     def __init__(self, session: Session) -> None:
@@ -59,7 +59,7 @@ class ModelRunnerView(Told):
         return self.model
 
 
-class WorkerView(RestingView, Told):
+class WorkerView(RestingView, ListsAttributes):
     """The one worker: what functions of `collective_rpc` are called with."""
 
     rank = local_rank = 0
@@ -115,7 +115,7 @@ class WorkerView(RestingView, Told):
         self._session.check()
 
 
-class ExecutorView(RestingView, Told):
+class ExecutorView(RestingView, ListsAttributes):
     """`llm.llm_engine.model_executor`."""
 
     def __init__(self, session: Session) -> None:
@@ -152,7 +152,7 @@ class ExecutorView(RestingView, Told):
         self._session.close()
 
 
-class EngineCoreView(Told):
+class EngineCoreView(ListsAttributes):
     """`llm.llm_engine.engine_core`."""
 
     def __init__(self, session: Session) -> None:

@@ -1,12 +1,13 @@
-"""What is said of an attribute that a view of the engine does not have."""
+"""Views of the engine whose AttributeError lists what they do have."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 
-class Told:
-    """An AttributeError of it lists what there is: scripts look for parts of vLLM's engine."""
+class ListsAttributes:
+    """Scripts look for parts of vLLM's engine by name; one that is missing here raises an error
+    that lists those that are there."""
 
     __slots__ = ()
 
