@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.errors import InvalidOption, ModelError
 from quire.inputs.transcript_params import PARAMS
-from quire.jobs import job_setup as beginning
+from quire.jobs import job_setup
 from quire.jobs.adapters import parse_lora
 from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.sounds import MOST_PIECE, sound_files, sound_rows
@@ -140,8 +140,8 @@ def _input(given: Any) -> dict[str, Any]:
 def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) -> str:
     """The plan in words. A few rows are run to measure the machine; nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
-        files = beginning.input_files(options, Path(aside))
-        manifest = beginning.manifest_of(options, files, ())
+        files = job_setup.input_files(options, Path(aside))
+        manifest = job_setup.manifest_of(options, files, ())
         check_first_rows(options, manifest, files)
         opening = opening_message(manifest, options)
         engine = EngineProcess(opening, command=engine_command, hear=lambda line: None)

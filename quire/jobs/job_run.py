@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import Interrupted, JobChanged, JobStopped
-from quire.jobs import job_setup as beginning
+from quire.jobs import job_setup
 from quire.jobs.first_rows import check_first_rows
 from quire.jobs.input.count import Counting
 from quire.jobs.input.files import InputFile
@@ -72,18 +72,18 @@ def run_job(
     show: bool = True,
 ) -> JobReport:
     """Begin the job or go on with it, until every row has its result."""
-    job_dir = beginning.job_directory(options)
+    job_dir = job_setup.job_directory(options)
     lock = JobLock.take(job_dir)
     files: list[InputFile] = []
     try:
-        before = beginning.manifest_before(options, job_dir)
-        files = beginning.input_files(options, job_dir)
+        before = job_setup.manifest_before(options, job_dir)
+        files = job_setup.input_files(options, job_dir)
         refuse_written_input(options, job_dir, files)
-        now = beginning.manifest_of(options, files, command)
-        manifest = beginning.agreed(before, now, lock, reuse=options.reuse)
-        if before is not None and beginning.is_finished(before, manifest, options):
-            beginning.check_model_on_disk(before)
-            beginning.check_output(before, Path(manifest.output))
+        now = job_setup.manifest_of(options, files, command)
+        manifest = job_setup.agreed(before, now, lock, reuse=options.reuse)
+        if before is not None and job_setup.is_finished(before, manifest, options):
+            job_setup.check_model_on_disk(before)
+            job_setup.check_output(before, Path(manifest.output))
             num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
             return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
         check_first_rows(options, manifest, files)
@@ -91,8 +91,8 @@ def run_job(
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
     finally:
-        beginning.drop_refused(options, job_dir, files)
-        beginning.tidy(job_dir)
+        job_setup.drop_refused(options, job_dir, files)
+        job_setup.tidy(job_dir)
         lock.release()
 
 
@@ -179,7 +179,7 @@ class JobRun:
     def _begin(self) -> None:
         """Put down what the job is, in place of what was there before."""
         if self._options.overwrite:
-            beginning.forget(self._job_dir, self._files)
+            job_setup.forget(self._job_dir, self._files)
         self._manifest.save(self._job_dir)
         claim(Path(self._manifest.output), self._job_dir)
 
@@ -249,7 +249,7 @@ class JobRun:
             name: tuple(FileStamp(**each) for each in facts.get(name, ()))
             for name in ("model_files", "tokenizer_files")
         }
-        beginning.check_model(self._manifest, found)
+        job_setup.check_model(self._manifest, found)
         known = {f.path: f for name in found for f in getattr(self._manifest, name) if f.sha256}
         for name, files in found.items():
             self._hash(name, tuple(known.get(file.path, file) for file in files))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptJob, InvalidOption
-from quire.jobs import job_setup as beginning
+from quire.jobs import job_setup
 from quire.jobs.job import Job
 from quire.jobs.output.results import StoredRun
 from quire.jobs.store.durable import replacing
@@ -301,6 +301,6 @@ def test_a_pipe_in_place_of_the_lock_keeps_nobody_waiting(tmp_path: Path) -> Non
 
 def test_names_of_a_job_s_files_are_known() -> None:
     for name in ("lock", "results-00001.jsonl", "input.arrow", "manifest.json.partial"):
-        assert beginning.is_own_file(name)
+        assert job_setup.is_own_file(name)
     for name in ("results.jsonl", "input", "thesis.tex", "manifest.json.bak", "lockfile"):
-        assert not beginning.is_own_file(name)
+        assert not job_setup.is_own_file(name)

