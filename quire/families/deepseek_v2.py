@@ -1,5 +1,5 @@
 """DeepSeek V2: keys and values as one row a token, experts by a softmax, within the best groups of
-them. No torch. Its GGUF files are read by the next version's, which says the same of them."""
+them. Its GGUF files say the same as those of the next version, whose file reads them. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ GREEDY = "greedy"
 
 def read(fields: Fields) -> ModelSpec:
     fields = fields.under({}, n_shared_experts=2)
-    how: dict[str, Any] = {"score": "softmax", "choice_bias": False, "group_score": "best"}
-    how["renormalise"] = False
+    how: dict[str, Any] = {"score": "softmax", "group_score": "best"}
+    how |= {"choice_bias": False, "renormalise": False}
     if fields.word("topk_method", GREEDY) == GREEDY:
         how |= {"groups": 1, "groups_taken": 1}
     spec = read_latent_decoder("deepseek_v2", fields, interleaved=True)

@@ -53,8 +53,7 @@ def read_schema(schema: object) -> Any:
 
     Takes JSON text, a dict, or a pydantic model class.
     """
-    from_model = getattr(schema, "model_json_schema", None)
-    given = from_model() if callable(from_model) else schema
+    given = _as_given(schema)
     try:
         # Through text in both cases: it refuses what is not JSON, and makes a copy.
         return json.loads(given if isinstance(given, str) else json.dumps(given, allow_nan=False))
@@ -67,10 +66,15 @@ def read_schema(schema: object) -> Any:
 
 
 def schema_text(schema: object) -> str:
-    """One spelling per content, without reading text that is text already."""
-    from_model = getattr(schema, "model_json_schema", None)
-    given = from_model() if callable(from_model) else schema
+    """The schema as text; text is left as it is, and not read."""
+    given = _as_given(schema)
     return given if isinstance(given, str) else json.dumps(given)
+
+
+def _as_given(schema: object) -> object:
+    """The schema of a pydantic model class; anything else is one already."""
+    from_model = getattr(schema, "model_json_schema", None)
+    return from_model() if callable(from_model) else schema
 
 
 def size(value: Any) -> tuple[int, int]:
@@ -181,8 +185,8 @@ def prepare(schema: Any) -> None:
 
     Left out: "uniqueItems": false, and formats that JSON Schema does not define; neither
     constrains anything. Also "$schema": a keyword that is younger than the version named there
-    would be passed over. Patterns become llguidance's, which is kept from moments that do not
-    exist and from bounds that are excluded.
+    would be passed over. Patterns are written in llguidance's dialect. It is kept from dates and
+    times that do not exist, and from a bound that is excluded.
     """
     for path, node in list(walk(schema)):
         if not isinstance(node, dict):

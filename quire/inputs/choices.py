@@ -22,7 +22,7 @@ from quire.request import Choices, Ints
 from quire.sampling_params import SamplingParams
 
 MOST_CHOICES = 16_384
-# Numbers of `logprobs` that one request may bring home: of every token of every choice.
+# Log-probabilities that one request may return, of all tokens of all choices together.
 MOST_LOGPROBS = 2**22
 # What may stand before a choice, so that a tokenizer which begins every text with a space of its
 # own gives the tokens of the choice without it.

@@ -1,7 +1,7 @@
 """Texts and pairs of texts as token ids with their types, cut to a length inside special tokens.
 
-Cutting ids afterwards would take the token that ends a text away; the tokenizer's own cutting keeps
-what it adds around a text, and of a pair shortens the longer one.
+Cutting the ids afterwards would cut off the token that ends a text. The tokenizer's own cutting
+keeps what it adds around a text, and shortens the longer text of a pair.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from quire.jobs.supervise.ahead import Ahead
 from quire.params.rules import show
 
 NUM_ROWS = 1000
-# What is wrong with a command and not with a row, where it is so of every row.
+# Errors that are the command's fault, where every row has them.
 _LACKS = frozenset(("missing_column", "missing_id"))
 _MOST_NAMED = 20
 

@@ -99,14 +99,14 @@ class RunOptions:
     )
     id: str | None = option("The column that names rows.", kept_as="id_column")
     where: str | None = option('Jinja, which rows count: "stars > 3".', kept_as="where")
-    limit: int | None = option("The first so many rows.", type=int, kept_as="limit")
+    limit: int | None = option("Only the first so many rows.", type=int, kept_as="limit")
     shard: tuple[int, int] | None = option("Part i of n of the rows: 1/4.", kept_as="shard")
     format: str | None = option(
         "jsonl, csv, tsv or arrow.  [by the ending]", kept_as="input_format"
     )
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Mapping[str, Any], ...] = ()
-    seed: int = option("Of the noise.  [default: 0]", default=0, type=int, kept_as="seed")
+    seed: int = option("The seed of sampling.  [default: 0]", default=0, type=int, kept_as="seed")
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold a token
     output_column: str = option(
         "The answers' column.  [default: output]", default="output", kept_as="output_column"
@@ -148,9 +148,9 @@ class RunOptions:
 SAMPLING_FLAGS: dict[str, Flag] = {
     "max_tokens": Flag("The longest answer.  [default: 256]", type=int),
     "temperature": Flag("0 is greedy.  [default: 0]", type=float),
-    "top_p": Flag("Tokens of this mass alone.", type=float),
-    "top_k": Flag("So many tokens alone.", type=int),
-    "min_p": Flag("Tokens of this share of the likeliest alone.", type=float),
+    "top_p": Flag("Draw from the likeliest tokens of this mass.", type=float),
+    "top_k": Flag("Draw from so many likeliest tokens.", type=int),
+    "min_p": Flag("Drop tokens below this share of the likeliest.", type=float),
     "n": Flag("Answers per row.", ("--n", "-n"), type=int),
     "stop": Flag("A text that ends an answer; may be repeated.", type=list[str]),
     "param": Flag("Any other sampling parameter: NAME=VALUE.", type=list[str]),

@@ -1,9 +1,9 @@
-"""When readers are told of answers that grow: after every step, unless that takes too much of the
-time: then, and while what they were told last is still on its way, steps are gathered.
+"""When readers are told of answers that grow: after every step, unless telling takes too long.
 
-An output for each of 512 answers costs the engine's thread several steps of a small model, and
-whoever sends them as much again. So a quarter of the time is spent on it at most; an output then
-has the tokens of several steps.
+An output for each of 512 answers costs the engine's thread as much as several steps of a small
+model, and the sender as much again. So at most a quarter of the time goes into telling: until the
+next time, and while the last outputs are still on their way, the tokens of several steps are
+gathered into one output.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class JudgeOptions:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, float]:
-        """What each word is worth, or an error for a word that is worth nothing known."""
+        """The number that each word stands for; InvalidOption where it stands for none."""
         found = {}
         for word in self.words:
             try:

@@ -81,7 +81,7 @@ def _write_parquet(file: BinaryIO, job_dir: Path, manifest: Manifest, index: Res
 
 
 def _groups(batches: Iterator[Any]) -> Iterator[list[Any]]:
-    """Batches in lists of exactly ROW_GROUP rows each, the last one aside."""
+    """Batches in lists of exactly ROW_GROUP rows each; the last list may have fewer."""
     group: list[Any] = []
     room = ROW_GROUP
     for batch in batches:

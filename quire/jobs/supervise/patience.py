@@ -15,8 +15,8 @@ from quire.jobs.input.rows import BadRow
 
 Made = TypeVar("Made")
 SECONDS = 3.0
-# Of the same clock, until one that is still at work is told again: what is raised while the
-# collector of garbage calls back is swallowed there.
+# Seconds, by the same clock, until the exception is raised once more in a thread that still works:
+# Python swallows one that is raised while its garbage collector calls back.
 _AGAIN = 0.5
 
 
@@ -57,7 +57,7 @@ class Patience:
             self._raised_at = None
 
     def look(self, *, at_once: bool = False) -> None:
-        """End the evaluation that goes on, if it has taken too long, or whatever it has taken."""
+        """End the running evaluation if it has taken too long, or `at_once`."""
         with self._lock:
             since = self._since
             if since is None:

@@ -23,7 +23,7 @@ class Feed:
         self._inbox, self._board, self._window, self._send = inbox, board, window, send
         self._waiting: deque[Message] = deque(first["rows"] if first else ())
         self._ended = first is None
-        # What gives up rows that the engine has (those that run only where asked): which it did.
+        # Takes these rows out of the engine, running ones only if asked to; returns which it took.
         self.give_up: Callable[[Collection[int], bool], Collection[int]] = lambda rows, running: ()
 
     def windows(self, is_idle: Callable[[], bool]) -> Iterator[Rows]:
