@@ -26,6 +26,11 @@ from quire.safe_text import without_secrets
 # What a job samples with where nothing else is said: the likeliest tokens, and room for them.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 STDIN = "-"
+# What is about prompts and answers, of which a vector or a transcript has none.
+_OF_TEXT = (
+    *("batch", "messages", "system", "few_shot", "continuations", "chat", "settings"),
+    *("schema", "schema_column", "regex", "choice", "grammar"),
+)
 _NOT_STORED = frozenset(
     ("logprobs", "prompt_logprobs", "logprob_token_ids", "prompt_logprob_token_ids")
 )
@@ -89,20 +94,8 @@ class JobOptions(RunOptions):
             raise _wrong("lora", f"is for jobs that generate text, and this is {self.kind}", None)
 
     def _check_no_text(self) -> None:
-        """Refuse what is about prompts and answers: a vector or a transcript has none of it."""
-        asked = {
-            "batch": self.batch,
-            "messages": self.messages,
-            "system": self.system,
-            "few_shot": self.few_shot,
-            "continuations": self.continuations,
-            "schema_column": self.schema_column,
-            "chat": self.chat,
-            "settings": self.settings,
-            **self._structured(),
-        }
-        for name, value in asked.items():
-            if value:
+        for name in _OF_TEXT:
+            if getattr(self, name):
                 raise _wrong(name, f"is for jobs that generate text, and this is {self.kind}", None)
 
     @property

@@ -22,15 +22,20 @@ class Flag:
     names: tuple[str, ...] = ()  # --the-name where none is said
     type: Any = str
     is_argument: bool = False
-    # What the manifest calls it, where the rows of a job depend on it.
-    kept_as: str | None = None
+    # Whether the rows of a job depend on it, so that its manifest keeps it; or under which name.
+    kept: bool | str = False
 
 
 def option(
-    help: str, *names: str, default: Any = None, type: Any = str, kept_as: str | None = None
+    help: str, *names: str, default: Any = None, type: Any = str, kept: bool | str = False
 ) -> Any:
     """A field of RunOptions that is also a flag."""
-    return field(default=default, metadata={"flag": Flag(help, names, type, kept_as=kept_as)})
+    return field(default=default, metadata={"flag": Flag(help, names, type, kept=kept)})
+
+
+def switch(help: str, name: str, *, kept: bool = False) -> Any:
+    """One that is off unless its flag is written."""
+    return option(help, name, default=False, type=bool, kept=kept)
 
 
 _INPUT = "Files (JSON, CSV, Parquet, Arrow), folders, hf:owner/name:split, or - for stdin."
@@ -54,84 +59,56 @@ class RunOptions:
         metadata={"flag": Flag("An alias (smollm2), a path or Hub id.", ("--model", "-m"))}
     )
     prompt: str | None = option(
-        'Jinja over columns: "Sum up: {{ text }}".', "--prompt", "-p", kept_as="prompt"
+        'Jinja over columns: "Sum up: {{ text }}".', "--prompt", "-p", kept=True
     )
-    messages: str | None = option("The column with conversations.", kept_as="messages")
-    system: str | None = option("Instructions before every prompt.", kept_as="system")
-    image: tuple[str, ...] | None = option(
-        "The column with images, or several: a,b.", kept_as="image"
-    )
-    audio: tuple[str, ...] | None = option(
-        "The column with sounds, or several: a,b.", kept_as="audio"
-    )
-    video: tuple[str, ...] | None = option(
-        "The column with videos, or several: a,b.", kept_as="video"
-    )
-    few_shot: str | None = option("A file of examples.", kept_as="few_shot")
+    messages: str | None = option("The column with conversations.", kept=True)
+    system: str | None = option("Instructions before every prompt.", kept=True)
+    image: tuple[str, ...] | None = option("The column with images, or several: a,b.", kept=True)
+    audio: tuple[str, ...] | None = option("The column with sounds, or several: a,b.", kept=True)
+    video: tuple[str, ...] | None = option("The column with videos, or several: a,b.", kept=True)
+    few_shot: str | None = option("A file of examples.", kept=True)
     few_shot_answer: str = option("Their answers' column.  [default: answer]", default="answer")
     continuations: str | tuple[str, ...] | None = option(
-        "Score this column's texts; generate nothing.", kept_as="continuations"
+        "Score this column's texts; generate nothing.", kept=True
     )
     batch: bool = False  # the input is an OpenAI batch file
     embed: bool = False  # vectors are wanted; `sampling` then has what jobs/vectors.py lists
     transcribe: bool = False  # of sounds; `sampling` has what inputs/transcript_params.py lists
-    chat: bool | None = option(_CHAT, "--chat/--raw", type=bool, kept_as="chat")
+    chat: bool | None = option(_CHAT, "--chat/--raw", type=bool, kept=True)
     schema: str | None = option("JSON schema of the answers, or its file.")
-    schema_column: str | None = option(
-        "The column with each row's own schema.", kept_as="schema_column"
-    )
+    schema_column: str | None = option("The column with each row's own schema.", kept=True)
     regex: str | None = option("Regular expression of the answers.")
     choice: tuple[str, ...] | None = option("The allowed answers: a,b,c.")
-    choice_probs: bool = option(
-        "Add how likely each of them is.",
-        "--choice-probs",
-        default=False,
-        type=bool,
-        kept_as="choice_probs",
-    )
+    choice_probs: bool = switch("Add how likely each of them is.", "--choice-probs", kept=True)
     grammar: str | None = option("Lark or GBNF grammar, or its file.")
     lora: Mapping[str, str] = field(
         default_factory=dict,
-        metadata={"flag": Flag(_LORA, type=list[str], kept_as="lora")},
+        metadata={"flag": Flag(_LORA, type=list[str], kept=True)},
     )
-    lora_column: str | None = option(
-        "The column that names each row's adapter.", kept_as="lora_column"
-    )
-    id: str | None = option("The column that names rows.", kept_as="id_column")
-    where: str | None = option('Jinja, which rows count: "stars > 3".', kept_as="where")
-    limit: int | None = option("Only the first so many rows.", type=int, kept_as="limit")
-    shard: tuple[int, int] | None = option("Part i of n of the rows: 1/4.", kept_as="shard")
-    format: str | None = option(
-        "jsonl, csv, tsv or arrow.  [by the ending]", kept_as="input_format"
-    )
+    lora_column: str | None = option("The column that names each row's adapter.", kept=True)
+    id: str | None = option("The column that names rows.", kept="id_column")
+    where: str | None = option('Jinja, which rows count: "stars > 3".', kept=True)
+    limit: int | None = option("Only the first so many rows.", type=int, kept=True)
+    shard: tuple[int, int] | None = option("Part i of n of the rows: 1/4.", kept=True)
+    format: str | None = option("jsonl, csv, tsv or arrow.  [by the ending]", kept="input_format")
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Mapping[str, Any], ...] = ()
-    seed: int = option("The seed of sampling.  [default: 0]", default=0, type=int, kept_as="seed")
+    seed: int = option("The seed of sampling.  [default: 0]", default=0, type=int, kept=True)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold a token
     output_column: str = option(
-        "The answers' column.  [default: output]", default="output", kept_as="output_column"
+        "The answers' column.  [default: output]", default="output", kept=True
     )
-    timings: bool = option(
-        "Add columns with times.", "--timings", default=False, type=bool, kept_as="timings"
-    )
+    timings: bool = switch("Add columns with times.", "--timings", kept=True)
     replicas: int | None = option("Engines at once, that share the machine.", type=int)
     gpus: str | None = option("all, or numbers: 0,2. A replica on each.")
     ray: str | None = option("A Ray cluster that runs the replicas: HOST:PORT, or auto.")
-    join: bool = option(
-        "Share the job with others that run this command on the same disk.",
-        "--join",
-        default=False,
-        type=bool,
-        kept_as="join",
+    join: bool = switch(
+        "Share the job with others that run this command on the same disk.", "--join", kept=True
     )
     job: str | None = option("The job's directory.  [default: OUTPUT.quire]")
-    overwrite: bool = option("Begin again from nothing.", "--overwrite", default=False, type=bool)
-    reuse: bool = option(
-        "Keep the unchanged rows of a changed job.", "--reuse", default=False, type=bool
-    )
-    retry_failed: bool = option(
-        "Try failed rows once more.", "--retry-failed", default=False, type=bool
-    )
+    overwrite: bool = switch("Begin again from nothing.", "--overwrite")
+    reuse: bool = switch("Keep the unchanged rows of a changed job.", "--reuse")
+    retry_failed: bool = switch("Try failed rows once more.", "--retry-failed")
 
     def media_columns(self) -> dict[str, tuple[str, ...]]:
         """The columns with media, by kind; empty where there are none."""
@@ -196,5 +173,5 @@ def kept_names() -> tuple[str, ...]:
 def _kept() -> Iterator[tuple[str, str]]:
     """Such options: their names, and those in a manifest."""
     for each in fields(RunOptions):
-        if each.metadata and (name := each.metadata["flag"].kept_as) is not None:
-            yield each.name, name
+        if each.metadata and (kept := each.metadata["flag"].kept):
+            yield each.name, each.name if kept is True else kept

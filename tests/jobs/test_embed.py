@@ -110,19 +110,23 @@ def test_parquet_and_what_a_vector_may_be_asked_for(model: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("name", "given"),
     [
-        {"prompt": None},
-        {"prompt": "{{ text }}", "system": "x"},
-        {"prompt": "{{ text }}", "choice": ["a", "b"]},
-        {"prompt": "{{ text }}", "chat": True},
-        {"prompt": "{{ text }}", "max_tokens": 5},
-        {"prompt": "{{ text }}", "sampling": {"dimensions": 0}},
-        {"prompt": "{{ text }}", "sampling": {"prompt_name": 3}},
+        ("prompt", {"prompt": None}),
+        ("system", {"system": "x"}),
+        ("choice", {"choice": ["a", "b"]}),
+        ("schema", {"schema": {}}),
+        ("chat", {"chat": True}),
+        ("max_tokens", {"max_tokens": 5}),
+        ("dimensions", {"sampling": {"dimensions": 0}}),
+        ("prompt_name", {"sampling": {"prompt_name": 3}}),
     ],
 )
-def test_what_is_about_answers_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest):
+def test_what_is_about_answers_is_refused_by_name(
+    name: str, given: dict[str, Any], tmp_path: Path
+) -> None:
+    options = {"prompt": "{{ text }}", **given}
+    with pytest.raises(InvalidRequest, match=rf"\b{name}\b"):
         Job([{"text": "a"}], tmp_path / "out.jsonl", model="m", embed=True, **options)
     assert not list(tmp_path.iterdir())
 
