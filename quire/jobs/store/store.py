@@ -7,7 +7,9 @@
         metrics.jsonl          a line a second from the engine
         lock                   who writes
 
-Other rooms build on these names; the modules beside this one are how it is done.
+The table is every row of the input that has a result, with the columns that the job adds. All of
+this reads what is on disk and no more, so it also shows a job that still runs. Other rooms build on
+these names; the modules beside this one are how it is done.
 """
 
 from __future__ import annotations
@@ -15,18 +17,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.jobs.input.prompts import rendered_prompt
-from quire.jobs.output.table import read_batches, read_rows, read_table
+from quire.jobs.output.columns import ResultColumns
+from quire.jobs.output.joined import joined
 from quire.jobs.store.bounded import bounded_lines
 from quire.jobs.store.lock import holder
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import job_dir_of
 from quire.jobs.store.record import ResultRecord
-from quire.jobs.store.segments import RecordReader, index_of
+from quire.jobs.store.segments import RecordReader, ResultIndex, index_of
 from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.metrics import NAME as METRICS
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
 
 _LONGEST_METRICS = 1 << 16  # bytes of a line
 
@@ -53,8 +59,7 @@ def is_running(job_dir: Path) -> bool:
 
 def read_results(job_dir: str | Path) -> Iterator[ResultRecord]:
     """Every finished row once, in the order of rows: the failed ones too, a success wins."""
-    job_dir = job_dir_of(job_dir)
-    index = index_of(job_dir, Manifest.load(job_dir))
+    job_dir, _, index = _opened(job_dir)
     with RecordReader(job_dir) as reader:
         for position in index.positions():
             yield reader.read(position)
@@ -77,3 +82,37 @@ def read_metrics(job_dir: str | Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(found, dict):
             yield found
+
+
+def read_rows(job: str | Path) -> Iterator[dict[str, Any]]:
+    """The job's table row by row, as dicts."""
+    job_dir, manifest, index = _opened(job)
+    columns = ResultColumns(manifest)
+    for values, record in joined(job_dir, manifest, index):
+        yield {**values, **columns.values(record)}
+
+
+def read_batches(job: str | Path) -> Iterator[RecordBatch]:
+    """The job's table as Arrow batches of one schema."""
+    from quire.jobs.output.arrow_table import batches
+
+    job_dir, manifest, index = _opened(job)
+    _, found = batches(job_dir, manifest, index)
+    return found
+
+
+def read_table(job: str | Path) -> Table:
+    """The job's table as one pyarrow Table, for a job that fits in memory."""
+    import pyarrow as pa
+
+    from quire.jobs.output.arrow_table import batches
+
+    job_dir, manifest, index = _opened(job)
+    schema, found = batches(job_dir, manifest, index)
+    return pa.Table.from_batches(found, schema)
+
+
+def _opened(job: str | Path) -> tuple[Path, Manifest, ResultIndex]:
+    job_dir = job_dir_of(job)
+    manifest = Manifest.load(job_dir)
+    return job_dir, manifest, index_of(job_dir, manifest)
