@@ -8,7 +8,7 @@ that is left is valid under the schema as it was given, and some text is left if
 several parts of a schema say of the same value, each naming properties of its own, stays open.
 
 Likewise what names members is an object or an array where no type is said: to JSON Schema the same
-words allow every string and number, which nobody means who names properties.
+words allow every string and number, which is never meant where properties are named.
 """
 
 from __future__ import annotations

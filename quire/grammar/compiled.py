@@ -107,14 +107,14 @@ class CompiledGrammar:
             return GrammarMatcher(self, self._shares[share].deep_copy(), share)
 
     def build(self) -> LLMatcher:
-        """llguidance's matcher with a lexer that nobody shares."""
+        """llguidance's matcher, with a lexer of its own."""
         from llguidance import LLMatcher
 
         limits = parser_limits(self._limits.lexer_states)
         return LLMatcher(self._tokenizer, self.text, log_level=0, limits=limits)
 
     def retire(self, share: int) -> None:
-        """The lexer of this share failed somebody: deal it to nobody else."""
+        """The lexer of this share failed: do not deal it out again."""
         with self._lock:
             self._shares.pop(share, None)
 

@@ -102,8 +102,8 @@ class MaskFiller:
 
     def start(self, matchers: Sequence[Matcher], bits: Rows) -> Future[Mapping[int, GrammarFailed]]:
         """Begin to fill bits[i] for matchers[i], and return at once."""
-        # Sorted out here: the other thread then needs Python's lock for moments alone, and whoever
-        # calls this goes on with it.
+        # Sorted here: the other thread then holds Python's lock for moments alone, and the caller
+        # goes on meanwhile.
         return self._aside.submit(self._fill, _Asked.of(matchers, bits))
 
     def fill(self, matchers: Sequence[Matcher], bits: Rows) -> Mapping[int, GrammarFailed]:

@@ -2,8 +2,8 @@ r"""Classes of characters that need tables of Unicode, such as \p{L}, as ranges 
 
 Python's tables are of another age than llguidance's, and differ from one Python to the next. So
 llguidance itself is asked, over a vocabulary of the 256 bytes: which byte may come first, which
-behind each of these, and so on. A class takes some tenths of a second, once, so this is for what
-is made aside.
+behind each of these, and so on. A class takes some tenths of a second, once, so this is for
+forms that are made while others wait for nothing.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class AnswerOptions:
         return AnswerReading(self.reasoning_tag, tool_format, began)
 
     def for_text(self, prompt: str | None) -> AnswerReading | None:
-        """The same for a completion; None where nobody asked."""
+        """The same for a completion; None where it is not read."""
         if not self.reasoning_tag and self.tool_format is None:
             return None
         return self.for_chat(prompt, with_tools=False)

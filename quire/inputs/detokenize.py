@@ -152,8 +152,7 @@ def completion_text(
     output_ids: Sequence[int] | Ints,
     **special_tokens: bool,
 ) -> str:
-    """The text that `output_ids` add after `prompt_ids`, with special tokens as Detokenizer is
-    told."""
+    """The text that `output_ids` add after `prompt_ids`; `special_tokens` are Detokenizer's."""
     detokenizer = Detokenizer(tokenizer, prompt_ids, **special_tokens)
     return detokenizer.push(output_ids) + detokenizer.finish()
 

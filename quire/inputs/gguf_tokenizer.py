@@ -4,7 +4,7 @@ Four kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and 
 names the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are
 SentencePiece's BPE and unigram: the file has pieces with scores, from which merges follow, or which
 add up to that of a text. "bert" is WordPiece (gguf_wordpiece.py). A rule that is not known is
-refused, because a near guess gives near-right tokens and nobody notices.
+refused: a near guess would give tokens that are nearly right, and the error would go unnoticed.
 """
 
 from __future__ import annotations

@@ -143,8 +143,8 @@ class Meter:
         return size + 4 * num_seen
 
     def text(self, value: Any) -> str:
-        """`str(value)`, of a value that is not text. Python's word for bytes is no text of
-        anybody's, and a column of them most often one that was to be text."""
+        """`str(value)`, of a value that is not text. Bytes are refused: what Python writes for
+        them is not what they say, and a column of bytes was most often meant to be text."""
         if isinstance(value, bytes | bytearray | memoryview):
             raise TypeError("it holds bytes, which a model cannot read; make the column text")
         self.need(self.weigh(value))

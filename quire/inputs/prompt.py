@@ -76,7 +76,7 @@ class RequestMaker:
 
     `pool_tokens` is what the whole KV pool holds. `eos_ids` end an answer without a stop reason;
     `more_eos_ids`, which a generation_config adds, are named as if the caller had asked for them.
-    `processors` says which functions edit a request's logits; its own where nobody else does.
+    `processors` says which functions edit a request's logits; by default those it names itself.
     `edits_logits`: the LLM has processors for every row beside them. `media` reads those of
     prompts; None: text alone is read. `suppressed` are tokens that no answer has, and tokens that
     none begins with. `thoughts` reads what bounds them.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 # Enough to keep every core busy; few enough that the offsets and masks which the library makes
-# beside the ids, and which nobody reads, stay small.
+# beside the ids, and which are not read, stay small.
 _BATCH = 1024
 _BATCH_CHARACTERS = 1 << 22
 # The library takes up to 150 bytes for a character of text; no model reads as much as this.

@@ -122,7 +122,7 @@ def _call(value: Any) -> ToolCall | None:
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here, white space aside, and where it ends."""
+    """The JSON value that begins here or behind white space, and where it ends."""
     while text[start : start + 1].isspace():
         start += 1
     try:

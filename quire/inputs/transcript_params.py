@@ -41,7 +41,7 @@ class Wanted:
     """What is asked of a sound. Each of the temperatures is for answers of the one before that are
     doubted."""
 
-    language: str | None = None  # None: the sound tells
+    language: str | None = None  # None: recognised
     task: str = TASKS[0]
     timestamps: bool = False
     initial_prompt: str | None = None

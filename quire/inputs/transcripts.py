@@ -21,8 +21,8 @@ _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A text, and from when to when it was said, in seconds. What is told of the answer that it is
-    part of is the same for all texts of that one."""
+    """A text, and from when to when it was said, in seconds. The figures below are those of the
+    whole answer, and so the same for all its texts."""
 
     start: float
     end: float
@@ -94,7 +94,7 @@ class TranscriptTokens:
             raise InvalidOption(f"task={task!r}: the model can {can}", parameter="task", value=task)
 
     def needs_language(self, language: str | None) -> bool:
-        """Whether the sound must tell it first."""
+        """Whether the language must be recognised first."""
         return language is None and bool(self.languages)
 
     def prompt(self, language: str | None, task: str, *, times: bool) -> list[int]:

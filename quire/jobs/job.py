@@ -139,8 +139,8 @@ def _input(given: Any) -> dict[str, Any]:
 
 def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) -> str:
     """The plan in words. A few rows are run to measure the machine; nothing is kept."""
-    with tempfile.TemporaryDirectory(prefix="quire-plan-") as aside:
-        files = job_setup.input_files(options, Path(aside))
+    with tempfile.TemporaryDirectory(prefix="quire-plan-") as scratch:
+        files = job_setup.input_files(options, Path(scratch))
         manifest = job_setup.manifest_of(options, files, ())
         check_first_rows(options, manifest, files)
         opening = opening_message(manifest, options)

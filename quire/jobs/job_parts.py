@@ -19,8 +19,8 @@ from quire.replicas.wire import Message
 
 
 def opening_message(manifest: Manifest, options: JobOptions) -> Message:
-    """What an engine is told first: everything that is the same for all rows. It goes over a pipe,
-    so secrets may be in it."""
+    """The first message to an engine: everything that is the same for all rows. It goes over a
+    pipe, so secrets may be in it."""
     return {
         "kind": "open",
         "job": manifest.kind,

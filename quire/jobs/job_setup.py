@@ -64,8 +64,8 @@ def job_directory(options: JobOptions) -> Path:
 
 
 def tidy(job_dir: Path) -> None:
-    """Leave no directory behind where nothing was begun: all it holds is the lock. Still held, so
-    whoever waits for it finds that it is gone, and makes another."""
+    """Remove a directory in which no job was begun: it holds the lock alone. That is still held, so
+    a process that waits for it finds it gone, and makes another."""
     if job_dir.is_dir() and [path.name for path in job_dir.iterdir()] == [LOCK]:
         (job_dir / LOCK).unlink()
         job_dir.rmdir()

@@ -64,7 +64,7 @@ class _EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: Any) -> Self:
-        """From an argparse Namespace, leaving aside what is not an option."""
+        """From an argparse Namespace; what is not an option is ignored."""
         values = {k: v for k, v in vars(args).items() if k in OPTIONS or k == "model"}
         if values.get("model") is None:
             raise InvalidOption("the arguments name no model: add --model.", parameter="model")

@@ -94,7 +94,7 @@ class Planner:
         """What each request finds: of this plan's own prompts, or what was there before."""
         if not self.config.enable_prefix_caching:
             return np.zeros(len(requests), np.int32)
-        # Scores of a request that names tokens are nobody else's.
+        # Scores of a request that names tokens are its own.
         wanted = [None if r.named is not None else r.params.prompt_logprobs for r in requests]
         scored = np.array([each is not None for each in wanted], np.bool_)
         skip = np.array([r.params.skip_reading_prefix_cache for r in requests], np.bool_)

@@ -1,7 +1,7 @@
 """A small piece of memory that supervisor and engine share, readable after the engine died.
 
-The engine writes what it is at, when it last moved, and which rows are on the device; whoever
-finds it dead or silent reads there whom to suspect.
+The engine writes what it is at, when it last moved, and which rows are on the device. Where it
+is found dead or silent, that says which rows to suspect.
 """
 
 from __future__ import annotations

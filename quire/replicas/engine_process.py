@@ -107,7 +107,7 @@ class EngineProcess:
                     self._outgoing.popleft()
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it died; the end of its output will tell
+        except BrokenPipeError:  # it died, as the end of its output will show
             self._outgoing.clear()
         self._selector.unregister(self._in)
 
@@ -119,7 +119,7 @@ class EngineProcess:
         try:
             return self._lines.feed(data or b"")
         except (ValueError, RecursionError):
-            # Half a message and then something else: it is not in its right mind any more.
+            # Half a message and then something else: nothing that follows can be trusted.
             self.kill()
             self.ended = self.killed = True
             return []
@@ -141,8 +141,8 @@ class EngineProcess:
         self._hear(text)
 
     def is_hung(self) -> bool:
-        """Whether it works on rows and has not moved for far too long. While nobody reads what it
-        says (we were stopped by Ctrl-Z, or a disk kept us waiting) it cannot move, so that time
+        """Whether it works on rows and has not moved for far too long. While we do not read what
+        it says (stopped by Ctrl-Z, or waiting for a disk) it cannot move, so that time
         does not count."""
         if self.board.phase() != Phase.WORKING:
             return False
@@ -151,7 +151,7 @@ class EngineProcess:
         return silent > max(SILENCE, SLOW_STEPS * median)
 
     def kill(self) -> None:
-        if self._process.returncode is None:  # else its number may be somebody else's by now
+        if self._process.returncode is None:  # else its number may be another process's by now
             kill_group(self._process.pid)
 
     def end(self) -> int:
@@ -174,7 +174,7 @@ class EngineProcess:
 
     @property
     def stderr_tail(self) -> str:
-        """What it wrote last, for whoever wants to know why it died."""
+        """What it wrote last, which may say why it died."""
         return "\n".join(self._last_words)
 
 

@@ -11,7 +11,7 @@ _COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _FEWEST_BLOCKS = 64
 
 
-# Sent by somebody else: nothing that an engine computes sends them to itself.
+# Sent from outside: nothing that an engine computes sends them to itself.
 _FOREIGN = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -29,7 +29,7 @@ def memory_kills() -> int | None:
 
 
 class MemoryKills:
-    """Tells whether the kernel killed an engine for its memory, or somebody else did."""
+    """Tells whether the kernel killed an engine for its memory, or something else ended it."""
 
     def __init__(self) -> None:
         self._before = memory_kills()
@@ -39,8 +39,8 @@ class MemoryKills:
         self._before = memory_kills()
 
     def is_why(self, code: int) -> bool:
-        """Whether this exit code is the kernel's doing. A SIGKILL alone proves nothing: anybody
-        can send one."""
+        """Whether this exit code is the kernel's doing. A SIGKILL alone proves nothing: any
+        process of the user can send one."""
         return code == -signal.SIGKILL and (memory_kills() or 0) > (self._before or 0)
 
     def is_foreign(self, code: int) -> bool:

@@ -32,7 +32,7 @@ class EngineLink(Protocol):
 
     ended: bool
     place_lost: bool  # it did not end by itself: the machine that it ran on is gone
-    killed: bool  # by us, as `end` found out, or where nobody here can tell by whom
+    killed: bool  # by us, as `end` found out, or where it cannot be told by whom
 
     @property
     def board(self) -> BoardView: ...

@@ -1,4 +1,4 @@
-"""The two streams of an engine's process: messages in, read aside, and messages out."""
+"""The two streams of an engine's process: messages in, read by a thread, and messages out."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ How often that happens is known from the ends in which the row had no part.
 
 64 rows on board, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times. Where
 others kill engines, too, a few times more: half a second alone, again and again, says much where
-engines else live for an hour, and little where somebody kills one every second.
+engines else live for an hour, and little where one is killed every second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from quire.replicas.task import Task
 
 STRIKES = 2  # once may have any cause
-# It will not be answered here, whoever's fault that is. With the halves of 512 rows before, that is
+# It will not be answered here, whatever the cause. With the halves of 512 rows before, that is
 # less than what replicas and servers give up an engine after.
 MOST_STRIKES = 6
 CHANCE = 1e-3  # of so many ends so soon, were they no row's fault: then it is the row's
@@ -32,7 +32,7 @@ class Fall:
 
     life: float
     run: float
-    others: bool = False  # rows were on board that nobody suspects
+    others: bool = False  # rows were on board that are not suspected
     outside: bool = False  # nothing that it computed can have ended it so
 
 
@@ -112,7 +112,7 @@ class Suspects:
 
 def _falls_per_second(lives: Collection[float]) -> float:
     """How often engines with such lives fall, the last of them or all, whichever is worse: hours
-    in peace say nothing about a minute in which somebody began to kill. 0 where none fell.
+    in peace say nothing about a minute in which engines are killed. 0 where none fell.
 
     [3600, 1, 1] -> 1.0
     """

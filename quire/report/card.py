@@ -62,7 +62,7 @@ def _front(manifest: Manifest, num_rows: int, split: str, license: str | None) -
 
 
 def _portable(manifest: Manifest) -> list[str]:
-    """The command without the folders of whoever ran it."""
+    """The command without the folders of the machine it ran on."""
     return [Path(word).name if Path(word).is_absolute() else word for word in manifest.command]
 
 

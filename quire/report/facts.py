@@ -117,5 +117,5 @@ class Gathering:
 
 
 def _tokens(num: int) -> int:
-    """A count that fits; a journal that somebody else wrote may claim any."""
+    """A count that fits; a journal from elsewhere may claim any."""
     return min(max(num, 0), 1 << 40)

@@ -1,6 +1,6 @@
 """From arrays of scores to the dicts that a caller sees, with the texts of the tokens.
 
-Nothing is made before somebody reads it: an output holds UnreadLogprobs.
+Nothing is made before it is read: an output holds UnreadLogprobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ScoredTokens:
     ids: Ints
     first: int
     ranked: bool
-    texts: TokenTexts | None  # None: nobody wants them
+    texts: TokenTexts | None  # None: they are not wanted
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))

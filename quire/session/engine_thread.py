@@ -27,18 +27,18 @@ from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
 READ_IN_A_HURRY = 8  # requests of the background between two steps: each takes some tenths of a ms
-READ_TOGETHER = 64  # at other times: whoever comes meanwhile waits for that, and not for all rows
+READ_TOGETHER = 64  # at other times: what comes meanwhile waits for these, and not for all
 READING = "its prompt was read"
 
 
 @dataclass(eq=False, slots=True)
 class Submission:
-    """A request on its way through the thread. `reader` is the caller's; the rest below it is
-    written by the thread alone, `given_up` aside.
+    """A request on its way through the thread. `reader` is the caller's; what stands below it is
+    written by the thread alone, except `given_up`.
 
     `background`: it yields to whatever else there is. `chat`: its answer is taken apart as that
     of a chat, for tool calls too if it has `tools`. `search`: its answers are those of a beam
-    search. `own_params`: the parameters are checked, and nobody else has them."""
+    search. `own_params`: the parameters are checked, and not used elsewhere."""
 
     prompt: Any
     params: SamplingParams | PoolingParams

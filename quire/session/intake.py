@@ -163,7 +163,7 @@ class Intake:
     ) -> Window:
         """One window of prompts, whose answers are wanted step by step. `chat`: they were written
         out from conversations, and their answers are taken apart as such. `own_params`: the
-        parameters are checked, and nobody else has them."""
+        parameters are checked, and are not used elsewhere."""
         reading: Reading = self._answers.for_text
         if chat:
             reading = partial(self._answers.for_chat, with_tools=with_tools)

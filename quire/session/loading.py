@@ -64,8 +64,8 @@ def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
     generation_config = generation_config_of(files, options)
     # The tokenizer is built by Rust and Python while the weights are read by torch.
     media = ModelMedia.of(files, said, options)
-    with ThreadPoolExecutor(1) as aside:
-        reading = aside.submit(load_tokenizer, files, options)
+    with ThreadPoolExecutor(1) as second:
+        reading = second.submit(load_tokenizer, files, options)
         planned: AnySpec | FallbackPlan
         if encoder is not None:
             no_text: str | None = NO_TEXT

@@ -46,7 +46,7 @@ class ParamCopies:
 
     @classmethod
     def own(cls, params: Sequence[SamplingParams]) -> ParamCopies:
-        """Of parameters that are checked and that nobody else has: they are kept as they are."""
+        """Of parameters that are checked and not used elsewhere: they are kept as they are."""
         made = cls(params)
         made._copies = {id(one): (one, one) for one in params}
         return made

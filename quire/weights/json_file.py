@@ -1,4 +1,4 @@
-"""Reads the JSON of a model that nobody vouches for: bounded in size, no key twice."""
+"""Reads the JSON of a model from an unknown source: bounded in size, no key twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Which files the answers of a model depend on: its own, its tokenizer's, and those that options
-name. Whoever keeps answers keeps with them what these hold."""
+name. Stored answers are kept with the hashes of these."""
 
 from __future__ import annotations
 

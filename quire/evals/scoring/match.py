@@ -59,7 +59,7 @@ class TextMatch:
 
 
 def exact(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
-    """1 where the answer is the truth, spaces around it aside."""
+    """1 where the answer is the truth, but for spaces around it."""
     return TextMatch("exact_match", _equal, pattern, last)
 
 

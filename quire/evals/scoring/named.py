@@ -16,7 +16,7 @@ from quire.evals.scoring.user_pattern import UserPattern
 
 # name -> what it says, for --help, errors and docs/scoring.md
 DESCRIPTIONS = {
-    "exact": "1 where the answer is the truth, spaces around it aside",
+    "exact": "1 where the answer is the truth, but for spaces around it",
     "normalised": "the same, but for case, punctuation, articles and spaces",
     "regex": "exact match of what --extract finds in the answer",
     "number": "GSM8K's two readings of a number, strict-match and flexible-extract",
@@ -33,7 +33,7 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScorerOptions:
-    """What the scorers can be told; which of them hears what is in DESCRIPTIONS."""
+    """Options of the scorers; DESCRIPTIONS says which of them takes what."""
 
     extract: str | None = None
     last: bool = False

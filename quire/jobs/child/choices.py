@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.session.scoring import ScoreCall
     from quire.session.session import Session
 
-# Rows read before the first step: contexts are long, and nobody shall wait until all are tokens.
+# Rows read before the first step: contexts are long, and steps need not wait until all are encoded.
 FEW_ROWS = 16
 PROBE_ROWS = 16  # run to measure the machine
 
@@ -86,7 +86,7 @@ class ContinuationEngine(JobEngine):
         return super()._failed(row, error)
 
     def plan(self, rows: Rows) -> str:
-        """Measured by a few rows, and told in tokens that have to be computed."""
+        """Measured with a few rows, and given in tokens that have to be computed."""
         made = [r for r in self._requests(rows) if not isinstance(r, QuireError)]
         num_endings = sum(len(request.continuations) for request in made)
         lines = [f"requests   {len(made):,} contexts with {num_endings:,} continuations"]

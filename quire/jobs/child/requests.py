@@ -87,7 +87,7 @@ def failed(row: int, error: QuireError) -> Message:
     """The result of a row that ended with this error."""
     kind, text = error_type(error), error_text(error)
     if (fault := error.__cause__) is not None and type(error) is RowError:
-        text = f"{text}: {reason(fault)}"  # whoever runs a job may know all of it
+        text = f"{text}: {reason(fault)}"  # the owner of a job may know all of it
     return {"kind": "result", "row": row, "error": text, "error_type": kind}
 
 
@@ -111,14 +111,14 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
 
 
 class SharedParams:
-    """The same, checked once for all rows that say the same, their seeds aside: in a batch most
-    do. Any thread may call it."""
+    """The same, checked once for all rows that say the same but for their seeds, as most of a
+    batch do. Any thread may call it."""
 
     def __init__(self) -> None:
         self._known: dict[str, SamplingParams] = {}
 
     def read(self, given: Mapping[str, Any]) -> SamplingParams:
-        """Parameters of the row's own; lists in them are shared, and nobody's to change."""
+        """Parameters of the row's own; lists in them are shared, and must not be changed."""
         seed, key = given.get("seed"), repr({**given, "seed": None})
         is_plain = seed is None or type(seed) is int and 0 <= seed <= MAX_SEED
         if not is_plain or len(key) > LONGEST_KEY:

@@ -1,7 +1,7 @@
 """Rows of an Arrow batch as Python values, each on its own: what one row holds costs that row.
 
-A file may hold anything: text that is not UTF-8, offsets that lead nowhere, zones that nobody
-knows. Batches are checked before a value is looked at, and one that fails is taken apart by rows.
+A file may hold anything: text that is not UTF-8, offsets that lead nowhere, unknown time
+zones. Batches are checked before a value is looked at, and one that fails is taken apart by rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many rows there will be, counted aside for whoever shows the time left."""
+"""How many rows there will be, counted in a thread, to show the time left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 class Counting(threading.Thread):
     """Counts while other work goes on. Lines are counted for rows, so a file with blank lines or
     line breaks inside its fields has a few less, and those of a JSON array are not counted at
-    all; who reads the rows will know."""
+    all; reading the rows gives their number."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         super().__init__(name="quire-counting", daemon=True)
@@ -26,7 +26,7 @@ class Counting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        # A file that cannot be read is told by who reads its rows.
+        # A file that cannot be read is an error where its rows are read.
         with suppress(OSError, InvalidOption):
             if not any(file.is_array for file in self._files):
                 self.num_rows = sum(_count(file) for file in self._files)

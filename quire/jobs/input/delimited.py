@@ -2,8 +2,8 @@
 the header of a CSV has no comma, but semicolons or tabs, those separate: spreadsheets write so
 where a comma stands in numbers.
 
-Where the quotes of a row do not come out, nobody can be certain which line breaks belong to it,
-so there is a rule. Its lines are those up to where the quotes come out if one that ends no field
+Where the quotes of a row do not match, it is uncertain which line breaks belong to it, so there is
+a rule. Its lines are those up to where the quotes come out if one that ends no field
 is taken for text, else those up to where they went wrong. But if all lines behind its first are
 rows by themselves, then only the first is bad. The error names the lines.
 """

@@ -120,7 +120,7 @@ def _in_folder(folder: Path) -> list[Path]:
             folder, "state.json", lambda found: [str(f["filename"]) for f in found["_data_files"]]
         )
         for name in names:
-            if Path(name).name != name:  # nobody's data set is a way out of its own folder
+            if Path(name).name != name:  # a data set lies in its own folder
                 raise _not_saved(folder / "state.json", f"{name[:100]!r} is no file beside it")
         return [folder / name for name in names]
     found = sorted(path for path in folder.iterdir() if _suffix(path) in _FORMATS)

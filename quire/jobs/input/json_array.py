@@ -102,7 +102,7 @@ class _Scanner:
             )
 
     def _find_end(self) -> str:
-        """Go behind the comma or bracket that ends the element, and tell it; "" if none does."""
+        """Go behind the comma or bracket that ends the element, and return it; "" if none does."""
         depth = 0
         while True:
             found = (_INNER_SIGNS if depth else _SIGNS).search(self._text, self._at)

@@ -1,5 +1,5 @@
-"""Files that may be packed: opened by their ending, and told by name where they do not unpack, or
-where they hold something else than text."""
+"""Files that may be packed: opened by their ending, and refused by name where they do not unpack,
+or where they hold something else than text."""
 
 from __future__ import annotations
 

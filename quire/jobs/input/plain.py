@@ -2,7 +2,7 @@
 
 A date, a time, a duration, a decimal or a UUID is the text that it is written as, and a number
 that is not finite is null. Bytes are base64 in an output; in what is asked of a model they are
-refused, since nobody means that to be read.
+refused: base64 is hardly what a model was meant to read.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class InputRow:
     """One row of the input, or what is wrong with it.
 
     `number` counts over all files, `in_file` within its own. `values` is None where the row could
-    not be read, and also where the reader was told that nobody needs it.
+    not be read, and where its reader was asked to leave it out.
     """
 
     number: int

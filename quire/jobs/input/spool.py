@@ -1,7 +1,7 @@
 """Rows that exist only once, from stdin or from a Python program, kept in the job directory.
 
-What is spooled is an input file like any other afterwards, so that the job can go on without
-whoever piped it in.
+What is spooled is an input file like any other afterwards, so that the job can go on without the
+program that piped it in.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _write_table(table: Any, file: BinaryIO) -> None:
     reader = pa.RecordBatchReader.from_stream(table)
     with pa.ipc.new_stream(file, reader.schema) as writer:
         for batch in reader:
-            # In pieces: whoever reads it later holds one of them at a time.
+            # In pieces: a reader holds one of them at a time.
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 writer.write_batch(batch.slice(start, BATCH_ROWS))
 

@@ -223,5 +223,5 @@ class Work:
 
 
 def _unforeseen(error: Exception) -> BadRow:
-    """What nobody thought of, as the error of the row that it is about."""
+    """An error that was not foreseen, as that of the row in which it was raised."""
     return BadRow("row_error", f"the row cannot be asked: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@
     claims/000012/345.done   answered; how many rows of it count
 
 A worker counts up in its file `beat`. One that has not counted for a lease, by the clock of
-whoever watches it, is taken for dead; its lock, where that is free, shows it sooner. If it was only
+the worker that watches it, is taken for dead; a free lock shows it sooner. If it was only
 asleep, its chunk is answered twice, and merging takes one.
 """
 
@@ -185,8 +185,8 @@ class Claims:
         return self._write(self._path(number, suffix), self._worker.encode() + b"\n")
 
     def _write(self, path: Path, data: bytes) -> bool:
-        """Make the file with this in it, unless it is there. Written aside and linked: a claim is
-        never seen without its owner."""
+        """Make the file with this in it, unless it is there. It is written under another name and
+        linked, so that a claim is never seen without its owner."""
         make_directory(path.parent)
         aside = path.with_name(f".{path.name}.{self._worker}")
         with open(aside, "wb") as file:

@@ -1,4 +1,4 @@
-"""The finished output: written aside, counted, then given its name at once."""
+"""The finished output: written under another name, counted, then renamed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The stored results of one run, row by row: what scoring, reports and exports read.
 
-A run is a job (its OUTPUT or its directory), or any table with a column of answers, whoever
-made them; the second has no manifest and no metrics.
+A run is a job (its OUTPUT or its directory), or any table with a column of answers,
+wherever they come from; the second has no manifest and no metrics.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StoredRun:
             yield StoredRow(columns, record, self._continuations(columns, record))
 
     def prompt(self, row: StoredRow) -> str:
-        """What was asked for this row, as a person reads it; of a table nobody knows."""
+        """What was asked for this row, as a person reads it; a table does not say."""
         manifest = self.manifest
         if manifest is None:
             return ""

@@ -1,5 +1,5 @@
-"""Reading what somebody else may have written: never more than such a file has, and no waiting for
-something that has no end."""
+"""Reading files that others may have written: never more than such a file has, and without waiting
+for one that has no end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files that are there after a power cut: written aside, synced, renamed, the directory synced.
+"""Files that are there after a power cut: written under another name, synced, renamed, and their
+directory synced. Without the last, a file may be gone however often it was synced itself.
 
-A file whose directory was not synced may be gone however often the file itself was. And files
-that are what they seem: what is written to is made here, or is a plain file with one name, never
-a link that somebody left where it would be written through.
+And files that are what they seem: what is written to is made here, or is a plain file with one
+name, and never a link to something else.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make `path`, for its owner alone, and what is missing above it, for good. If it is there
-    already, whoever made it may have been killed before it was."""
+    """Make `path`, for its owner alone, and what is missing above it, and sync all of it:
+    where it is there already, the process that made it may have been killed before it did."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing or [path]:

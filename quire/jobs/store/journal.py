@@ -1,7 +1,7 @@
 """The journal: results appended, synced in groups, acknowledged only then.
 
 At most GROUP results for each replica, or those of GROUP_SECONDS, are ever unacknowledged. A disk
-that is full costs nothing that was acknowledged, and room is kept aside for the last group.
+that is full costs nothing that was acknowledged, and room is kept for the last group.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Journal:
     """The only writer of a job's results, as long as it holds the lock.
 
     `index` knows the acknowledged rows alone. After an OSError nothing more may be appended:
-    whoever opens the job next reads from disk what really is there.
+    the next to open the job reads from disk what really is there.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Journal:
         if os.fstat(file).st_size > end:
             os.ftruncate(file, end)
             sync(file)
-        # Also where the file is there already: whoever made it may have been killed before this.
+        # Also where it is there already: the process that made it may have been killed before.
         sync_directory(self._job_dir)
         return _Segment(number, file, end)
 

@@ -38,8 +38,8 @@ def _canonical(value: Any) -> bytes:
 class KeyTable:
     """Positions by 64-bit fingerprints of keys, 16 bytes an entry where a dict has two hundred.
 
-    Two of a million keys have the same fingerprint with a probability of 3 in 10^8; whoever must
-    be certain compares what is at the position.
+    Two of a million keys have the same fingerprint with a probability of 3 in 10^8; to be
+    certain, compare what is at the position.
     """
 
     def __init__(self) -> None:

@@ -88,9 +88,9 @@ def _next_epoch(number: int) -> int:
 
 
 def holder(job_dir: Path) -> Holder | None:
-    """Who writes the job now, if anybody."""
+    """Who writes the job now; None where no process does."""
     try:
-        # Without waiting for the other end of a pipe that somebody left here.
+        # Without waiting for the other end of a pipe that was left here.
         number = os.open(job_dir / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None

@@ -21,7 +21,7 @@ from quire.jobs.store.durable import write_file
 from quire.jobs.store.stamps import FileStamp
 
 NAME = "manifest.json"
-MOST_BYTES = 16 << 20  # some 60,000 input files; a job that somebody else made is read no further
+MOST_BYTES = 16 << 20  # some 60,000 input files; of another's job no more is read
 Status = Literal["running", "stopped", "finished"]
 Kind = Literal["generate", "choices", "batch", "embed", "transcribe"]
 
@@ -167,7 +167,7 @@ def _differing(then: Manifest, now: Manifest, names: Iterable[str]) -> Iterable[
 def _differing_files(
     name: str, old: tuple[FileStamp, ...], new: tuple[FileStamp, ...]
 ) -> Iterable[str]:
-    """Files that nobody has looked at yet (no stamps) are no difference."""
+    """Files that are not known yet (no stamps) are no difference."""
     if not old or not new:
         return
     if len(old) != len(new):

@@ -78,7 +78,7 @@ def give_up_stale_claim(output: Path) -> None:
 
 def _job_elsewhere(output: Path) -> Path | None:
     """The job that a file beside the output names, if that job says the same of the output: a
-    file that somebody left here leads to no other job."""
+    file that was planted here leads to no other job."""
     found = _pointed_at(job_dir_for(output))
     if found is None:
         return None

@@ -58,8 +58,8 @@ class ResultRecord:
 
 
 def fitted(record: ResultRecord, job: str | None = None) -> tuple[ResultRecord, bytes]:
-    """The record and its line, as one of `job`. A result that is longer than a line may be, since
-    whoever reads it has to hold it, is the error that says so."""
+    """The record and its line, as one of `job`. A result that is longer than a line may be (a
+    reader holds a whole line) becomes an error that says so."""
     line = encode(record, job)
     if len(line) <= LONGEST_LINE:
         return record, line
@@ -121,7 +121,7 @@ def decode_fields(line: bytes) -> dict[str, Any]:
     body = line[_BODY:-1]
     if line[_BODY - 10 : _BODY - 2] != b"%08x" % zlib.crc32(body):
         raise DamagedRecord("the checksum does not agree with the line")
-    # A checksum proves no author: what somebody else made up is no record either.
+    # A checksum proves no author: what another program made up is no record either.
     try:
         fields: dict[str, Any] = json.loads(b"{" + body)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Reading the journal: segments of records, each line checked, damage told and never guessed.
+"""Reading the journal: segments of records, each line checked, damage reported, never guessed.
 
 A position names one line: the number of its segment and the byte it begins at. Segment 0 is the
 file with the failed rows.
@@ -203,7 +203,7 @@ def last_epoch(job_dir: Path) -> int:
 
 
 def index_of(job_dir: Path, manifest: Manifest) -> ResultIndex:
-    """Where the results of a job are that somebody reads."""
+    """Where each result of a job is, for reading alone."""
     return scan(job_dir, first_epoch=manifest.first_epoch, job=manifest.id).index
 
 

@@ -21,7 +21,7 @@ _CHANGED = "changed"  # in the place of a stamp
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """One file as it was found; `sha256` is filled in once somebody has read all of it."""
+    """One file as it was found; `sha256` is filled in once all of it was read."""
 
     path: str
     size: int
@@ -75,7 +75,7 @@ def _hash_of_blob(path: Path) -> str | None:
 
 
 class Hashing(threading.Thread):
-    """Hashes files aside while other work goes on; read `files` when it is no longer alive."""
+    """Hashes files while other work goes on; read `files` when it is no longer alive."""
 
     def __init__(self, files: Iterable[FileStamp]) -> None:
         super().__init__(name="quire-hashing", daemon=True)
@@ -83,6 +83,6 @@ class Hashing(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        # A file that went away stays without a hash; who reads its rows will tell.
+        # A file that went away stays without a hash; reading its rows fails.
         with suppress(OSError):
             self.files = tuple(file.hashed() for file in self.files)

@@ -1,5 +1,5 @@
-"""Rows made ready aside: whatever reading, selecting or writing out a row takes, the supervisor
-hears signals, syncs results and watches its engine meanwhile."""
+"""Rows made ready in a thread of their own: however long reading, selecting or writing out a row
+takes, the supervisor hears signals, syncs results and watches its engine meanwhile."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ahead(Generic[Item]):
         raise StopIteration
 
     def wait(self) -> Iterator[Item]:
-        """The items, for whoever has nothing else to do."""
+        """The items, waiting for each until it is ready."""
         for item in self:
             if item is None:
                 time.sleep(0.005)
@@ -80,7 +80,7 @@ class Ahead(Generic[Item]):
                     self._sleep()
                 if self._closed:
                     break
-        except BaseException as error:  # whoever takes the items is told, wherever it happened
+        except BaseException as error:  # raised where the items are taken
             self._error = error
         finally:
             self._ended = True

@@ -27,7 +27,7 @@ class Progress:
         self._metrics, self._show = metrics, show
         self._stream = sys.stderr if stream is None else stream
         self._live: _Live | None = None
-        self.total: int | None = None  # work rows, once somebody knows
+        self.total: int | None = None  # work rows, once they are counted
         self.before = 0  # of these, done by earlier runs
         self.num_ok = self.num_failed = self.prompt_tokens = self.output_tokens = 0
         self._began = self._shown_at = time.monotonic()

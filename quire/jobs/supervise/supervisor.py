@@ -29,7 +29,7 @@ LONGEST_ERROR = 4000  # characters of a row's error that are kept
 
 
 class Watcher(Protocol):
-    """Who is told how the job goes."""
+    """What is called as the job goes on."""
 
     def note(self, line: str) -> None: ...
 

@@ -30,7 +30,7 @@ class RequestEngine:
         self._driver = Driver(session, board)
 
     def facts(self) -> Message:
-        """With the decisions that whoever makes the requests has to know."""
+        """With the decisions that the process which makes the requests has to know."""
         config = self._session.model.config
         plain = {f.name: getattr(config, f.name) for f in fields(config)}
         chosen = {n: v for n, v in plain.items() if v is None or isinstance(v, int | float | str)}

@@ -25,8 +25,8 @@ NumberedRequests = list[tuple[int, "Request | Refused"]]
 
 
 class Driver:
-    """Knows which request is which row, shows the board who is on the device, and tells how it
-    goes."""
+    """Knows which request is which row, writes to the board which rows are on the device, and
+    sends metrics."""
 
     def __init__(self, session: Session, board: Board) -> None:
         self._session, self._board = session, board

@@ -1,4 +1,4 @@
-"""Rows as the supervisor sends them: read aside, handed to the engine in windows, and given back
+"""Rows as the supervisor sends them: handed to the engine in windows, and given back
 where another engine has room for them."""
 
 from __future__ import annotations

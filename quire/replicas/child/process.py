@@ -18,7 +18,7 @@ from quire.replicas.streams import Send
 
 
 def private(number: int) -> int:
-    """Our own copy of a stream; whoever prints or reads from here on gets another one."""
+    """Our own copy of a stream; libraries that print or read from here on get another one."""
     own = os.dup(number)
     if number == 0:
         empty = os.open(os.devnull, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """Which modules a config's lists of names mean. No torch.
 
 Lists hold names of modules, ends or beginnings of such names, and after `re:` regular expressions.
-Those come from files that nobody vouches for, and an expression can take years over a short name:
+Those come from unknown sources, and an expression can take years over a short name:
 one that repeats a group, or repeats more than a few things, is refused.
 """
 

@@ -58,7 +58,7 @@ def _shape(
     module: str, lead: StoredTensor, said: Quantisation, stored: Mapping[str, StoredTensor]
 ) -> tuple[int, ...] | None:
     """Rows and columns of a weight, by the tensor that it is known by."""
-    layout = said.layout_of(module) or Layout("int", 8)  # refused by whoever reads it
+    layout = said.layout_of(module) or Layout("int", 8)  # refused where it is read
     if layout.kind == "nf4":
         return _shape_in_state(module, stored)
     if len(lead.shape) != 2:
