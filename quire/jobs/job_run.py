@@ -29,11 +29,11 @@ from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.place import claim
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import RecordReader, ResultIndex
-from quire.jobs.store.stamps import FileStamp, Hashing
+from quire.jobs.store.stamps import FileStamp, Hashing, model_stamps
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
 from quire.jobs.supervise.metrics import MetricsFile
-from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.progress import Progress, Watcher
 from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import COMMAND, Supervisor
@@ -96,8 +96,8 @@ def run_job(
         lock.release()
 
 
-class JobRun:
-    """A run that has the lock and knows what the job is. Also the watcher of its supervisor."""
+class JobRun(Watcher):
+    """A run that has the lock and knows what the job is."""
 
     def __init__(
         self,
@@ -245,10 +245,7 @@ class JobRun:
 
     def _check_model(self, facts: Message) -> None:
         """The engine's model must be the one that the rows before came from."""
-        found = {
-            name: tuple(FileStamp(**each) for each in facts.get(name, ()))
-            for name in ("model_files", "tokenizer_files")
-        }
+        found = model_stamps(facts)
         job_setup.check_model(self._manifest, found)
         known = {f.path: f for name in found for f in getattr(self._manifest, name) if f.sha256}
         for name, files in found.items():
@@ -269,25 +266,13 @@ class JobRun:
         self._manifest = self._manifest.changed(**values)
         self._manifest.save(self._job_dir)
 
-    def note(self, line: str) -> None:
-        self._progress.note(line)
-
-    def result(self, record: ResultRecord) -> None:
-        self._progress.result(record)
-
-    def reused(self, record: ResultRecord) -> None:
-        self._progress.before += 1
-
-    def metrics(self, message: Message) -> None:
-        self._progress.metrics(message)
-
     def tick(self) -> None:
         if self._hashing and not any(h.is_alive() for h in self._hashing.values()):
             self._take_hashes()
             self._manifest.save(self._job_dir)
         if self._work is not None and self._counting is not None:
             self._progress.total = self._work.total(self._counting.num_rows)
-        self._progress.tick()
+        super().tick()
 
 
 def reused(

@@ -31,7 +31,7 @@ from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import NAME, Manifest
 from quire.jobs.store.place import SUFFIX, give_up_stale_claim, job_dir_for, refuse_second_job
 from quire.jobs.store.segments import last_epoch
-from quire.jobs.store.stamps import FileStamp
+from quire.jobs.store.stamps import MODEL_FILES, FileStamp
 from quire.jobs.transcripts import transcript_format
 
 
@@ -113,8 +113,7 @@ def check_model_on_disk(manifest: Manifest) -> None:
         path = Path(file.path)
         return FileStamp.of(path) if path.exists() else file
 
-    names = ("model_files", "tokenizer_files")
-    check_model(manifest, {name: tuple(map(now, getattr(manifest, name))) for name in names})
+    check_model(manifest, {name: tuple(map(now, getattr(manifest, name))) for name in MODEL_FILES})
 
 
 def check_output(manifest: Manifest, output: Path) -> None:

@@ -28,10 +28,10 @@ from quire.jobs.store.lock import JobLock
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import scan
-from quire.jobs.store.stamps import FileStamp
+from quire.jobs.store.stamps import model_stamps
 from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.metrics import MetricsFile
-from quire.jobs.supervise.progress import Progress
+from quire.jobs.supervise.progress import Progress, Watcher
 from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import Supervisor
@@ -81,8 +81,8 @@ class _DoneRows:
         return row in self._index or row in self.elsewhere
 
 
-class JoinWorker:
-    """Claims chunks, answers them, and watches the others. Also the watcher of its supervisor."""
+class JoinWorker(Watcher):
+    """Claims chunks, answers them, and watches the others."""
 
     def __init__(
         self,
@@ -194,10 +194,8 @@ class JoinWorker:
 
     def _check_model(self, facts: Message) -> None:
         """Every worker computes with the same files and numbers as the first."""
-        found = {
-            name: tuple(FileStamp(**each).hashed() for each in facts.get(name, ()))
-            for name in ("model_files", "tokenizer_files")
-        }
+        stamps = model_stamps(facts).items()
+        found = {name: tuple(file.hashed() for file in files) for name, files in stamps}
         lock = locked(self._job_dir)
         try:
             known = Manifest.load(self._job_dir)
@@ -217,25 +215,14 @@ class JoinWorker:
                 "same files, and --option for what it chose otherwise."
             )
 
-    # What the supervisor says.
-
-    def note(self, line: str) -> None:
-        self._progress.note(line)
-
     def result(self, record: ResultRecord) -> None:
-        self._progress.result(record)
+        super().result(record)
         begun = self._begun.get(self._chunks.of_row(record.row // self._width))
         if begun is not None:
             begun.answered += 1
 
-    def reused(self, record: ResultRecord) -> None:
-        """Nothing of an earlier job is used again here."""
-
-    def metrics(self, message: Message) -> None:
-        self._progress.metrics(message)
-
     def tick(self) -> None:
-        self._progress.tick()
+        super().tick()
         if time.monotonic() - self._looked > LOOK_SECONDS / 2:
             self._looked = time.monotonic()
             self._finish_chunks()

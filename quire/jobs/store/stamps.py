@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from quire.base.sha256 import sha256_of
 
+MODEL_FILES = ("model_files", "tokenizer_files")  # of a manifest, and of what an engine says
 _CHANGED = "changed"  # in the place of a stamp
 
 
@@ -63,6 +65,11 @@ class FileStamp:
         if self.stamp == _CHANGED:
             return "changed while it was read"
         return f"{self.size} bytes" + (f", sha256 {self.sha256[:12]}" if self.sha256 else "")
+
+
+def model_stamps(facts: Mapping[str, Any]) -> dict[str, tuple[FileStamp, ...]]:
+    """The files of a model and of its tokenizer, as an engine that is ready names them."""
+    return {name: tuple(FileStamp(**each) for each in facts.get(name, ())) for name in MODEL_FILES}
 
 
 def _hash_of_blob(path: Path) -> str | None:

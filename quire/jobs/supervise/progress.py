@@ -101,6 +101,27 @@ class Progress:
         self._metrics.close()
 
 
+class Watcher:
+    """What a supervisor calls as its job goes on: shows it, and is where a run does more."""
+
+    _progress: Progress
+
+    def note(self, line: str) -> None:
+        self._progress.note(line)
+
+    def result(self, record: ResultRecord) -> None:
+        self._progress.result(record)
+
+    def reused(self, record: ResultRecord) -> None:
+        self._progress.before += 1
+
+    def metrics(self, message: Message) -> None:
+        self._progress.metrics(message)
+
+    def tick(self) -> None:
+        self._progress.tick()
+
+
 class _Live:
     """One line that is written again and again, by rich, as long as there is a terminal."""
 

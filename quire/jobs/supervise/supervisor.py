@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from quire.errors import JobStopped
 from quire.jobs.input.work import WorkRow
 from quire.jobs.store.journal import Journal
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.metrics import ReplicaMetrics
+from quire.jobs.supervise.progress import Watcher
 from quire.jobs.supervise.row_costs import RowCosts
 from quire.replicas.replica import EngineLink
 from quire.replicas.replica_set import ReplicaSet, ReplicasLost
@@ -26,20 +26,6 @@ TURN_ROWS, TURN_BYTES = 256, 1 << 20  # read between two looks at everything els
 _LONGEST_WAIT = 0.2
 _SHORT_WAIT = 0.02  # while rows are being made ready that the engine could have
 LONGEST_ERROR = 4000  # characters of a row's error that are kept
-
-
-class Watcher(Protocol):
-    """What is called as the job goes on."""
-
-    def note(self, line: str) -> None: ...
-
-    def result(self, record: ResultRecord) -> None: ...
-
-    def reused(self, record: ResultRecord) -> None: ...
-
-    def metrics(self, message: Message) -> None: ...
-
-    def tick(self) -> None: ...
 
 
 class Supervisor:
