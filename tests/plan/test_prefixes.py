@@ -14,6 +14,11 @@ from quire.request import Ints
 BLOCK = 2
 few = st.integers(0, 2)
 prompts_of_few_tokens = st.lists(st.lists(few, min_size=1, max_size=9), min_size=0, max_size=12)
+# Whole blocks of two kinds: groups within groups within groups, which tokens by chance seldom make.
+few_blocks = st.lists(st.integers(0, 1), min_size=3, max_size=5)
+prompts_of_few_blocks = st.lists(
+    few_blocks.map(lambda blocks: np.repeat(blocks, BLOCK).tolist()), min_size=8, max_size=16
+)
 
 
 def arrays(prompts: list[list[int]]) -> list[Ints]:
@@ -115,10 +120,10 @@ def most_saved(prompts: list[list[int]], members: list[int], base: int) -> int:
     return best
 
 
-@given(prompts_of_few_tokens)
+@given(prompts_of_few_tokens | prompts_of_few_blocks)
 def test_inner_groups_save_the_most_and_do_not_overlap(prompts: list[list[int]]) -> None:
     groups = tree_of(prompts).groups()
-    for number, outer in enumerate(groups):
+    for number, outer in enumerate(g for g in groups if g.parent is None):
         inner = [g for g in groups if g.parent == number]
         members = [m for g in inner for m in g.members]
         assert len(members) == len(set(members)) and set(members) <= set(outer.members)
