@@ -43,7 +43,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
-    tokenizer = open_vocabulary(Vocabulary.from_line(sys.stdin.readline()))
+    # As bytes: it is UTF-8, whatever the locale says of stdin.
+    tokenizer = open_vocabulary(Vocabulary.from_line(sys.stdin.buffer.readline()))
     _answer("", is_last=False)
     for line in sys.stdin:
         task = json.loads(line)

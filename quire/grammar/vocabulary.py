@@ -8,11 +8,11 @@ model has beyond its tokenizer (a padded vocabulary) stand for nothing and are n
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -43,31 +43,12 @@ class Vocabulary:
     tokens: tuple[bytes, ...] | None = None
 
     def to_line(self) -> str:
-        """One line of JSON; `from_line` reads it."""
-        tokens = self.tokens
-        return json.dumps(
-            {
-                "size": self.size,
-                "num_known": self.num_known,
-                "eos_ids": self.eos_ids,
-                "special_ids": self.special_ids,
-                "tokenizer_json": self.tokenizer_json,
-                "tokens": None if tokens is None else [b64encode(t).decode() for t in tokens],
-            }
-        )
+        """One line of JSON, in which the bytes of tokens are base64; `from_line` reads it."""
+        return msgspec.json.encode(self).decode()
 
     @classmethod
-    def from_line(cls, line: str) -> Vocabulary:
-        fields: dict[str, Any] = json.loads(line)
-        tokens = fields["tokens"]
-        return cls(
-            size=fields["size"],
-            num_known=fields["num_known"],
-            eos_ids=tuple(fields["eos_ids"]),
-            special_ids=tuple(fields["special_ids"]),
-            tokenizer_json=fields["tokenizer_json"],
-            tokens=None if tokens is None else tuple(b64decode(t) for t in tokens),
-        )
+    def from_line(cls, line: str | bytes) -> Vocabulary:
+        return msgspec.json.decode(line, type=cls)
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> Vocabulary:

@@ -28,7 +28,9 @@ def test_llguidance_has_our_bytes(kind: str, request: pytest.FixtureRequest) -> 
         tokenizer_json=None,
         tokens=tuple(pieces[i] for i in range(tokenizer.vocab_size)),
     )
-    for one in (vocabulary, as_bytes, Vocabulary.from_line(as_bytes.to_line())):
+    for one in (vocabulary, as_bytes):
+        line = one.to_line()
+        assert "\n" not in line and Vocabulary.from_line(line.encode()) == one
         opened = open_vocabulary(one)
         assert opened.vocab_size == tokenizer.vocab_size + 9
         assert opened.eos_tokens == list(tokenizer.eos_ids)
