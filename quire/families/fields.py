@@ -37,6 +37,16 @@ class Fields:
         """The same of a value that is fine, and that quire's own families do not compute."""
         return UnsupportedModel(str(self.wrong(key, rule)))
 
+    def check_only(self, only: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse values beyond these, which would make another model; null and absent are fine."""
+        for key, allowed in only.items():
+            value = self.values.get(key)
+            if value is not None and value not in allowed:
+                raise UnsupportedModel(
+                    f"{self.source}: {key} {str(value)[:100]!r}; quire has "
+                    f"{' or '.join(str(one) for one in allowed)}"
+                )
+
     def count(self, key: str, default: Any = _REQUIRED, *, most: int = MAX_COUNT) -> int:
         """A whole number from 1 to `most`."""
         value = self._get(key, default)

@@ -89,7 +89,7 @@ def spec_from_hf(
     said = _overridden(_text_part(config), _text_part(overrides or {}))
     fields = Fields(said, source, false_nulls=True)
     family = _family(fields)
-    _refuse_what_changes_the_model(fields, {**ONLY, **family.only})
+    fields.check_only({**ONLY, **family.only})
     spec = family.read(fields)
     # A length that was asked for holds, whatever a scaling would stretch to.
     asked = Fields(overrides or {}, source).count("max_position_embeddings", spec.max_model_len)
@@ -162,13 +162,3 @@ def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedMo
     return UnsupportedModel(
         f"{fields.source}: {found} is not supported; quire runs {', '.join(ARCHITECTURES)}"
     )
-
-
-def _refuse_what_changes_the_model(fields: Fields, only: Mapping[str, tuple[Any, ...]]) -> None:
-    for key, allowed in only.items():
-        value = fields.values.get(key)
-        if value is not None and value not in allowed:
-            raise UnsupportedModel(
-                f"{fields.source}: {key} {str(value)[:100]!r}; quire has "
-                f"{' or '.join(str(one) for one in allowed)}"
-            )

@@ -92,11 +92,5 @@ def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
                 f"{fields.source}: {str(name)[:80]} is not supported; of this family quire runs "
                 f"{', '.join(known for known, one in ARCHITECTURES.items() if one is family)}"
             )
-    for key, allowed in family.only.items():
-        value = fields.values.get(key)
-        if value is not None and value not in allowed:
-            raise UnsupportedModel(
-                f"{fields.source}: {key} {str(value)[:100]!r}; quire has "
-                f"{' or '.join(str(one) for one in allowed)}"
-            )
+    fields.check_only(family.only)
     return family.read(fields)
