@@ -25,7 +25,7 @@ def card(
     if manifest is None:
         raise InvalidOption(f"{run.path} is a table; a card is made from a job's manifest")
     parts = [
-        _front(manifest, num_rows, split, license),
+        _front(num_rows, split, license),
         f"# {_plain(repo.split('/')[-1])}",
         f"{num_rows:,} rows, answered by `{_code(manifest.model)}` with quire "
         f"{_plain(manifest.version)}.",
@@ -41,24 +41,21 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _front(manifest: Manifest, num_rows: int, split: str, license: str | None) -> str:
-    size = next((name for most, name in _SIZES if num_rows < most), "n>1M")
-    lines = [
-        "---",
-        *([f"license: {json.dumps(license)}"] if license else []),
-        "tags:",
-        "- synthetic",
-        "- quire",
-        "size_categories:",
-        f"- {size}",
-        "configs:",
-        "- config_name: default",
-        "  data_files:",
-        f"  - split: {json.dumps(split)}",
-        f"    path: {json.dumps(f'data/{split}-*')}",
-        "---",
-    ]
-    return "\n".join(lines)
+def _front(num_rows: int, split: str, license: str | None) -> str:
+    from huggingface_hub import DatasetCardData
+
+    data: dict[str, Any] = {
+        "license": license,
+        "tags": ["synthetic", "quire"],
+        "size_categories": [next((name for most, name in _SIZES if num_rows < most), "n>1M")],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": split, "path": f"data/{split}-*"}],
+            }
+        ],
+    }
+    return f"---\n{DatasetCardData(**data).to_yaml()}\n---"
 
 
 def _portable(manifest: Manifest) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import DatasetCard
 
 from quire.errors import InvalidOption, NotSupported
 from quire.evals.scoring.named import ScorerOptions, scorers_by_name
@@ -156,9 +157,10 @@ def test_a_large_push_is_several_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_card_says_how_the_rows_were_made(run: StoredRun) -> None:
     score(run, scorers_by_name(["json"], ScorerOptions()), ScoreOptions())
     text = card(run, "me/answers", num_rows=3, split="train", license="cc-by-4.0")
-    front = text.split("---")[1]
-    assert 'license: "cc-by-4.0"' in front and "- n<1K" in front
-    assert 'path: "data/train-*"' in front
+    front = DatasetCard(text).data.to_dict()
+    assert (front["license"], front["size_categories"]) == ("cc-by-4.0", ["n<1K"])
+    [config] = front["configs"]
+    assert config["data_files"] == [{"split": "train", "path": "data/train-*"}]
     assert "quire run out.jsonl.input.jsonl --model smollm2" in text
     assert "{{ question }}" in text and "rows that failed: 1" in text
     assert "| json\\_valid | 0.0000 | 0.0000 | 3 |" in text
