@@ -114,12 +114,9 @@ def quoted(part: Part, *, by_number: bool) -> Part:
         return _quoted_character(part.ranges, by_number)
     if isinstance(part, Repeated):
         return Repeated(quoted(part.part, by_number=by_number), part.least, part.most)
-    if isinstance(part, Multiple):
-        return part
-    if isinstance(part, Both | Without):
-        one, other = (quoted(half, by_number=by_number) for half in (part.one, part.other))
-        return type(part)(one, other)
-    return type(part)(tuple(quoted(one, by_number=by_number) for one in part.parts))
+    if isinstance(part, InOrder | AnyOf):
+        return type(part)(tuple(quoted(one, by_number=by_number) for one in part.parts))
+    raise TypeError(f"{type(part).__name__} is no part of a regex, which texts are read from")
 
 
 @lru_cache(maxsize=256)
