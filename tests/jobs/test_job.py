@@ -239,13 +239,10 @@ def test_an_output_that_no_job_wrote_is_not_overwritten(source: Path, output: Pa
 
 def test_a_second_writer_is_told_who_the_first_is(source: Path, output: Path) -> None:
     job_dir(output).mkdir()
-    lock = JobLock.take(job_dir(output))
-    try:
+    with JobLock.take(job_dir(output)):
         with pytest.raises(JobLocked, match=f"process {os.getpid()}"):
             answer(source, output)
         assert run(run_command(source, output)).returncode == 73
-    finally:
-        lock.release()
     assert answer(source, output).num_ok == 12
 
 

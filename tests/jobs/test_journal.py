@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,11 @@ def record(row: int, *, epoch: int = 1, failed: bool = False, text: str = "") ->
 
 @contextmanager
 def opened(job_dir: Path, **options: Any) -> Iterator[Journal]:
-    lock = JobLock.take(job_dir)
-    try:
-        journal = Journal.open(job_dir, lock, **{"first_epoch": 1, **options})
-        try:
-            yield journal
-        finally:
-            journal.close()
-    finally:
-        lock.release()
+    with (
+        JobLock.take(job_dir) as lock,
+        closing(Journal.open(job_dir, lock, **{"first_epoch": 1, **options})) as journal,
+    ):
+        yield journal
 
 
 def rows_in(job_dir: Path) -> dict[int, ResultRecord]:

@@ -26,11 +26,8 @@ GROUPS = 64  # of records that are synced together: they are all on disk already
 
 def merge_output(job_dir: Path) -> JobReport:
     """`quire merge`: JobLocked while a worker begins or merges the job."""
-    lock = JobLock.take(job_dir)
-    try:
+    with JobLock.take(job_dir) as lock:
         return merge(job_dir, lock)
-    finally:
-        lock.release()
 
 
 def merge(job_dir: Path, lock: JobLock) -> JobReport:

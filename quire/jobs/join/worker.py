@@ -54,12 +54,11 @@ def join_job(
     """Answer chunks of the job until none is left, and merge if no other worker does."""
     refuse_what_cannot_join(options)
     job_dir = job_setup.job_directory(options)
-    lock = locked(job_dir)
-    try:
-        manifest, files, chunks = agreed(options, command, job_dir)
-    finally:
-        job_setup.tidy(job_dir)
-        lock.release()
+    with locked(job_dir):
+        try:
+            manifest, files, chunks = agreed(options, command, job_dir)
+        finally:
+            job_setup.tidy(job_dir)
     with StopSignals() as signals:
         if manifest.status != "finished":
             worker = JoinWorker(options, job_dir, manifest, files, chunks, show=show)
@@ -196,18 +195,15 @@ class JoinWorker(Watcher):
         """Every worker computes with the same files and numbers as the first."""
         stamps = model_stamps(facts).items()
         found = {name: tuple(file.hashed() for file in files) for name, files in stamps}
-        lock = locked(self._job_dir)
-        try:
+        with locked(self._job_dir):
             known = Manifest.load(self._job_dir)
             arithmetic = facts.get("arithmetic", {})
             if not (known.model_files or known.arithmetic):
                 known.changed(**found, arithmetic=arithmetic).save(self._job_dir)
                 return
-            differences, _ = known.differences(known.changed(**found))
-            if known.arithmetic != arithmetic:
-                differences.append(f"arithmetic: {dict(known.arithmetic)} -> {arithmetic}")
-        finally:
-            lock.release()
+        differences, _ = known.differences(known.changed(**found))
+        if known.arithmetic != arithmetic:
+            differences.append(f"arithmetic: {dict(known.arithmetic)} -> {arithmetic}")
         if differences:
             listed = "\n  ".join(differences)
             raise JobChanged(
@@ -249,7 +245,5 @@ def _merged(job_dir: Path, signals: StopSignals) -> JobReport:
         except JobLocked:
             time.sleep(LOOK_SECONDS / 4)
             continue
-        try:
+        with lock:
             return merge(job_dir, lock)
-        finally:
-            lock.release()

@@ -70,6 +70,12 @@ class JobLock:
                 "Nothing more is written; run the same command to continue."
             )
 
+    def __enter__(self) -> JobLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
     def release(self) -> None:
         if self._number >= 0:
             os.close(self._number)
