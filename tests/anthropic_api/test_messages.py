@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -191,11 +192,12 @@ def test_a_format_is_enforced(field: str) -> None:
         assert asked.rows[0]["chat"]["chat_template_kwargs"] == {"reasoning_effort": "low"}
 
 
-def test_what_an_agent_sends_is_read() -> None:
-    once = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [{**text("ok"), **once}]}
-    turns = [
-        {"role": "user", "content": [text("<reminder>"), {**text("go"), **once}]},
+ONCE = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "is_error": False, **ONCE}
+AGENT: dict[str, Any] = {
+    "max_tokens": 9,
+    "messages": [
+        {"role": "user", "content": [text("<reminder>"), {"type": "image", "source": PNG}]},
         {
             "role": "assistant",
             "content": [
@@ -203,25 +205,60 @@ def test_what_an_agent_sends_is_read() -> None:
                 {**CALL, "caller": {"type": "direct"}},
             ],
         },
-        {"role": "user", "content": [{**result, "is_error": False, **once}, text("and then?")]},
+        {
+            "role": "user",
+            "content": [{**RESULT, "content": [{**text("ok"), **ONCE}]}, text("and then?")],
+        },
         {"role": "system", "content": "be quick"},
-    ]
-    asked = read(
-        turns,
-        system=[text("x-anthropic-billing-header: a"), {**text("You code."), **once}],
-        tools=[{**TOOL, "eager_input_streaming": True, "defer_loading": False, "strict": True}],
-        thinking={"type": "adaptive", "display": "summarized"},
-        output_config={"effort": "high"},
-        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        metadata={"user_id": "u"},
-        stream=True,
-        temperature=1,
-        **once,
-    )
+    ],
+    "system": [text("x-anthropic-billing-header: a"), {**text("You code."), **ONCE}],
+    "tools": [{**TOOL, "eager_input_streaming": True, "defer_loading": False, "strict": True}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "summarized"},
+    "output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "metadata": {"user_id": "u"},
+    "stop_sequences": ["END"],
+    "stream": True,
+    "temperature": 1,
+    **ONCE,
+}
+
+
+def test_what_an_agent_sends_is_read() -> None:
+    asked = read_message(AGENT, None, bounds_thoughts=True)
     [row] = asked.rows
     roles = [turn["role"] for turn in row["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "user", "system"]
-    assert "ephemeral" not in str(row) and row["tools"] and asked.stream
+    assert "ephemeral" not in str(row) and asked.tools.offered and asked.stream
+
+
+ODD: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2**70, 0.5, "", "x", "\0", "text", "tool_use", [], [None], [[]], {}),
+    *({"type": []}, {"type": {}}, [{"type": "text"}], [{"type": "tool_result"}], {"x": {}}),
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every list or object of a body, with each key that it has."""
+    keys = value if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    found = [(value, key) for key in keys]
+    return found + [one for key in keys for one in places(value[key])]
+
+
+def test_a_body_with_anything_anywhere_is_read_or_refused() -> None:
+    refused = 0
+    for i in range(len(places(AGENT))):
+        for odd in ODD:
+            body = copy.deepcopy(AGENT)
+            holder, key = places(body)[i]
+            holder[key] = copy.deepcopy(odd)
+            try:
+                read_message(body, None, bounds_thoughts=True)
+            except ApiError as error:
+                refused += 1
+                assert error.status == 400 and error_body(error, "")["error"]["message"]
+    assert refused > 500
 
 
 def user(*blocks: Any) -> dict[str, Any]:
