@@ -28,7 +28,7 @@ from benchmarks.gpu_attention import milliseconds
 from benchmarks.shapes import MODELS
 from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.plain import PlainLinear
-from quire.backends.triton import adapters
+from quire.backends.triton import adapter_stacks
 from quire.backends.triton.adapters import StackedAdapters
 
 BF16, SLOTS, MOST_BYTES = torch.bfloat16, 32, 160 << 20
@@ -77,7 +77,7 @@ def measure(name: str, rows: tuple[int, ...], columns: int, given: argparse.Name
     slots = (np.arange(given.rows) % given.adapters).astype(np.int32)
     lines, copies = kernels.lines(slots), max(3, MOST_BYTES // (2 * sum(rows) * columns))
     report, more = f"{name:8}", []
-    for adapters.COLUMNS in given.columns:
+    for adapter_stacks.COLUMNS in given.columns:
         pairs = [filled(kernels, rows, columns, given.rank) for _ in range(copies)]
         wanted = pairs[0][1].add(x, pairs[0][0](x), lines).float()
         off = (pairs[0][1].multiply(pairs[0][0], x, lines).float() - wanted).abs().max()
@@ -85,7 +85,9 @@ def measure(name: str, rows: tuple[int, ...], columns: int, given: argparse.Name
         wide = microseconds(pairs, lambda _, product: F.linear(x, product._wide))
         apart = microseconds(pairs, lambda base, product: product.add(x, base(x), lines))
         behind = microseconds(pairs, lambda base, product: product.multiply(base, x, lines))
-        report += f" | {adapters.COLUMNS} columns: plain {plain:.2f} apart {apart:.2f} behind "
+        report += (
+            f" | {adapter_stacks.COLUMNS} columns: plain {plain:.2f} apart {apart:.2f} behind "
+        )
         report += f"{behind:.2f} (A {wide:.2f}) off {float(off / wanted.abs().max()):.4f}"
         more.append(behind - plain)
     print(report, flush=True)
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--adapters", type=int, default=32)
-    parser.add_argument("--columns", type=int, nargs="+", default=[adapters.COLUMNS])
+    parser.add_argument("--columns", type=int, nargs="+", default=[adapter_stacks.COLUMNS])
     given = parser.parse_args()
     with torch.inference_mode():
         for model in given.models:

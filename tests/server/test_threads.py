@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.replicas.board import Board
 from quire.sampling_params import SamplingParams
+from quire.server.child.adapters import ServedAdapters
 from quire.server.child.serving import ServingEngine
 from quire.server.child.threads import PreparingThreads, Taken
 from quire.server.child.writer import Writer
@@ -83,7 +84,9 @@ def test_rows_of_a_batch_are_prepared_together_as_far_as_there_is_room() -> None
 
 def test_rows_that_are_given_up_before_are_not_prepared() -> None:
     _, writing = os.pipe()
-    engine, has_room = ServingEngine(make("fake", {}), Board.create(), Writer(writing)), Event()
+    session, has_room = make("fake", {}), Event()
+    adapters = ServedAdapters(session, ["fake"], {}, {})
+    engine = ServingEngine(session, Board.create(), Writer(writing), adapters)
     prepare, prepared = engine._preparing.prepare_each, list[int]()
     engine._threads._wait_for_room = lambda: 64 if has_room.wait(30) else 0  # type: ignore[method-assign]
 
