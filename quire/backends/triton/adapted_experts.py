@@ -29,9 +29,8 @@ class StackedExperts(ExpertSlots):
     def __init__(
         self, room: AdapterRoom, base: FusedExperts, up_rows: tuple[int, ...], hidden: int
     ) -> None:
-        width = base.width
         self._room, self._base, self._count = room, base, base.count
-        self._sizes = ((up_rows, hidden), ((hidden,), width))
+        self._sizes = ((up_rows, hidden), ((hidden,), base.width))
         self._forget()
 
     def _forget(self) -> None:
@@ -51,6 +50,9 @@ class StackedExperts(ExpertSlots):
             self._place_of[slot] = FREE
         if not ups and not downs:
             return
+        all_of = (one for added in (ups, downs) for some in added.values() for one in some)
+        if self._base.has_biases and any(one.factor is not None for one in all_of):
+            raise LookupError("DoRA of experts with biases, which is not built. This is a bug.")
         if FREE not in self._held:
             self._grow()
         place = self._held.index(FREE)
@@ -73,8 +75,7 @@ class StackedExperts(ExpertSlots):
         place = self._place_of[cast(TiledLines, lines).by_line][:, None]
         kinds = torch.where(place < 0, FREE, place * self._count + chosen).flatten()
         tiles = Tiles.of_kinds(kinds, len(self._held) * self._count)
-        up, down = self._sides
-        per_token = chosen.shape[1]
+        (up, down), per_token = self._sides, chosen.shape[1]
 
         def after_up(given: Tensor, made: Tensor) -> Tensor:
             return up.add(given.repeat_interleave(per_token, 0), made, tiles)

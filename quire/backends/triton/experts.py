@@ -225,6 +225,10 @@ class FusedExperts:
         return len(self._ups.weights)
 
     @property
+    def has_biases(self) -> bool:
+        return self._ups.biases is not None or self._downs.biases is not None
+
+    @property
     def width(self) -> int:
         """Of what the gate lets through."""
         return self._downs.weights.shape[2]

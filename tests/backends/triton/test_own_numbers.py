@@ -219,3 +219,6 @@ def test_experts(place: Place, biased: bool, num_lines: int) -> None:
     check({3: for_experts(place, 0, 2, 4, dora=not biased)}, {1, 3})  # one more place
     check({1: {}, 0: for_experts(place, 1, 3, 0)}, {0, 3})  # in the place that was left
     check({slot: {} for slot in range(SLOTS)}, set())
+    if biased:  # no family has both
+        with pytest.raises(LookupError, match="DoRA of experts with biases"):
+            sites[0].load(0, for_experts(place, 0, dora=True))
