@@ -17,6 +17,7 @@ from quire.weights.formats import StoredTensor
 
 _OF_LINEAR: frozenset[Kind] = frozenset({"A", "B"})
 _OF_EMBEDDING: frozenset[Kind] = frozenset({"embedding_A", "embedding_B"})
+_CLASSIFIERS = ("score", "classifier")
 _NOT_THERE = "Set device='cpu', or merge it into its base with peft's merge_and_unload()."
 
 
@@ -185,6 +186,10 @@ class Matcher:
                 return self.sites.parts[module]
             if module in self.sites.not_built:
                 raise self.wrong(name.module, "is a part that adapters do not change", MERGE)
+        if name.own in _CLASSIFIERS:
+            raise self.wrong(
+                name.module, "is a classifier's head, which adapters do not bring", MERGE
+            )
         near = get_close_matches(name.own, self.sites.parts, 1, 0.0)
         hint = f"The nearest is {near[0]!r}. " if near else ""
         raise self.wrong(

@@ -222,6 +222,11 @@ def refused(llm: LLM, peft: Peft, path: Path) -> str:
             {f"{LAYER}.q_norm.weight": (16,)},
             "layers.1.self_attn.q_norm is in modules_to_save.*nothing of it",
         ),
+        (
+            {"modules_to_save": ["score"], "task_type": "SEQ_CLS"},
+            {"score.weight": (2, 48)},
+            "score is a classifier's head, which adapters do not bring.*merge_and_unload",
+        ),
         ({}, {"model.norm.weight": (48,)}, "norm.weight is no matrix.*modules_to_save has no such"),
         ({"bias": "all"}, {f"{LAYER}.o_proj.bias": (48,)}, "model has not"),
         ({}, {f"{LAYER}.o_proj.bias": (48,)}, "bias is 'none'"),
