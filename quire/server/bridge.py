@@ -239,18 +239,18 @@ class Bridge:
             self._readings[reading.number] = reading
             if self.state in ("ready", "draining") and self._life is not None:
                 self._ask(reading)
+            came: Output | None = None
             try:
-                while True:
+                while came is None or not came.finished:
                     one = await reading.next()
                     if isinstance(one, ApiError):
                         raise one
-                    if one.finished:
-                        self.queueing.observe(lane, one)
-                        self.metrics.observe(one)
-                    yield one
-                    if one.finished:
-                        return
+                    came = one
+                    yield came
             finally:
+                if came is not None:  # what was written for somebody who left was written, too
+                    self.queueing.observe(lane, came)
+                    self.metrics.observe(came)
                 if self._readings.pop(reading.number, None) is not None:
                     self._send({"kind": "abort", "ids": [reading.number]})
 

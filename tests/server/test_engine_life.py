@@ -112,6 +112,23 @@ def test_a_client_that_leaves_gives_its_rows_up(tmp_path: Path) -> None:
             assert time.monotonic() - began < 6
 
 
+def test_what_was_written_for_a_client_that_left_is_counted(tmp_path: Path) -> None:
+    with serving(tmp_path, "fake:delay=0.01") as server, client(server) as http:
+        asked = chat(stream=True, max_tokens=2000, ignore_eos=True)
+        with http.stream("POST", CHAT, json=asked) as answer:
+            lines = answer.iter_lines()
+            for _ in range(8):
+                next(lines)
+        until(lambda: not server.bridge._readings)
+        counted = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
+        for name in ("prompt_tokens", "generation_tokens"):
+            assert float(counted[f'quire:{name}_total{{engine="0",model_name="fake"}}']) > 1
+        ended = 'engine="0",finished_reason="abort",model_name="fake"'
+        assert counted[f"quire:request_success_total{{{ended}}}"] == "1.0"
+        told = http.get("/quire/status").json()
+        assert told["prompt_tokens"] > 1 and told["output_tokens"] > 1
+
+
 def test_streams_that_end_or_are_left_leave_nothing_to_the_collector(tmp_path: Path) -> None:
     """It seldom looks at what is old: ten thousand streams would hold a hundred megabytes."""
     kinds = (BoundedProtocol, RequestResponseCycle, _Writing)
