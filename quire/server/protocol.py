@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Have it parsed. Another protocol may be passed over that a client offers (Java's offers
         HTTP/2 with its first request), but the parser then takes the body for the beginning of
         that: so the request is parsed again without the offer."""
-        while not self._is_over:
+        while not self.is_over:
             try:
                 self.parser.feed_data(data)
                 return
@@ -105,7 +105,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope["quire.cut"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         if self.parser.get_method() == b"CONNECT":  # an offer that cannot be passed over
             self._refuse(400, "this is no proxy; nothing is connected to")
@@ -130,11 +130,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stays_open, cycle.keep_alive = cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_over:
+        if not self.is_over:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._is_over or self._in_headers:
+        if self.is_over or self._in_headers:
             return
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._stays_open
@@ -146,13 +146,13 @@ class BoundedProtocol(HttpToolsProtocol):
             super().shutdown()
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether nothing that still comes is read."""
         return self._is_late or self.transport.is_closing()
 
     def close_late(self) -> None:
         """Close once the client has read its answer, though it still sends."""
-        if self._is_over:
+        if self.is_over:
             return
         self._is_late = True
         if self.cycle is not None and not self.cycle.response_complete:
@@ -164,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answer and close; what else is on its way is not read."""
-        if self._is_over:
+        if self.is_over:
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
@@ -232,7 +232,8 @@ class _AnswerTransport(asyncio.Transport):
         self._protocol, self._cycle = protocol, weakref.ref(cycle)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        self._protocol.transport.write(data)
+        if not self._protocol.is_over:  # a later request may have been refused meanwhile
+            self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:
         return self._protocol.transport.is_closing()

@@ -24,7 +24,7 @@ from quire.server.engine_life import EngineLife
 from quire.server.events import _Writing
 from quire.server.protocol import BoundedProtocol
 from quire.server.serve import Serving
-from tests.server.serving import KEY, chat, client, serving, until
+from tests.server.serving import HEAD, KEY, chat, client, serving, until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -127,6 +127,25 @@ def test_what_was_written_for_a_client_that_left_is_counted(tmp_path: Path) -> N
         assert counted[f"quire:request_success_total{{{ended}}}"] == "1.0"
         told = http.get("/quire/status").json()
         assert told["prompt_tokens"] > 1 and told["output_tokens"] > 1
+
+
+def test_answers_before_a_request_that_is_refused_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection is over by then; whoever sends such fills no log."""
+    body = json.dumps(chat(max_tokens=5)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}\r\n\r\n".encode()
+    next_one = f"GET /v1/models HTTP/1.1\r\n{HEAD}\r\n".encode()
+    with (
+        serving(tmp_path, "fake:delay=0.01") as server,
+        socket.create_connection(server.socket.getsockname(), timeout=10) as made,
+    ):
+        made.sendall(head + body + next_one + b"nonsense\r\n\r\n")
+        came = b"".join(iter(lambda: made.recv(1 << 16), b""))
+        until(lambda: not server.bridge._readings)
+        time.sleep(0.1)  # the answer is made after that
+    assert came.startswith(b"HTTP/1.1 400 ") and came.count(b"HTTP/1.1 ") == 1
+    assert not [line for line in caplog.messages if "Exception" in line]
 
 
 def test_streams_that_end_or_are_left_leave_nothing_to_the_collector(tmp_path: Path) -> None:
