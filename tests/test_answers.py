@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from quire import LLM, SamplingParams
 from quire.inputs.answers import AnswerOptions, read_answer
+from quire.openai_api.outputs import Answer
+from quire.openai_api.split_stream import SplitStream
 from quire.outputs import AnswerReading, CompletionOutput, ToolCall
 from quire.server.child.preparing import Preparing
 from tests.tiny_llm import tiny_llm
@@ -106,6 +108,25 @@ def test_special_tokens_that_mark_parts_are_seen_though_the_text_leaves_them_out
     # What the token itself says is no mark, so the plain text is what is read.
     assert output.outputs[0].text == '{"name": "f", "parameters": {}}'
     assert output.outputs[0].tool_calls == (ToolCall("f", {}),)
+
+
+def test_special_tokens_that_mark_no_part_are_left_out_of_all_of_them(llm: LLM) -> None:
+    said = "<think>a<|im_start|>b</think>c<|im_start|>d"
+    for keeps, parts in ((False, ("ab", "cd")), (True, ("a<|im_start|>b", "c<|im_start|>d"))):
+        params = saying(llm, said, skip_special_tokens=not keeps)
+        [output] = llm.chat(CHAT, params, use_tqdm=False)
+        assert (output.outputs[0].reasoning, output.outputs[0].content) == parts
+
+
+@pytest.mark.parametrize("text", ["a<think>b</think>c</think>d", "a</thinking>b</think>c"])
+def test_the_first_close_ends_thoughts_that_the_prompt_opened(text: str) -> None:
+    """Streams and whole answers are read alike."""
+    read = read_answer(text, AnswerReading(began_in_prompt=True))
+    stream = SplitStream(began_reasoning=True, tools=False)
+    shown = [stream.feed(letter) for letter in text]
+    shown.append(stream.end(Answer(0, text, (1,), "stop", content=read.content)))
+    assert "".join(parts.reasoning for parts in shown) == read.reasoning
+    assert "".join(parts.content for parts in shown) == read.content
 
 
 def test_every_sample_is_read_and_an_error_has_no_parts(llm: LLM) -> None:

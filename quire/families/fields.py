@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
 
 _REQUIRED: Any = object()
+
+
+class _Translated(Mapping[str, Any]):
+    """A config by other words, and with values for some that it does not have. A view: no key is
+    read before somebody asks for it, so that tests can tell which keys a family passes over."""
+
+    def __init__(
+        self, values: Mapping[str, Any], words: Mapping[str, str], unsaid: Mapping[str, Any]
+    ) -> None:
+        self._values, self._words, self._unsaid = values, words, unsaid
+
+    def __getitem__(self, key: str) -> Any:
+        own = self._words.get(key, key)
+        if key in self._unsaid and self._values.get(own) is None:
+            return self._unsaid[key]
+        return self._values[own]
+
+    def __iter__(self) -> Iterator[str]:
+        back = {own: key for key, own in self._words.items()}
+        found = [back.get(own, own) for own in self._values]
+        return iter(dict.fromkeys([*found, *self._unsaid]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
 MAX_COUNT = 2**31 - 1
 
 
@@ -112,9 +138,7 @@ class Fields:
     def under(self, words: Mapping[str, str], **unsaid: Any) -> Fields:
         """The same config read by other words, each for the one it has; `unsaid` is what a word of
         these means that it does not have."""
-        known = {key: value for key, value in self.values.items() if key not in words}
-        known |= {key: self.values[own] for key, own in words.items() if own in self.values}
-        known |= {key: value for key, value in unsaid.items() if known.get(key) is None}
+        known = _Translated(self.values, words, unsaid)
         return Fields(known, self.source, false_nulls=self.false_nulls)
 
     def inner(self, key: str) -> Fields:

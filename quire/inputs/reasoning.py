@@ -25,10 +25,11 @@ def split_reasoning(
         if body.startswith(opening):
             thought, closed, rest = body[len(opening) :].partition(closing)
             return thought.strip(), rest.strip() if closed else ""
-    for opening, closing in pairs(tag):
-        thought, closed, rest = body.partition(closing)
-        if closed and opening not in thought:
-            return thought.strip(), rest.strip()
+    ends = [(body.find(closing), opening, closing) for opening, closing in pairs(tag)]
+    for at, opening, closing in sorted(end for end in ends if end[0] >= 0):
+        # Where the prompt opened it, the first closing tag ends it, as one who reads along sees it.
+        if began_in_prompt or opening not in body[:at]:
+            return body[:at].strip(), body[at + len(closing) :].strip()
     return (text.strip(), "") if began_in_prompt else (None, text)
 
 

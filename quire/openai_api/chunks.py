@@ -43,8 +43,9 @@ class Stream:
         """Before anything of the engine came."""
         if not self._asked.is_chat:
             return
+        content = None if self._asked.tools.constrained else ""  # no text comes beside calls
         for index in range(self._asked.num_samples):
-            yield self._chunk(_chat_choice(index, {"role": "assistant", "content": ""}))
+            yield self._chunk(_chat_choice(index, {"role": "assistant", "content": content}))
 
     def feed(self, row: int, output: Output) -> Iterator[Chunk]:
         first, self._last[row] = self._first.setdefault(row, output), output
@@ -109,7 +110,10 @@ class _TextChoice(_Choice):
             text, first = (self._echo.prompt or "") + text, first_text(self._echo)
             scores = [*(self._echo.prompt_logprobs or ()), *scores]
         is_over = answer.finish_reason is not None
-        if not (text or scores or is_over):
+        has_ids = asked.token_ids and bool(
+            answer.token_ids
+        )  # of letters in pieces, or without text
+        if not (text or scores or is_over or has_ids):
             return
         self._echo = None
         told = text_scores(scores, offset=self._offset, first_text=first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -188,7 +189,8 @@ class Results:
             marked = marked_text(tokenizer, sequence.request.plain_ids, ids)
             parts = read_answer(marked, reading)
             if parts.content != marked:  # something was taken off it
-                return parts
+                skips = sequence.request.params.skip_special_tokens
+                return _without_special(parts, tokenizer, ids) if skips else parts
         return read_answer(text, reading)
 
     def _prompt_logprobs(self, sequence: Sequence) -> UnreadLogprobs | None:
@@ -258,6 +260,16 @@ def _output(
         num_cached_tokens=samples[0].num_cached,
         **more,
     )
+
+
+def _without_special(parts: ParsedAnswer, tokenizer: Tokenizer, ids: Ints) -> ParsedAnswer:
+    """Parts of a marked text as they are shown: special tokens that marked none are left out."""
+    reasoning, content = parts.reasoning, parts.content
+    for special in tokenizer.special_ids.intersection(ids.tolist()):
+        word = tokenizer.backend.id_to_token(special) or ""
+        reasoning = reasoning and reasoning.replace(word, "")
+        content = content.replace(word, "")
+    return replace(parts, reasoning=reasoning, content=content)
 
 
 def _error_of(samples: Many[Sequence]) -> QuireError | None:

@@ -111,3 +111,20 @@ def test_places_of_tokens_are_counted_by_their_texts() -> None:
     whole = Output((Answer(0, " \u5b66!", (0, 1, 2), "length", logprobs=tokens),), True)
     told: Any = response_body(read_body(COMPLETIONS, body), [whole], **about)
     assert offsets == told["choices"][0]["logprobs"]["text_offset"] == [0, 0, 2]
+
+
+def test_ids_come_with_every_chunk_of_tokens_whatever_text_they_have() -> None:
+    """Those of half a letter, and all of a model without a tokenizer, have none."""
+    body = {**BODIES[COMPLETIONS], "stream": True, "return_token_ids": True}
+    stream = Stream(read_body(COMPLETIONS, body), id="x", created=0, model="m")
+    answers = [Answer(0, "", (1,), None), Answer(0, "é", (2, 3), None), Answer(0, "", (4,), "stop")]
+    outputs = [Output((one,), finished=one.finish_reason is not None) for one in answers]
+    choices = [chunk["choices"][0] for output in outputs for chunk in stream.feed(0, output)]
+    assert [choice["token_ids"] for choice in choices] == [[1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_no_text_is_opened_where_calls_alone_may_come(choice: str) -> None:
+    body = {**BODIES[CHAT], "tools": [TOOL], "tool_choice": choice, "stream": True}
+    [chunk] = Stream(read_body(CHAT, body), id="x", created=0, model="m").opening()
+    assert chunk["choices"][0]["delta"]["content"] == (None if choice == "required" else "")

@@ -128,14 +128,17 @@ def message(http: httpx.Client, **more: Any) -> dict[str, Any]:
     return made
 
 
-def test_thoughts_of_a_message_are_blocks_within_their_budget(http: httpx.Client) -> None:
+@pytest.mark.parametrize("seed", [5, 7, 8])
+def test_thoughts_of_a_message_are_blocks_within_their_budget(
+    http: httpx.Client, seed: int
+) -> None:
     for budget in (3, 12):
-        made = message(http, thinking={"type": "enabled", "budget_tokens": budget})
+        made = message(http, thinking={"type": "enabled", "budget_tokens": budget}, seed=seed)
         assert [block["type"] for block in made["content"]] == ["thinking", "text"]
         assert budget <= made["usage"]["output_tokens_details"]["thinking_tokens"] <= budget + 1
-    assert message(http)["usage"]["output_tokens_details"]["thinking_tokens"] == 40
+    assert message(http, seed=seed)["usage"]["output_tokens_details"]["thinking_tokens"] == 40
     hidden = {"type": "enabled", "budget_tokens": 12, "display": "omitted"}
-    assert message(http, thinking=hidden)["content"] == made["content"][1:]
+    assert message(http, thinking=hidden, seed=seed)["content"] == made["content"][1:]
 
 
 def test_thoughts_of_a_message_are_turned_off_by_the_template(http: httpx.Client) -> None:
