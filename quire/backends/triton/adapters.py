@@ -55,13 +55,13 @@ class StackedAdapters:
         seldom: bool,
         base: LinearOp | None = None,
     ) -> AdaptedProduct:
-        room = self.room
-        if isinstance(base, PlainLinear):  # a router's is of float32 beside others
-            room = replace(room, dtype=base.weight.dtype)
+        plain, room = base if isinstance(base, PlainLinear) else None, self.room
+        if plain is not None:  # a router's is of float32 beside others
+            room = replace(room, dtype=plain.weight.dtype)
         made = StackedProduct(room, rows, columns, bias)
         if not seldom:
-            if isinstance(base, PlainLinear) and made.fits_behind(base):
-                made.stand_behind(base)
+            if plain is not None and made.fits_behind(plain):
+                made.stand_behind(plain)
             made.make_room()
         return made
 
