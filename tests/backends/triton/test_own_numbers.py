@@ -183,8 +183,9 @@ def for_experts(place: Place, *experts: int, dora: bool = False) -> dict[str, li
 
 
 @pytest.mark.parametrize("place", small_places())
-@pytest.mark.parametrize("biased", [False, True], ids=("plain", "biased"))
-@pytest.mark.parametrize("num_lines", [LINES, 200])
+@pytest.mark.parametrize(
+    ("biased", "num_lines"), [(False, LINES), (True, 200)], ids=("few lines", "many, biased")
+)
 def test_experts(place: Place, biased: bool, num_lines: int) -> None:
     """Beside every expert over every token, with slots for each product."""
     torch.manual_seed(6)
