@@ -110,10 +110,9 @@ class _TextChoice(_Choice):
             text, first = (self._echo.prompt or "") + text, first_text(self._echo)
             scores = [*(self._echo.prompt_logprobs or ()), *scores]
         is_over = answer.finish_reason is not None
-        has_ids = asked.token_ids and bool(
-            answer.token_ids
-        )  # of letters in pieces, or without text
-        if not (text or scores or is_over or has_ids):
+        # Ids are shown though nothing else is: half a letter and a model without a tokenizer have
+        # no text.
+        if not (text or scores or is_over or (asked.token_ids and answer.token_ids)):
             return
         self._echo = None
         told = text_scores(scores, offset=self._offset, first_text=first)

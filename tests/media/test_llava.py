@@ -349,3 +349,19 @@ def test_an_image_of_many_prompts_is_read_once_in_a_call(llm: LLM, monkeypatch: 
     image.paste((255, 0, 0), (0, 0, 60, 60))
     assert tokens(llm, many) != before, "what a caller changes between calls is seen"
     assert len(seen) == 2
+
+
+def test_a_tower_that_is_not_whole_is_refused_and_its_text_runs(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = make(tmp_path)
+    [file] = tmp_path.glob("*.safetensors")
+    weights = load_file(file)
+    missing = next(name for name in weights if "patch_embedding" in name)
+    del weights[missing]
+    save_file(weights, file, metadata={"format": "pt"})
+    wanted = "patch_embedding.*missing.*language_model_only=True"
+    with model.llm() as llm, pytest.raises(CorruptModel, match=wanted):
+        llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
+    with model.llm(language_model_only=True) as llm:
+        assert llm.generate(["Look"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids

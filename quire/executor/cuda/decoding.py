@@ -306,8 +306,12 @@ class Decoding:
         """Draw and judge; `replace` may put other tokens in between."""
         parts = self._parts
         edited = places.edited[: key.num_edited] if key.num_edited else None
-        kind = {"truncated": key.truncated, "ahead": key.ahead}
-        tokens, failed = parts.ops.draw(logits, fed.rows, fed.next_at, edited=edited, **kind)
+        tokens, failed = parts.ops.draw(
+            *(logits, fed.rows, fed.next_at),
+            truncated=key.truncated,
+            edited=edited,
+            ahead=key.ahead,
+        )
         self._drawn[key] = tokens
         if replace is not None:
             replace(logits, tokens, failed)
