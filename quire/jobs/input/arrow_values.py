@@ -6,11 +6,13 @@ zones. Batches are checked before a value is looked at, and one that fails is ta
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
 from quire.jobs.input.jsonl import LONGEST_ROW, Values
+from quire.jobs.input.nanoseconds import fine_value, holds_fine, is_fine
 from quire.jobs.input.rows import BadRow
 
 
@@ -30,11 +32,19 @@ def values_of(batch: pa.RecordBatch, picked: list[int]) -> list[Values | BadRow]
     if is_sound(batch) and batch.get_total_buffer_size() <= LONGEST_ROW:
         try:
             rows = batch if len(picked) == batch.num_rows else batch.take(picked)
-            found: list[Values | BadRow] = rows.to_pylist()
-            return found
+            columns = [_values(column) for column in rows.columns]
+            return [
+                dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)
+            ]
         except Exception:  # of many kinds, and about one value: the rows tell which
             pass
     return [_row(batch.slice(i, 1)) for i in picked]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if holds_fine(column.type):
+        return [_value(scalar) for scalar in column]
+    return column.to_pylist()  # type: ignore[no-any-return]
 
 
 def _row(row: pa.RecordBatch) -> Values | BadRow:
@@ -74,10 +84,14 @@ def _num_bytes(column: pa.Array) -> int:
 def _value(scalar: Any) -> Any:
     """A scalar as Python has it; text for one that Python has no type for (a date before the year
     1, say), and the same moment in UTC for one in a zone that is not known here."""
-    try:
-        return scalar.as_py()
-    except Exception:  # see above
-        return _by_parts(scalar)
+    if not scalar.is_valid:
+        return None
+    with suppress(Exception):  # see above
+        if is_fine(scalar.type):
+            return fine_value(scalar)
+        if not holds_fine(scalar.type):
+            return scalar.as_py()
+    return _by_parts(scalar)
 
 
 def _by_parts(scalar: Any) -> Any:
@@ -92,7 +106,7 @@ def _by_parts(scalar: Any) -> Any:
     if hasattr(scalar, "values"):  # lists of all sorts
         return [_value(each) for each in scalar.values]
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        zone = "UTC" if _has_date(scalar) else None
+        zone = "UTC" if is_fine(kind) or _has_date(scalar) else None
         return _value(pa.scalar(scalar.value, pa.timestamp(kind.unit, zone)))
     if isinstance(inner := getattr(scalar, "value", None), pa.Scalar):
         return _value(inner)  # of a dictionary, a union, runs, or a type on top of another

@@ -18,6 +18,7 @@ from pyarrow import parquet
 
 from quire.jobs.input.arrow import read_batches, read_schema
 from quire.jobs.input.arrow_values import is_sound, values_of
+from quire.jobs.input.nanoseconds import has_nanosecond
 from quire.jobs.input.rows import BadRow
 from quire.jobs.output.columns import CHOICE_PROBS, SCORES, TIMINGS, ResultColumns
 from quire.jobs.output.joined import all_arrow, job_files, joined
@@ -249,7 +250,10 @@ def _common(known: pa.DataType | None, values: list[Any]) -> pa.DataType | None:
 
 def _inferred(values: list[Any]) -> pa.DataType:
     try:
-        return pa.array(values).type
+        kind = pa.array(values).type
+        if "[us" in str(kind) and any(map(has_nanosecond, values)):
+            raise ValueError("pyarrow would cut nanoseconds off, which it does not see here")
+        return kind
     except UnicodeEncodeError:
         if all(isinstance(value, str | None) for value in values):
             return pa.string()
