@@ -232,6 +232,7 @@ def test_unwanted_rows_are_counted_and_not_read(tmp_path: Path) -> None:
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     for i in (2, 1):
         (tmp_path / f"part-{i}.jsonl").write_bytes(lines([{"part": i}]))
+    (tmp_path / "._part-1.jsonl").write_bytes(b"what a Mac knows about part-1.jsonl")
     assert values(tmp_path) == [{"part": 1}, {"part": 2}]
     (tmp_path / "x.csv").write_text("a\n")
     with pytest.raises(InvalidOption, match="2 kinds"):

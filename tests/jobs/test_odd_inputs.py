@@ -198,6 +198,27 @@ def test_a_file_that_is_no_text_is_refused_before_its_rows_fail(
         values(tmp_path / f"{name}.gz")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{\n  "text": "a",\n  "n": 1\n}\n', "over several lines.*jq -c"),
+        ('{"text": "a",\n "n": 1}\n', "over several lines"),
+        ('{"data": [\n  {"text": "a"}\n]}', "over several lines"),
+        ('[\n {"text": "a"}\n]', "name ends in .json"),
+    ],
+)
+def test_json_whose_rows_are_no_lines_is_told(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    with pytest.raises(InvalidOption, match=words):
+        values(tmp_path / "a.jsonl")
+
+
+def test_a_first_line_that_was_cut_costs_its_row_alone(tmp_path: Path) -> None:
+    for cut in ('{"text": "a",', '{"text": [', "{"):
+        (tmp_path / "a.jsonl").write_text(cut + '\n{"text": "b"}\n')
+        assert values(tmp_path / "a.jsonl") == ["malformed_row", {"text": "b"}]
+
+
 def test_lines_that_end_in_cr_alone_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r {"text": "b"}\r')
     with pytest.raises(InvalidOption, match="end in CR alone"):

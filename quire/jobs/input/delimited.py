@@ -125,7 +125,7 @@ class _Rows:
         if size > LONGEST_ROW:
             return self._too_long(taken, fields)
         if len(fields.found) != len(self._header):
-            wrong = f"it has {len(fields.found)} fields, and the header {len(self._header)}"
+            wrong = f"the header has {len(self._header)} fields, and it {len(fields.found)}"
             return self._misread(taken, wrong) if len(taken) > 1 else self._bad(1, wrong)
         return self._row(fields.found, len(taken))
 
@@ -137,9 +137,13 @@ class _Rows:
 
     def _bad(self, num_lines: int, wrong: str) -> BadRow:
         """What is wrong with the last `num_lines` lines."""
+        first = self._lines.number - num_lines + 1
+        return BadRow("malformed_row", f"{self._row_since(first)} is no CSV: {wrong}")
+
+    def _row_since(self, first: int) -> str:
+        """The row whose last line is the one that was read last."""
         last = self._lines.number
-        named = f"line {last}" if num_lines == 1 else f"lines {last - num_lines + 1} to {last}"
-        return BadRow("malformed_row", f"the row in {named} is no CSV: {wrong}")
+        return f"the row in line {last}" if first == last else f"the row in lines {first} to {last}"
 
     def _misread(self, taken: list[str], wrong: str) -> BadRow:
         """A row that went wrong within these lines: decide which of them are its own."""
@@ -185,8 +189,8 @@ class _Rows:
             self._lines.skip_rest()
         return BadRow(
             "row_too_long",
-            f"the row in lines {first} to {self._lines.number} is longer than a row may be: "
-            f"{LONGEST_ROW}; its quote may be one that is never closed",
+            f"{self._row_since(first)} is longer than a row may be: {LONGEST_ROW}; "
+            "its quote may be one that is never closed",
         )
 
 

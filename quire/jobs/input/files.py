@@ -123,7 +123,9 @@ def _in_folder(folder: Path) -> list[Path]:
             if Path(name).name != name:  # a data set lies in its own folder
                 raise _not_saved(folder / "state.json", f"{name[:100]!r} is no file beside it")
         return [folder / name for name in names]
-    found = sorted(path for path in folder.iterdir() if _suffix(path) in _FORMATS)
+    # What a shell's pattern would leave out, too: "._a.csv" is what a Mac puts beside "a.csv".
+    seen = (path for path in folder.iterdir() if not path.name.startswith("."))
+    found = sorted(path for path in seen if _suffix(path) in _FORMATS)
     kinds = {_FORMATS[_suffix(path)] for path in found}
     if len(kinds) != 1:
         what = "no file of a known kind" if not kinds else f"files of {len(kinds)} kinds"

@@ -15,6 +15,9 @@ from quire.jobs.input.strict_json import parse
 LONGEST_ROW = 32 << 20  # bytes
 _BOM = b"\xef\xbb\xbf"
 _CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
+# An object, and an array of them, that go on in the next line as no row begins.
+_SPREAD = re.compile(rb'\s*\{([^\n]*[,{\[])?[ \t\r]*\n(\s*"|[ \t]+[{\[])')
+_SPREAD_ARRAY = re.compile(rb"\s*\[[ \t\r]*\n\s*\{")
 
 Values = dict[str, Any]
 
@@ -31,13 +34,7 @@ def read_jsonl(
         elif file.peek(len(_BOM)).startswith(_BOM):
             file.read(len(_BOM))
         beginning = file.peek(1 << 13)
-        if b"\n" not in beginning and _CR_ALONE.search(beginning):
-            raise InvalidOption(
-                f"the lines of {path} end in CR alone, and rows end in LF: convert it with "
-                "tr '\\r' '\\n'",
-                parameter="input",
-                value=str(path),
-            )
+        _refuse_other_lines(path, beginning)
         for line in _lines(file):
             if isinstance(line, bytes) and not line.strip():
                 continue
@@ -48,6 +45,22 @@ def read_jsonl(
             else:
                 yield parse_line(line)
             number += 1
+
+
+def _refuse_other_lines(path: Path, beginning: bytes) -> None:
+    """Raise InvalidOption if the file is JSON, but its rows are no lines."""
+    if b"\n" not in beginning and _CR_ALONE.search(beginning):
+        wrong = "the lines of {} end in CR alone, not in LF: convert it with tr '\\r' '\\n'"
+    elif _SPREAD.match(beginning):
+        wrong = (
+            "{} has an object over several lines, and a row is one line: convert it with jq -c . "
+            "(or jq -c '.NAME[]' if the rows are a list in it)"
+        )
+    elif _SPREAD_ARRAY.match(beginning):
+        wrong = "{} is a JSON array, and only a file whose name ends in .json is read as one"
+    else:
+        return
+    raise InvalidOption(wrong.format(path), parameter="input", value=str(path))
 
 
 def line_starts(path: Path) -> Iterator[int]:

@@ -59,7 +59,7 @@ def _of_row(option: str, make: Callable[[], T]) -> T:
 
 def _does_not_compile(option: str, source: str, why: str) -> InvalidOption:
     return InvalidOption(
-        f"{option} does not compile: {why}. It is Jinja over the columns of the input, "
+        f"{option} does not compile: {why.rstrip('.')}. It is Jinja over the columns of the input, "
         'such as "Translate: {{ text }}" for a prompt or "score > 3" for --where.',
         parameter=option,
         value=source,
