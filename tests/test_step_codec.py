@@ -30,7 +30,6 @@ from quire.step import (
     StepResult,
     Targets,
 )
-from quire.steps import codec as step_codec
 from quire.steps.codec import BadStep, decode, encode
 from quire.steps.ranked import RankPlan, RankResult
 
@@ -139,7 +138,7 @@ def result(rng: random.Random) -> StepResult:
         tuple(DrawnScores(ints(rng), scores(rng)) for _ in range(rng.randrange(3))),
         {i: scores(rng) for i in range(rng.randrange(3))},
         tuple(range(rng.randrange(3))),
-        {2: "it raised \ud800 ü"} if rng.random() < 0.3 else {},
+        {2: "it raised ü"} if rng.random() < 0.3 else {},
         {0: 7} if rng.random() < 0.3 else {},
         rng.choice([None, Candidates(ints(rng), ints(rng), floats(rng, 3))]),
         {i: floats(rng, 2, 3) for i in range(rng.randrange(3))},
@@ -169,23 +168,16 @@ def test_arrays_come_back_aligned_and_apart_from_the_bytes() -> None:
 
 
 def test_what_is_no_plain_data_is_refused_when_it_is_written() -> None:
-    for wrong in (print, [1], b"x", np.zeros(2, np.complex64), np.int32(3)):
+    for wrong in (print, np.zeros(2, np.complex64), np.int32(3)):
         with pytest.raises(TypeError, match="part of a step"):
             encode(StepPlan(repeat=wrong))  # type: ignore[arg-type]
 
 
-def test_every_class_of_a_step_is_known_to_the_codec() -> None:
-    from quire import step
-    from quire.params import row_sampling
-    from quire.steps import ranked
-
-    mentioned = {
-        kind
-        for module in (step, row_sampling, ranked)
-        for kind in vars(module).values()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
-    }
-    assert mentioned == set(step_codec.CLASSES)
+def test_what_is_not_of_its_fields_type_is_no_step() -> None:
+    for wrong in ([1], b"x", "1", np.zeros(2, np.int32)):
+        data = encode(StepPlan(repeat=wrong))  # type: ignore[arg-type]
+        with pytest.raises(BadStep, match="repeat"):
+            decode(data)
 
 
 def test_bytes_that_are_no_step_are_a_typed_error() -> None:
@@ -201,5 +193,6 @@ def test_bytes_that_are_no_step_are_a_typed_error() -> None:
             decode(bytes(changed))
     with pytest.raises(BadStep):
         decode(whole + b"\0")
-    with pytest.raises(BadStep):
-        decode(bytes([7, 255, 255, 255, 255]))
+    for wrong in (b"", bytes([7, 255]), encode(StepPlan(ends=np.zeros(4, np.int32)))[:-4]):
+        with pytest.raises(BadStep):
+            decode(wrong)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quire.errors import ProcessorFailed
 from quire.params.rules import MAX_BIAS
+from quire.safe_text import shown
 from quire.sampling.batch_interface import wants_prompt
 from quire.sampling.call_threads import Call, CallThreads, GivenUp
 from quire.step import RowStart
@@ -98,14 +99,15 @@ def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
 
 
 def what_it_said(error: BaseException | None) -> str:
-    words = str(error)[:300]
+    """It may have to go to another process, which takes no halves of characters."""
+    words = shown(str(error)[:300])
     return f"it raised {type(error).__name__}" + (f": {words}" if words else "")
 
 
 def _name(processor: Processor) -> str:
     """The name its author gave it: a function's, else its class's."""
     named = getattr(processor, "__qualname__", None) or type(processor).__qualname__
-    return str(named)
+    return shown(str(named))
 
 
 def _key(processor: Processor) -> Hashable:
