@@ -7,21 +7,16 @@ Every field is a fact about the architecture, as the family's file in quire/fami
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from quire.layer_plan import (
     AttentionPlan,
-    CrossPlan,
     DeltaNetPlan,
-    ExpertsPlan,
-    LatentPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
-    QueryGrowth,
     Rope,
-    WholeHeads,
     mlp_of,
 )
 
@@ -194,58 +189,13 @@ def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
     return (state.channels + 2 * state.value_width + 2 * state.num_heads) * hidden
 
 
-def spec_as_json(spec: ModelSpec) -> dict[str, Any]:
+def for_kernels(spec: ModelSpec) -> ModelSpec:
     """What kernels are compiled for: the spec with each kind of layer once. How ropes are scaled is
     no part of it."""
     bare = spec.with_attention(
         lambda one: replace(one, rope=one.rope and replace(one.rope, scaling=None))
     )
-    return asdict(replace(bare, layers=tuple(dict.fromkeys(bare.layers))))
-
-
-def spec_from_json(given: dict[str, Any]) -> ModelSpec:
-    """The same back."""
-    positions = given["learned_positions"]
-    return ModelSpec(
-        **{
-            **given,
-            "layers": tuple(_layer_from_json(one) for one in given["layers"]),
-            "norm": NormPlan(**given["norm"]),
-            "eos_ids": tuple(given["eos_ids"]),
-            "learned_positions": positions and LearnedPositions(**positions),
-            "logits": LogitsPlan(**given["logits"]),
-        }
-    )
-
-
-def _layer_from_json(given: dict[str, Any]) -> LayerPlan:
-    attention, mlp, state = given["attention"], given["mlp"], given["state"]
-    qk_norm, rope, whole = attention["qk_norm"], attention["rope"], attention["whole"]
-    growth, latent = attention["query_growth"], attention["latent"]
-    heads = {
-        "qk_norm": qk_norm and NormPlan(**qk_norm),
-        "rope": rope and Rope(**{**rope, "axes": tuple(rope["axes"])}),
-        "whole": whole and WholeHeads(**whole),
-        "query_growth": growth and QueryGrowth(**growth),
-        "latent": latent and LatentPlan(**{**latent, "norm": NormPlan(**latent["norm"])}),
-    }
-    experts = "expert" in mlp and ExpertsPlan(
-        **{
-            **mlp,
-            "expert": MlpPlan(**mlp["expert"]),
-            "shared": mlp["shared"] and MlpPlan(**mlp["shared"]),
-        }
-    )
-    return LayerPlan(
-        **{
-            **given,
-            "attention": AttentionPlan(**{**attention, **heads}),
-            "mlp": experts or MlpPlan(**mlp),
-            "norm": NormPlan(**given["norm"]),
-            "state": state and DeltaNetPlan(**{**state, "norm": NormPlan(**state["norm"])}),
-            "cross": given["cross"] and CrossPlan(**given["cross"]),
-        }
-    )
+    return replace(bare, layers=tuple(dict.fromkeys(bare.layers)))
 
 
 def plain_decoder(

@@ -23,8 +23,8 @@ def main() -> None:
     threading.Thread(target=_leave_at_end, args=(lifeline,), daemon=True).start()
     with short_spins():
         from quire.session.rank_process import RankJob, RankProcess
+    from quire.executor.plain_data import from_json, to_json
     from quire.executor.ranks.board import Board
-    from quire.executor.ranks.plain_data import from_json, to_json
     from quire.executor.ranks.wire import Channel, Kind, Ring
 
     board = Board(board_file, size)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.executor.executor import ModelExecutor
+from quire.executor.plain_data import from_json, to_json
 from quire.executor.ranks.adapters import RankAdapters
 from quire.executor.ranks.board import Board, Column
-from quire.executor.ranks.plain_data import from_json, to_json
 from quire.executor.ranks.sampler import RankSampler
 from quire.executor.ranks.wire import Kind, Message
 from quire.executor.shelf import Tower

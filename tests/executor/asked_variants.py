@@ -19,12 +19,13 @@ import triton
 
 from quire.config import EngineConfig
 from quire.executor.driver import Gpu
+from quire.executor.plain_data import from_json, to_json
 from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.worker import Device
 from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan, NormPlan
 from quire.options import Options, resolve
-from quire.spec import ModelSpec, plain_decoder, spec_as_json, spec_from_json
+from quire.spec import ModelSpec, for_kernels, plain_decoder
 
 GPU = Gpu((9, 0), 150 << 30, 1 << 30)  # as much memory for a program as where there is no GPU
 QWEN = plain_decoder(
@@ -98,7 +99,7 @@ def asked_by(calls: list[Callable[[], object]]) -> list[str]:
 
 def compared(spec: ModelSpec, config: EngineConfig) -> dict[str, list[str]]:
     calls = Calls(config, spec, torch.device("cpu"))
-    sent = spec_from_json(json.loads(json.dumps(spec_as_json(spec))))  # as the process gets it
+    sent = from_json(to_json(for_kernels(spec)))  # as the process gets it
     steps = Steps(config, sent, GPU.shared_memory)
     first = asked_by(calls.all())
     later = set(asked_by(calls.later())) - set(first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -16,6 +15,7 @@ from quire.backends.ops import Kernels
 from quire.backends.reference import ReferenceKernels
 from quire.errors import UnsupportedModel
 from quire.executor.cpu.accuracy import hidden_states
+from quire.executor.plain_data import from_json, to_json
 from quire.layer_plan import (
     AttentionPlan,
     DeltaNetPlan,
@@ -31,7 +31,7 @@ from quire.layer_plan import (
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, spec_as_json, spec_from_json
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, for_kernels
 from quire.weights.names import weights_of
 from tests.models.plan_oracle import PlanOracle
 
@@ -263,7 +263,7 @@ def test_no_field_does_nothing() -> None:
 def test_a_spec_goes_to_another_process_and_back() -> None:
     """With every kind of layer once, and ropes that are not scaled; a plain model stays plain."""
     for name, spec in SPECS.items():
-        back = spec_from_json(json.loads(json.dumps(spec_as_json(spec))))
+        back = from_json(to_json(for_kernels(spec)))
         assert back.layers == tuple(dict.fromkeys(unscaled(layer) for layer in spec.layers)), name
         assert back == replace(spec, layers=back.layers), name
         assert back.is_plain or not spec.is_plain, name

@@ -25,8 +25,8 @@ from quire.adapters.read import AdapterWeights
 from quire.base.line_child import import_paths
 from quire.config import AdapterOptions
 from quire.errors import CorruptModel, EngineError, RankDied
+from quire.executor.plain_data import from_json
 from quire.executor.ranks.executor import RanksExecutor
-from quire.executor.ranks.plain_data import from_json
 from quire.executor.ranks.processes import RankProcesses
 from quire.executor.ranks.wire import Kind
 from quire.session.ranks import MODULE

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -23,9 +22,10 @@ from quire.base.home import quire_home, why_not_private
 from quire.base.line_child import import_paths
 from quire.base.notes import note
 from quire.base.system import kill_group
+from quire.executor.plain_data import to_json
 from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import Options
-from quire.spec import ModelSpec, spec_as_json
+from quire.spec import ModelSpec, for_kernels
 
 # The device files of a machine that has a GPU, and those of Windows' Linux.
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
@@ -95,12 +95,8 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
     if not sys.executable or found is None or found.origin is None:
         return None
     keep_triton_private()
-    what = json.dumps(
-        {
-            "spec": spec_as_json(spec),
-            "options": {name: getattr(options, name) for name in DECIDING},
-        }
-    )
+    deciding = {name: getattr(options, name) for name in DECIDING}
+    what = to_json({"spec": for_kernels(spec), "options": deciding}).decode()
     marker = _triton_cache() / f"quire-{_key(what, Path(found.origin))}"
     if marker.exists():
         return None

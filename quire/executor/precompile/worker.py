@@ -13,7 +13,6 @@ take longer than compiling.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -29,11 +28,11 @@ from typing import Any, cast
 
 from quire.base.cores import usable_cores
 from quire.executor.driver import Gpu, first_gpu
+from quire.executor.plain_data import from_json
 from quire.executor.precompile.parent import hash_triton
 from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.variants import Variant
 from quire.options import Options, resolve
-from quire.spec import spec_from_json
 
 SECONDS = 120  # nobody waits for longer
 DONE = b"."  # a stage is over
@@ -70,7 +69,7 @@ def main(what: str, marker: str) -> int:
     if gpu is None:
         return 1
     _compile_for(Device(gpu))  # variants go by it, too
-    steps = steps_of(json.loads(what), gpu)
+    steps = steps_of(from_json(what), gpu)
     first: list[Callable[[], None]] = [partial(_compile, one) for one in steps.first()]
     first.insert(1, build_utils)
     whole = _share_out(first)
@@ -87,9 +86,8 @@ def main(what: str, marker: str) -> int:
 
 def steps_of(what: dict[str, Any], gpu: Gpu) -> Steps:
     """Of the model and the options that an engine was given."""
-    spec = spec_from_json(what["spec"])
-    config = resolve(Options(**what["options"]), spec, gpu.facts())
-    return Steps(config, spec, gpu.shared_memory)
+    config = resolve(Options(**what["options"]), what["spec"], gpu.facts())
+    return Steps(config, what["spec"], gpu.shared_memory)
 
 
 def _compile_for(device: Device) -> None:

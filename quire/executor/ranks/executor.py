@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
 from quire.executor.executor import ExecutorFacts, Part
+from quire.executor.plain_data import from_json, to_json
 from quire.executor.ranks.adapters import SentAdapters, for_ranks
 from quire.executor.ranks.held_rows import HeldRows
-from quire.executor.ranks.plain_data import from_json, to_json
 from quire.executor.ranks.processes import SILENCE, RankProcesses
 from quire.executor.ranks.wire import Kind
 from quire.ranks.shares import OPTION

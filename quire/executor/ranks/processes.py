@@ -23,9 +23,9 @@ from quire import errors
 from quire.base.launchers import without_launchers
 from quire.base.line_child import import_paths
 from quire.errors import EngineClosed, EngineError, QuireError, RankDied
+from quire.executor.plain_data import from_json, to_json
 from quire.executor.ranks.board import Board
 from quire.executor.ranks.last_words import LastWords
-from quire.executor.ranks.plain_data import from_json, to_json
 from quire.executor.ranks.wire import SLOTS, Channel, Kind, Message, Ring, broadcast
 
 SILENCE = 60.0  # seconds in which no rank moves, after which they are taken for stuck

@@ -8,12 +8,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import NotSupported
+from quire.executor.plain_data import decode, encode
 from quire.replicas.board import Board
 from quire.replicas.child.driving import Driver, NumberedRequests
 from quire.replicas.child.feed import Feed, Rows
 from quire.replicas.child.serving import RowEngine, serve
 from quire.replicas.child.tally import session_facts
-from quire.replicas.codec import decode, encode
 from quire.replicas.streams import Send
 from quire.replicas.wire import Message
 

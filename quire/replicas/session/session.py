@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotSupported, RowError
+from quire.executor.plain_data import decode, encode
 from quire.options import DeviceFacts, Options, resolve
 from quire.outputs import RequestOutput
 from quire.plan.prefixes import PrefixTree
-from quire.replicas.codec import decode, encode
 from quire.replicas.engine_process import EngineProcess
 from quire.replicas.places import places
 from quire.replicas.replica_set import ReplicaSet

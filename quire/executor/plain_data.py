@@ -1,18 +1,22 @@
-"""Requests and their outputs as plain JSON values, and back: nothing of it is run.
+"""Requests, their outputs, specs and configs as plain JSON values, and back, for processes that run
+the same code: nothing of it is run.
 
 Only the classes named here can come out. A field that has its default is left out.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quire import errors
+from quire import config, errors, layer_plan, spec
 from quire.errors import NotSupported, QuireError
+from quire.executor import executor
 from quire.logprobs import FlatLogprobs, LazyLogprobs, Logprob, Unread
 from quire.outputs import (
     AnswerReading,
@@ -23,28 +27,36 @@ from quire.outputs import (
     RequestStateStats,
     ToolCall,
 )
-from quire.params.structured import (
-    GuidedDecodingParams,
-    RepetitionDetectionParams,
-    StructuredOutputsParams,
-)
+from quire.params import structured
+from quire.ranks import shares
 from quire.request import Choices, NamedTokens, Request, ThoughtLimit
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.weights import source
 
+_MODULES = (config, layer_plan, spec, structured, shares, executor, source)
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
     for each in (
-        *(Request, Choices, SamplingParams, BeamSearchParams, StructuredOutputsParams),
-        *(ThoughtLimit, NamedTokens),
-        *(GuidedDecodingParams, RepetitionDetectionParams, AnswerReading, CompletionOutput),
-        *(RequestStateStats, ToolCall, ContinuationScore, ChoiceChances, FlatLogprobs),
+        *(Request, Choices, SamplingParams, BeamSearchParams, ThoughtLimit, NamedTokens),
+        *(AnswerReading, CompletionOutput, RequestStateStats, ToolCall, ContinuationScore),
+        *(ChoiceChances, FlatLogprobs),
+        *(one for module in _MODULES for one in vars(module).values()),
     )
+    if isinstance(each, type) and is_dataclass(each)
 }
 _OUTPUT = (
     *("request_id", "prompt_logprobs", "outputs", "finished", "metrics", "num_cached_tokens"),
     *("error", "continuation_scores", "_choice_chances", "prompt_token_id_logprobs"),
 )
 _PLAIN = (bool, int, float, str)
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(encode(value)).encode()
+
+
+def from_json(data: bytes | str) -> Any:
+    return decode(json.loads(data))
 
 
 def encode(value: Any) -> Any:
@@ -80,12 +92,14 @@ def _tagged(value: Any) -> tuple[str, Any]:
         return "output", {name: encode(getattr(value, name)) for name in _OUTPUT}
     if isinstance(value, QuireError):
         return "error", _error(value)
+    if isinstance(value, Path):
+        return "path", str(value)
     name = type(value).__name__
     if is_dataclass(value) and _CLASSES.get(name) is type(value):
         return name, _fields(value)
     raise NotSupported(
-        f"a {name} cannot go to another process, where data_parallel_size runs requests: leave it "
-        "out, or make the LLM with data_parallel_size=1."
+        f"a {name} cannot go to another process, where data_parallel_size and tensor_parallel_size "
+        "run requests: leave it out, or make the LLM with both at 1."
     )
 
 
@@ -127,6 +141,7 @@ def decode(value: Any) -> Any:
         "kind": lambda: RequestOutputKind(inner),
         "output": lambda: _output(inner),
         "error": lambda: _raised(inner),
+        "path": lambda: Path(inner),
     }
     return made[tag]()
 
