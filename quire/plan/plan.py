@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from quire.plan.estimate import RunEstimate
 from quire.plan.prefixes import SharedPrefix
 from quire.plan.times import Doubles
 from quire.request import Ints, Request
@@ -63,6 +62,25 @@ class MediaCounts:
             f"{_count(self.num_items, 'item')} of {self.num_tokens:,} tokens; "
             f"{self.num_distinct:,} different to encode, of {self.num_distinct_tokens:,} tokens"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RunEstimate:
+    """A run, foretold. `not_fitting` counts requests larger than the whole pool; where
+    `preemptions_likely`, rows grow into the last block and one may have to give way."""
+
+    steps: int
+    seconds: float
+    peak_blocks: int
+    num_blocks: int
+    peak_rows: int
+    computed_tokens: int  # prompt tokens not cached, and every output token fed back
+    sampled_tokens: int
+    context: int  # attended positions, summed over the computed tokens
+    flops: int
+    not_fitting: int
+    preemptions_likely: bool
+    times: str  # where the seconds come from
 
 
 @dataclass(frozen=True, eq=False)

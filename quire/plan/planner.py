@@ -17,10 +17,11 @@ import numpy.typing as npt
 from quire.cache.groups import ONE_GROUP, Windows, most_tokens
 from quire.config import EngineConfig
 from quire.plan.duplicates import find_duplicates
-from quire.plan.estimate import RunEstimate, estimate_run
+from quire.plan.footprint import Counted
 from quire.plan.lengths import OutputLengths, is_certain
-from quire.plan.plan import MediaCounts, Percentiles, Plan
+from quire.plan.plan import MediaCounts, Percentiles, Plan, RunEstimate
 from quire.plan.prefixes import PrefixTree, SharedPrefix
+from quire.plan.simulation import Simulation
 from quire.plan.times import Doubles, StepTimes
 from quire.request import Ints, Request
 from quire.spec import AnySpec
@@ -123,18 +124,36 @@ class Planner:
         expected: Doubles,
         groups: tuple[SharedPrefix, ...],
     ) -> RunEstimate:
+        """The run, foretold by counts of tokens: the blocks that a group shares count once."""
         place = np.full(len(requests), -1, np.int64)
         place[order] = np.arange(len(order))
-        return estimate_run(
-            [requests[i] for i in order.tolist()],
-            cached[order],
-            expected[order].tolist(),
-            [replace(g, members=tuple(place[list(g.members)].tolist())) for g in groups],
-            config=self.config,
+        counted = [
+            Counted(
+                prompt=requests[i].num_prompt,
+                cached=int(cached[i]),
+                outputs=min(requests[i].max_tokens, max(1, round(expected[i]))),
+                samples=requests[i].params.n,
+            )
+            for i in order.tolist()
+        ]
+        run = Simulation(self.config, self.num_blocks, self.windows)
+        run.play(
+            counted, [replace(g, members=tuple(place[list(g.members)].tolist())) for g in groups]
+        )
+        cost = {"tokens": run.tokens, "sampled": run.sampled, "context": run.attended}
+        return RunEstimate(
+            steps=run.steps,
+            seconds=self.times.cost.seconds(steps=run.steps, **cost),
+            peak_blocks=min(run.peak, self.num_blocks),
             num_blocks=self.num_blocks,
-            windows=self.windows,
-            times=self.times,
-            spec=self.spec,
+            peak_rows=run.peak_rows,
+            computed_tokens=run.tokens,
+            sampled_tokens=run.sampled,
+            context=run.attended,
+            flops=self.spec.flops(**cost),
+            not_fitting=run.not_fitting,
+            preemptions_likely=run.peak > self.num_blocks,
+            times=self.times.describe(),
         )
 
     def _notes(self, running: Sequence[Request], order: Ints) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from quire.cache.groups import Windows
+from quire.config import EngineConfig
 from quire.plan.footprint import Counted, Footprint, Outlook
 from quire.plan.prefixes import SharedPrefix
 
@@ -26,23 +27,15 @@ LOOKS = 10_000
 class Simulation:
     """`step` is the clock; `steps` counts those that computed something."""
 
-    def __init__(
-        self,
-        *,
-        block_size: int,
-        num_blocks: int,
-        num_rows: int,
-        budget: int,
-        lag: int,
-        caching: bool,
-        windows: Windows,
-    ) -> None:
-        self.block_size, self.num_blocks, self.budget = block_size, num_blocks, budget
-        self.lag, self.caching = lag, caching
+    def __init__(self, config: EngineConfig, num_blocks: int, windows: Windows) -> None:
+        self.block_size = block_size = config.block_size
+        self.num_blocks, self.budget = num_blocks, config.max_num_batched_tokens
+        self.caching = config.enable_prefix_caching
+        self.lag = config.depth - 1  # a row that ends is free when the plans behind it are home
         self.footprint = Footprint(windows, block_size)
         self.step = self.steps = self.tokens = self.sampled = self.attended = 0
         self.used = self.peak = self.peak_rows = self.not_fitting = 0
-        self.num_rows = self.free_rows = num_rows
+        self.num_rows = self.free_rows = min(config.max_num_seqs, self.budget)
         self.claimed = 0  # rows that samples of prompts in progress will take
         self.writing = 0  # rows that write, one token a step
         self.context = 0  # positions they attend to in the next step
