@@ -1,7 +1,7 @@
 """Every op once: what it is called, what goes in, what comes out, and who computes it where.
 
 A set of kernels is chosen when a model is built, by device and by promise (choose.py);
-layers then call it without asking. `reference.py` says what each op means.
+layers then call it without asking. tests/backends/reference.py says what each op means.
 
 Shapes: T tokens, H hidden, D head_dim, N blocks of S slots. A layer's KV cache is two tensors,
 keys and values, each [N, kv_heads, S, D]; slot = block * S + offset.

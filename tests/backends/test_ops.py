@@ -10,9 +10,9 @@ from torch import Tensor
 
 from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
-from quire.backends.reference import ReferenceKernels
 from quire.errors import NotSupported
 from tests.backends.passes import random_pass
+from tests.backends.reference import ReferenceKernels
 from tests.testing.pairs import in_pairs
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}

@@ -7,9 +7,9 @@ import torch
 
 from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import HeadShape, Kernels
-from quire.backends.reference import ReferenceKernels
 from quire.backends.two_way import TwoWayAttention
 from quire.errors import EngineError
+from tests.backends.reference import ReferenceKernels
 from tests.backends.test_ops import TOLERANCE, close
 from tests.backends.two_way_checks import NUM_BLOCKS, SPANS, attended, inputs_of, meant
 

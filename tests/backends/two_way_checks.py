@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
-from quire.backends.reference import ReferenceKernels
 from quire.backends.two_way import TwoWayAttention, TwoWaySpan
+from tests.backends.reference import ReferenceKernels
 
 NUM_BLOCKS = 24
 # (tokens before the pass, tokens of it) of three sequences, the last of which decodes.

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import Kernels
-from quire.backends.reference import ReferenceKernels
 from quire.errors import UnsupportedModel
 from quire.executor.cpu.accuracy import hidden_states
 from quire.executor.plain_data import from_json, to_json
@@ -33,6 +32,7 @@ from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
 from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, for_kernels
 from quire.weights.names import weights_of
+from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
 
 NORM = NormPlan(1e-3)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quire.backends.fp8 import wide_keys, wide_values
 from quire.backends.ops import AttentionInputs, HeadShape
-from quire.backends.reference import ReferenceKernels
 from quire.layer_plan import Activation
+from tests.backends.reference import ReferenceKernels
 
 if TYPE_CHECKING:
     from quire.backends.ops import HeadNorms

@@ -15,13 +15,13 @@ from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.linear import Gate
 from quire.backends.plain import PlainLinear
-from quire.backends.reference import ReferenceLinear
 from quire.backends.triton import adapters
 from quire.backends.triton.adapter_lines import UNUSED, Tiles, most_tiles, tiled
 from quire.backends.triton.adapter_stacks import column_blocks
 from quire.backends.triton.adapters import StackedAdapters, StackedProduct
 from quire.backends.triton.elementwise import gate_mul
 from quire.layer_plan import Activation
+from tests.backends.reference import ReferenceLinear
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.triton.places import small_places
 

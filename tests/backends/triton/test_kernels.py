@@ -9,7 +9,7 @@ import torch
 
 from quire.backends.fp8 import block_shape
 from quire.backends.ops import HeadShape
-from quire.backends.reference import ReferenceKernels
+from tests.backends.reference import ReferenceKernels
 from tests.backends.test_ops import random_inputs, run_attention
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.two_way_checks import NUM_BLOCKS, attended, meant

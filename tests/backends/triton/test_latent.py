@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire.backends.ops import AttentionInputs, HeadShape, LatentRows, RowNorm
-from quire.backends.reference import ReferenceKernels
+from tests.backends.reference import ReferenceKernels
 from tests.backends.triton.checks import (
     Paged,
     Place,

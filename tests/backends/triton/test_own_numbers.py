@@ -16,13 +16,13 @@ from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import EveryExpert
 from quire.backends.linear import Gate
 from quire.backends.plain import PlainLinear
-from quire.backends.reference import ReferenceKernels, ReferenceLinear
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.elementwise import gate_mul
 from quire.backends.triton.kernels import TritonKernels
 from quire.layers.adapted import AdapterSites
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, RMSNorm
+from tests.backends.reference import ReferenceKernels, ReferenceLinear
 from tests.backends.triton.checks import Place, assert_close
 from tests.backends.triton.places import small_places
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import HeadShape
-from quire.backends.reference import ReferenceKernels
+from tests.backends.reference import ReferenceKernels
 from tests.backends.triton.checks import Place, assert_close, generator, paged
 
 if TYPE_CHECKING:

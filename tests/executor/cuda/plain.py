@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
-from quire.backends.reference import ReferenceAttention, ReferenceKernels
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.engine import Engine
@@ -50,6 +49,7 @@ from quire.step import PrefixGroup, StepPlan
 from quire.steps.automata import AutomatonRoom
 from quire.steps.handles import Handles
 from quire.steps.row_schema import NOWHERE, Column
+from tests.backends.reference import ReferenceAttention, ReferenceKernels
 from tests.executor.cuda.plain_edits import PlainEdits
 from tests.executor.cuda.plain_guesses import PlainGuesses
 

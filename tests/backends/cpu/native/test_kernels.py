@@ -15,8 +15,8 @@ from quire.backends.cpu.native.kernels import NativeKernels, fits, native_kernel
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.cpu.native.library import library as the_library
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
-from quire.backends.reference import ReferenceKernels
 from tests.backends.passes import random_pass
+from tests.backends.reference import ReferenceKernels
 from tests.testing.pairs import in_pairs
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}

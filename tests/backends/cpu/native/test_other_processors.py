@@ -21,11 +21,11 @@ from torch import Tensor
 from quire.backends.cpu.native import build
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.ops import HeadShape
-from quire.backends.reference import ReferenceKernels
 from quire.backends.texts import Sight, attend_texts
 from quire.sampling.seeds import uniforms
 from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned
 from tests.backends.passes import random_pass
+from tests.backends.reference import ReferenceKernels
 from tests.sampling.making import keys_for, plain_draw
 
 DRIVER = Path(__file__).parent / "driver.c"

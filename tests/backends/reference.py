@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cpu.fast import CpuKernels
 from quire.backends.linear import LinearOp
 from quire.backends.ops import (
     AttentionInputs,
@@ -15,7 +16,6 @@ from quire.backends.ops import (
     HeadShape,
     RowOp,
 )
-from quire.backends.plain_kernels import PlainKernels
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation
 
 ACTIVATIONS: Mapping[Activation, RowOp] = {
@@ -28,8 +28,9 @@ ACTIVATIONS: Mapping[Activation, RowOp] = {
 }
 
 
-class ReferenceKernels(PlainKernels):
-    """Every op in fp32, without a thought about speed."""
+class ReferenceKernels(CpuKernels):
+    """Every op in fp32, without a thought about speed; what is made of other ops is made as on a
+    CPU."""
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return ReferenceLinear(weight, bias)
