@@ -109,7 +109,7 @@ def test_an_adapter_comes_and_goes_while_the_server_runs(
         life = server.bridge._life
         assert life is not None
         life.kill()
-        until(lambda: server.bridge.stats().restarts == 1 and server.bridge.state == "ready")
+        until(lambda: server.bridge.stats().restarts == 1 and server.bridge.state == "ready", 60)
         assert ids(http, "mine") == wanted["two"]
         assert other.post(UNLOAD, json={"lora_name": "mine"}).status_code == 404
         assert http.post(UNLOAD, json={"lora_name": "mine", "lora_int_id": 1}).status_code == 200

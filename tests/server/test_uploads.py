@@ -125,12 +125,12 @@ def test_an_upload_that_is_not_completed_goes(tmp_path: Path) -> None:
 async def test_a_full_disk_lets_a_batch_wait_and_go_on(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_service, "AGAIN_SECONDS", 0.3)
-    real, num_full = BatchJob.keep, 0
+    monkeypatch.setattr(batch_service, "AGAIN_SECONDS", 0.02)
+    real, num_full, is_full = BatchJob.keep, 0, True
 
     def keep(self: BatchJob, records: Any) -> Any:
         nonlocal num_full
-        if num_full < 2:
+        if is_full:
             num_full += 1
             raise OSError(errno.ENOSPC, "no space left")
         return real(self, records)
@@ -138,9 +138,11 @@ async def test_a_full_disk_lets_a_batch_wait_and_go_on(
     monkeypatch.setattr(BatchJob, "keep", keep)
     file = (await client.upload(chats(100))).json()["id"]
     batch = (await client.create(file)).json()["id"]
-    while (await client.get(batch))["status_details"] is None:
-        await asyncio.sleep(0.005)
-    assert "disk" in (await client.get(batch))["status_details"]
+    async with asyncio.timeout(20):
+        while num_full < 2 or (found := await client.get(batch))["status_details"] is None:
+            await asyncio.sleep(0.005)
+    assert "disk" in found["status_details"]
+    is_full = False
     ended = await client.ended(batch)
     assert ended["request_counts"] == {"total": 100, "completed": 100, "failed": 0}
     assert ended["status_details"] is None
