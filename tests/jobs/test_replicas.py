@@ -76,7 +76,7 @@ def test_killing_replicas_again_and_again_costs_nothing(tmp_path: Path, long_mod
 def test_killing_the_supervisor_of_replicas_leaves_no_engine(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "in.jsonl", 150)
     calm, output = undisturbed(tmp_path, source), tmp_path / "out.jsonl"
-    model = "fake:delay=0.01:rows=16"
+    model = "fake:delay=0.05:rows=16"  # more than a second, if nobody kills it
     arguments = run_command(source, output, *SAMPLED, "--replicas", 2, model=model)
     with started(arguments) as process:
         assert wait_until(lambda: journal_bytes(tmp_path / "out.jsonl.quire") > 0)

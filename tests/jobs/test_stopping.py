@@ -72,7 +72,7 @@ def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(
 ) -> None:
     """As `nohup quire run ... &` in a script."""
     source, output = write_rows(tmp_path / "in.jsonl", 300), tmp_path / "out.jsonl"
-    arguments = run_command(source, output, model="fake:delay=0.02")
+    arguments = run_command(source, output, model="fake:delay=0.02:rows=32")  # over a second
     home = tmp_path / "out.jsonl.quire"
     with started(["nohup", *arguments]) as process:
         assert wait_until(lambda: journal_bytes(home) > 0)

@@ -55,7 +55,7 @@ def test_killing_the_engine_again_and_again_costs_nothing(tmp_path: Path, long_m
     calm, output = tmp_path / "calm.jsonl", tmp_path / "out.jsonl"
     assert run(run_command(source, calm)).returncode == 0
     job_dir, num_kills = tmp_path / "out.jsonl.quire", 0
-    model = "fake:delay=0.004" if long_mode else "fake:delay=0.01:rows=16"
+    model = "fake:delay=0.004" if long_mode else "fake:delay=0.03:rows=16"
     arguments = run_command(source, output, model=model)
     with started(arguments) as process:
         while num_kills < wanted and process.poll() is None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
+import pytest
+
+from quire.sampling import holding
 from quire.sampling.holding import LOOKS_AGAIN, MOST_PATIENCE, Patience
 
 
-def test_each_draw_has_its_own_patience() -> None:
-    patience = Patience(time.perf_counter() - 0.4, beside_others=True)
+def test_each_draw_has_its_own_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(holding, "time", SimpleNamespace(perf_counter=lambda: now))
+    patience = Patience(now - 0.4, beside_others=True)
     for _ in range(2):
         patience.begin()
         assert 0.0 < patience.left() <= 0.05
-        time.sleep(0.05)
+        now += 0.05
         assert patience.left() <= 0.0
 
 
