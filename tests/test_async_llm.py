@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from quire import (
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
 from quire.session.async_llm import NotBuiltAsyncMethods, _hand_over, _Reader
 from quire.session.engine_thread import Submission
+from quire.step import StepPlan
 from tests.jobs.driving import wait_until
 from tests.tiny_llm import tiny_llm
 
@@ -48,6 +50,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(home: Path) -> Iterator[AsyncLLM]:
     with AsyncLLM(str(home), **OPTIONS) as made:
         yield made
+
+
+def slow_down(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what is LONG take four seconds: it is still written when a test comes to end it."""
+    executor = llm._session.engine.executor
+    submit = executor.submit
+
+    def later(plan: StepPlan) -> Any:
+        time.sleep(0.02 * plan.repeat)
+        return submit(plan)
+
+    monkeypatch.setattr(executor, "submit", later)
+
+
+@pytest.fixture
+def slow(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
+    slow_down(llm, monkeypatch)
+    return llm
 
 
 @pytest.fixture(autouse=True)
@@ -100,12 +120,12 @@ def test_a_task_that_reads_slowly_finds_the_parts_joined(llm: AsyncLLM) -> None:
     assert text == whole and count <= 3
 
 
-def test_aborting_by_id_ends_the_task_with_what_there_is(llm: AsyncLLM) -> None:
+def test_aborting_by_id_ends_the_task_with_what_there_is(slow: AsyncLLM) -> None:
     async def main() -> RequestOutput:
         last = None
-        async for output in llm.generate("Long", LONG, "long"):
+        async for output in slow.generate("Long", LONG, "long"):
             if last is None:
-                await llm.abort("long")
+                await slow.abort("long")
             last = output
         assert last is not None
         return last
@@ -115,20 +135,20 @@ def test_aborting_by_id_ends_the_task_with_what_there_is(llm: AsyncLLM) -> None:
     assert 0 < len(last.outputs[0].token_ids) < 200
 
 
-def test_leaving_the_loop_or_cancelling_the_task_gives_the_request_up(llm: AsyncLLM) -> None:
+def test_leaving_the_loop_or_cancelling_the_task_gives_the_request_up(slow: AsyncLLM) -> None:
     async def main() -> None:
-        stream = llm.generate("Long", LONG, "left")
+        stream = slow.generate("Long", LONG, "left")
         async for _ in stream:
             break
         await stream.aclose()
-        task = asyncio.create_task(all_of(llm, "Long", LONG, "cancelled"))
+        task = asyncio.create_task(all_of(slow, "Long", LONG, "cancelled"))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         # Both ids can be used again.
         for name in ("left", "cancelled"):
-            assert (await all_of(llm, "a", params(1), name))[-1].finished
+            assert (await all_of(slow, "a", params(1), name))[-1].finished
 
     asyncio.run(main())
 
@@ -167,12 +187,12 @@ def test_bad_requests_raise_in_their_own_task(llm: AsyncLLM) -> None:
     assert fine[-1].finished
 
 
-def test_a_request_id_in_use_is_refused(llm: AsyncLLM) -> None:
+def test_a_request_id_in_use_is_refused(slow: AsyncLLM) -> None:
     async def main() -> None:
-        stream = llm.generate("Long", LONG, "same")
+        stream = slow.generate("Long", LONG, "same")
         await anext(stream)
         with pytest.raises(InvalidRequest, match="same"):
-            await anext(llm.generate("Other", LONG, "same"))
+            await anext(slow.generate("Other", LONG, "same"))
         await stream.aclose()
 
     asyncio.run(main())
@@ -218,8 +238,11 @@ def test_what_is_not_built_says_so(llm: AsyncLLM, name: str) -> None:
         getattr(llm, name)()
 
 
-def test_shutting_down_ends_waiting_tasks_and_the_thread(home: Path) -> None:
+def test_shutting_down_ends_waiting_tasks_and_the_thread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(home), **OPTIONS))
+    slow_down(made, monkeypatch)
 
     async def main() -> list[Any]:
         tasks = [asyncio.create_task(all_of(made, "Long", LONG)) for _ in range(3)]
@@ -238,6 +261,7 @@ def test_an_error_of_the_engine_reaches_every_task(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = AsyncLLM(str(home), **OPTIONS)
+    slow_down(made, monkeypatch)
 
     def fails(plan: Any) -> Any:
         raise RuntimeError("the device is gone")

@@ -11,6 +11,7 @@ import pytest
 from quire import SamplingParams
 from quire.outputs import RequestOutput
 from quire.results.late import LATE, LATE_IN_A_HURRY
+from quire.scheduler import lanes
 from quire.session.engine_thread import READ_TOGETHER, EngineThread, News, Submission
 from tests.server.fake_session import make
 from tests.server.serving import until
@@ -42,14 +43,14 @@ class Thread:
         self.gate, self.news = threading.Event(), list[News]()
         self.session = make(model, {})
         self.made = EngineThread(self.session, self.news.extend, hurried=True)
-        self._num_asked = 0
+        self.num_asked = 0
         run: Any = self.made._run
         run._compile_grammar = lambda params: Slow(self.gate) if params.seed is not None else None
 
     def ask(self, *, slow: bool, background: bool = False) -> None:
         params = SamplingParams(max_tokens=2, ignore_eos=True, seed=1 if slow else None)
-        self._num_asked += 1  # no two alike: those would be one
-        prompt = {"prompt_token_ids": [1, 2, self._num_asked]}
+        self.num_asked += 1  # no two alike: those would be one
+        prompt = {"prompt_token_ids": [1, 2, self.num_asked]}
         self.made.ask(Submission(prompt, params, background=background))
 
     def ask_together(self, count: int, max_tokens: int = 2) -> None:
@@ -138,22 +139,27 @@ def test_the_background_is_read_in_groups_and_newcomers_between_them() -> None:
 
 @pytest.mark.parametrize("someone_reads", [False, True])
 def test_of_answers_of_the_background_that_end_together_some_are_made_between_two_steps(
-    someone_reads: bool,
+    someone_reads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thread = Thread(f"fake:rows={2 * LATE[0]}:delay=0.005")
+    monkeypatch.setattr(lanes, "HURRY_SECONDS", 600.0)  # however long the machine takes for them
+    thread = Thread(f"fake:rows={2 * LATE[0]}")
     made, count = list[int](), 2 * LATE[0]
+    step, scheduler = thread.session.engine.step, thread.session.engine.scheduler
+
+    def stepping() -> Any:
+        if someone_reads and scheduler.num_running == count and not thread.num_asked:
+            thread.ask(slow=False)
+        return step()
 
     def hand_over(news: list[News]) -> None:
         made.append(sum(asked.background and is_last(one) for asked, one in news))
         thread.news.extend(news)
 
     thread.made._hand_over = hand_over
+    thread.session.engine.step = stepping  # type: ignore[method-assign]
     try:
         thread.ask_together(count, max_tokens=40)
-        until(lambda: thread.session.engine.scheduler.num_running == count)
-        if someone_reads:
-            thread.ask(slow=False)
-        until(lambda: thread.num_finished == count + someone_reads)
+        until(lambda: thread.num_finished == count + someone_reads, 60)
     finally:
         thread.made.close()
     # They begin in two passes, and so they end in two.
