@@ -171,8 +171,6 @@ def _instead(path: str) -> str:
     """What a client meant that was made for another server, or has the address without its end."""
     if path.startswith("/api/"):
         return ": this is not Ollama. Set the client up for OpenAI's API, with an address up to /v1"
-    if path.startswith(f"{MESSAGES}/batches"):
-        return ": batches of messages are not built. POST /v1/batches has those of chats"
     if path.startswith("/openai/"):
         return (
             ": addresses of Azure's are not built. Use OpenAI's client, with an address up to /v1"

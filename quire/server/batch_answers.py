@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from quire.anthropic_api.answers import message_body
+from quire.anthropic_api.messages import read_message
 from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
 from quire.openai_api.errors import ApiError, bad
-from quire.openai_api.fields import EMBEDDINGS, RESPONSES
+from quire.openai_api.fields import EMBEDDINGS, MESSAGES, RESPONSES
 from quire.openai_api.outputs import Answer, Output
 from quire.openai_api.pooling import PoolAsked, pooling_body, read_pooling_body
 from quire.openai_api.responses import About, read_response, response_object
@@ -53,6 +56,10 @@ class ServerRowEngine:
         given: dict[str, Any] = {}
         if row.endpoint == RESPONSES:
             asked, given = read_response(row.body, names)
+        elif row.endpoint == MESSAGES:
+            bounds = bool(self._services.engine.facts.get("bounds_thoughts"))
+            asked = read_message(row.body, names, bounds_thoughts=bounds)
+            asked = dataclasses.replace(asked, is_batch=True)
         else:
             asked = read_body(row.endpoint, row.body, names)
         if asked.stream:
@@ -70,6 +77,8 @@ class ServerRowEngine:
         if row.endpoint == RESPONSES:
             number = row.response_id.removeprefix("resp_")
             body = response_object(asked, shown[0], About(number, row.created, model, given))
+        elif row.endpoint == MESSAGES:
+            body = message_body(asked, shown[0], id=row.response_id, model=model)
         else:
             body = response_body(asked, shown, id=row.response_id, created=row.created, model=model)
         return _answered(body, outputs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.server import batches, files
 from quire.server.batch_job import BatchJob, Outcome, Written
+from quire.server.batch_lines import CANCELLED, EXPIRED
 from quire.server.batch_states import Ending
 from quire.server.batches import StoredBatch
 from quire.server.files import StoredFile
@@ -15,8 +16,8 @@ from quire.server.storage import Storage
 
 OUTPUT_LIFE = 30 * 86400  # seconds that outputs stay where nothing else is said
 _UNANSWERED: dict[Ending, tuple[str, str]] = {
-    "expired": ("batch_expired", "the batch's completion window ended before this request ran"),
-    "cancelled": ("batch_cancelled", "the batch was cancelled before this request ran"),
+    "expired": (EXPIRED, "the batch's completion window ended before this request ran"),
+    "cancelled": (CANCELLED, "the batch was cancelled before this request ran"),
 }
 LOST = [
     {
@@ -79,6 +80,7 @@ def commit_end(connection: sqlite3.Connection, ending: Ending, written: WrittenO
         "failed": outcome.failed,
         "usage": outcome.usage,
         "errors": _all_failed(outcome),
+        "causes": outcome.causes,
         "output_file_id": written.output.id if written.output else None,
         "error_file_id": written.errors.id if written.errors else None,
     }
@@ -91,5 +93,6 @@ def _all_failed(outcome: Outcome) -> list[dict[str, Any]] | None:
     """A batch in which every request failed says so where clients look for errors."""
     if outcome.completed or not outcome.failed:
         return None
-    message = f"all {outcome.failed:,} requests failed, most of them with {outcome.main_error}"
+    cause = max(outcome.causes, key=lambda cause: outcome.causes[cause])
+    message = f"all {outcome.failed:,} requests failed, most of them with {cause}"
     return [{"code": "all_requests_failed", "line": None, "message": message, "param": None}]

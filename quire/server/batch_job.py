@@ -30,6 +30,7 @@ from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import RecordReader
 from quire.jobs.store.stamps import FileStamp
 from quire.jobs.supervise.metrics import MetricsFile
+from quire.openai_api.fields import MESSAGES
 from quire.params.rules import show
 from quire.server.batch_engine import EngineFacts
 from quire.server.batch_lines import SUMMED, line_of
@@ -68,7 +69,7 @@ class Outcome:
     completed: int
     failed: int
     usage: dict[str, Any]
-    main_error: str | None  # what most of the failed lines failed with
+    causes: Mapping[str, int]  # what the failed lines failed with, and how many of each
 
 
 def file_name(batch: StoredBatch, kind: str) -> str:
@@ -219,15 +220,18 @@ class BatchJob:
         self._journal.commit()
 
     def write(self) -> Outcome:
-        """The files of the batch, in the order of the input, durable when this returns."""
+        """The files of the batch, in the order of the input, durable when this returns. Answers
+        and errors to messages are in one."""
         usage, causes = _Usage(), dict[str, int]()
+        apart, endpoint = self._batch.endpoint != MESSAGES, self._batch.endpoint
         with ExitStack() as stack:
             answers = stack.enter_context(_writing(self._path("output")))
             errors = stack.enter_context(_writing(self._path("error")))
             reader = stack.enter_context(RecordReader(self._directory))
             for position in self._journal.index.positions():
                 record = reader.read(position)
-                (errors if record.failed else answers).add(line_of(self._batch.id, record))
+                lines = errors if record.failed and apart else answers
+                lines.add(line_of(endpoint, self._batch.id, record))
                 usage.add(record)
                 if record.failed:
                     cause = str(record.error_type)
@@ -237,9 +241,8 @@ class BatchJob:
             status="finished", num_rows=completed + failed, num_failed=failed
         )
         self._manifest.save(self._directory)
-        main_error = max(causes, key=lambda cause: causes[cause]) if causes else None
         return Outcome(
-            answers.written(), errors.written(), completed, failed, usage.as_object(), main_error
+            answers.written(), errors.written(), completed, failed, usage.as_object(), causes
         )
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """The lines of a batch's output and error files, made from the records of its journal.
 
 A rejected request is a response with its status; what never came to an answer (expired, cancelled,
-an engine that fell) has no response and an error. Everything in a line is a function of the batch
-and its record, so that writing it again gives the same bytes.
+an engine that fell) has no response and an error. The line of a message is a result in Anthropic's
+words. Everything in a line is a function of the batch and its record, so that writing it again
+gives the same bytes.
 """
 
 from __future__ import annotations
@@ -11,11 +12,21 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from quire.anthropic_api.errors import error_body
 from quire.jobs.store.record import ResultRecord
-from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from quire.openai_api.errors import ApiError, server_error
+from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 from quire.server.batch_engine import RowAnswered
 
-_PREFIXES = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_", EMBEDDINGS: "embd-"}
+_PREFIXES = {
+    CHAT: "chatcmpl-",
+    COMPLETIONS: "cmpl-",
+    RESPONSES: "resp_",
+    EMBEDDINGS: "embd-",
+    MESSAGES: "msg_",
+}
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # a request that the end of its batch met
+_UNANSWERED = {EXPIRED: "expired", CANCELLED: "canceled"}
 SUMMED = ("cached_tokens", "reasoning_tokens")  # for the batch's own usage
 STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
 
@@ -29,8 +40,10 @@ def response_id(endpoint: str, batch_id: str, row: int) -> str:
     return _PREFIXES[endpoint] + row_name(batch_id, row)
 
 
-def line_of(batch_id: str, record: ResultRecord) -> dict[str, Any]:
+def line_of(endpoint: str, batch_id: str, record: ResultRecord) -> dict[str, Any]:
     name = row_name(batch_id, record.row)
+    if endpoint == MESSAGES:
+        return {"custom_id": record.key, "result": _message_result(record, f"req_{name}")}
     response = error = None
     if BODY in record.extra:
         response = {
@@ -46,6 +59,20 @@ def line_of(batch_id: str, record: ResultRecord) -> dict[str, Any]:
         "response": response,
         "error": error,
     }
+
+
+def _message_result(record: ResultRecord, request_id: str) -> dict[str, Any]:
+    body = record.extra.get(BODY)
+    if not record.failed:
+        return {"type": "succeeded", "message": body}
+    if (ended := _UNANSWERED.get(str(record.error_type))) is not None:
+        return {"type": ended}
+    error = server_error(str(record.error))
+    if body is not None:  # it was refused
+        told = body["error"]
+        param, code = told["param"], told["code"]
+        error = ApiError(record.extra[STATUS], told["message"], param=param, code=code)
+    return {"type": "errored", "error": error_body(error, request_id)}
 
 
 def answered(found: RowAnswered) -> dict[str, Any]:

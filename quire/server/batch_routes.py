@@ -18,6 +18,7 @@ from quire.server.batch_service import BatchService
 from quire.server.batches import BatchObject
 from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import FileRoutes
+from quire.server.message_batch_routes import MessageBatchRoutes
 from quire.server.page_routes import PageRoutes
 from quire.server.paging import PAGE_REFUSALS, ListObject, list_object, page_asked, page_query
 from quire.server.reading import JSON_REFUSALS, read_json
@@ -38,6 +39,7 @@ def routes(services: Services) -> list[ApiRoute]:
         *FileRoutes(service).routes(),
         *UploadRoutes(service).routes(),
         *BatchRoutes(service, services.settings.names[0]).routes(),
+        *MessageBatchRoutes(service, services.settings.names[0]).routes(),
         *PageRoutes(service, services).routes(),
     ]
 
@@ -94,7 +96,9 @@ class BatchRoutes:
             model=self._model,
             storage=self._service.storage.new_name(),
         )
-        await self._service.create(batch)
+        # Looked at again where it counts: the file may have been deleted in between.
+        claim = partial(files.find, key_id=batch.key_id, file_id=file.id)
+        await self._service.create(batch, claim)
         return json_response(self._service.as_object(batch))
 
     async def _input(self, key_id: str, file_id: str) -> files.StoredFile:

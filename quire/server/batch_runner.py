@@ -11,7 +11,7 @@ import asyncio
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -80,9 +80,9 @@ class BatchRun:
             if await self._is_lost():
                 await self._give_up()
                 return
-            if self.batch.status == "validating" and not await self._validate():
-                return
-            if self.batch.in_progress_at is None:  # cancelled before its lines were known
+            if self.batch.in_progress_at is None:
+                await self._begin()
+            if self.batch.in_progress_at is None:  # failed, or cancelled before it began
                 await self._change("cancelled", of=("cancelling",))
                 return
             job = BatchJob(self.batch, self._directory)
@@ -97,7 +97,7 @@ class BatchRun:
                     await self._answer(job)
                 await self._finish(job)
             finally:
-                await asyncio.shield(self._on_thread(job.close))
+                await asyncio.shield(self._rooms.on_thread(job.close))
         finally:
             self._abandoned = True
 
@@ -114,7 +114,7 @@ class BatchRun:
         needed = needed_files(self.batch, self._directory)
         if self.batch.in_progress_at is None:
             needed = [await self._source()]
-        return await self._on_thread(
+        return await self._rooms.on_thread(
             lambda: self._directory.parent.is_dir() and not all(map(Path.exists, needed))
         )
 
@@ -122,7 +122,7 @@ class BatchRun:
         """Open the job; False for one that cannot be read, and whose time is over: until then
         somebody may put its files right."""
         try:
-            await self._on_thread(job.open)
+            await self._rooms.on_thread(job.open)
         except CorruptJob:
             if not self.asked_to_end.is_set():
                 raise
@@ -135,22 +135,35 @@ class BatchRun:
             values = {"failed": self.batch.total, "errors": LOST}
             await self._change("failed", of=("validating", "in_progress", "finalizing"), **values)
 
-    async def _validate(self) -> bool:
-        """Check the lines; whether the batch goes on."""
+    async def _begin(self) -> None:
+        """Make the job, once the lines are known. One that is cancelled before that has none; where
+        they were counted when the batch was made, each is told."""
         path = await self._source()
-        checked = await self._on_thread(check_lines, path, self.batch.endpoint, self._is_wanted)
-        if checked.stopped:
-            return not self._abandoned
-        if checked.errors:
-            failed = await self._change("failed", of=("validating",), errors=checked.listed())
-            return failed is None  # a cancel came first
+        total = self.batch.total or await self._checked(path)
+        if not total:
+            return
         facts = await self._unless_ended(self._rooms.engine.facts())
-        if self._ending == "cancelled":
-            return True
+        if self._ending == "cancelled" and not self.batch.total:
+            return
         known = facts or EngineFacts(self.batch.model, 1)
-        await self._on_thread(begin, self.batch, self._directory, path, known, checked.num_rows)
-        await self._change("in_progress", of=("validating",), total=checked.num_rows)
-        return True
+        await self._rooms.on_thread(begin, self.batch, self._directory, path, known, total)
+        await self._change("in_progress", of=("validating",), total=total)
+        if self.batch.in_progress_at is None and self.batch.total:
+            now = int(time.time())
+            await self._change("cancelling", of=("cancelling",), in_progress_at=now)
+
+    async def _checked(self, path: Path) -> int:
+        """How many lines there are; 0 for a batch that fails with them, or is cancelled."""
+        if self._ending == "cancelled":
+            return 0
+        endpoint = self.batch.endpoint
+        checked = await self._rooms.on_thread(check_lines, path, endpoint, self._is_wanted)
+        if checked.stopped:
+            return 0
+        if checked.errors:
+            await self._change("failed", of=("validating",), errors=checked.listed())
+            return 0
+        return checked.num_rows
 
     def _is_wanted(self) -> bool:
         return self._ending != "cancelled" and not self._abandoned
@@ -161,7 +174,7 @@ class BatchRun:
         if facts is None:
             return
         try:
-            await self._on_thread(job.check_model, facts)
+            await self._rooms.on_thread(job.check_model, facts)
         except JobChanged as changed:
             self.live.waiting = f"its first rows came from another model: {changed}"
             note(f"batch {self.batch.id} waits: {self.live.waiting}")
@@ -197,7 +210,7 @@ class BatchRun:
     async def _read_ahead(self, job: BatchJob) -> None:
         if self._exhausted or len(self._ready) > READ_ROWS // 2:
             return
-        rows = await self._on_thread(job.next_rows, READ_ROWS, READ_BYTES)
+        rows = await self._rooms.on_thread(job.next_rows, READ_ROWS, READ_BYTES)
         self._exhausted = not rows
         for row in rows:
             if row.error is None:
@@ -215,7 +228,7 @@ class BatchRun:
         if not self._results or not (due or at_once):
             return
         records, self._results = self._results, []
-        counts = await self._on_thread(job.keep, records)
+        counts = await self._rooms.on_thread(job.keep, records)
         self.live.completed, self.live.failed = counts
         num_failed = sum(record.failed for record in records)
         self._rooms.num_rows["failed"] += num_failed
@@ -307,7 +320,7 @@ class BatchRun:
         if ending != "cancelled":
             await self._change("finalizing", of=("in_progress",), ending=ending)
         storage = self._rooms.storage
-        written = await self._on_thread(write_out, self.batch, job, storage, ending)
+        written = await self._rooms.on_thread(write_out, self.batch, job, storage, ending)
         await self._rooms.database.write(partial(commit_end, ending=ending, written=written))
 
     async def _change(
@@ -334,15 +347,3 @@ class BatchRun:
         finally:
             for each in (task, end):
                 each.cancel()
-
-    async def _on_thread(self, call: Callable[..., Made], *given: Any) -> Made:
-        """What the call returns. A run that is cancelled meanwhile first waits for it: the files
-        that it works on are closed next."""
-        future = asyncio.get_running_loop().run_in_executor(
-            self._rooms.threads, partial(call, *given)
-        )
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait((future,))
-            raise

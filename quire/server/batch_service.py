@@ -29,7 +29,7 @@ from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_runner import BatchRun
 from quire.server.batch_states import ENDS, LIVE
 from quire.server.batches import BatchObject, StoredBatch
-from quire.server.database import Database
+from quire.server.database import Database, Work
 from quire.server.files import StoredFile
 from quire.server.links import Links
 from quire.server.storage import Storage
@@ -100,8 +100,9 @@ class BatchService:
         self.database.close()
         self.storage.close()
 
-    async def create(self, batch: StoredBatch) -> None:
-        """Make the batch durable, and begin it. 429 for a key that has too many."""
+    async def create(self, batch: StoredBatch, claim_input: Work[Any]) -> None:
+        """Make the batch durable, together with its claim on what it reads, and begin it. 429 for
+        a key that has too many."""
         most = self.settings.max_live_batches
 
         def work(connection: sqlite3.Connection) -> None:
@@ -113,16 +114,17 @@ class BatchService:
                     type="rate_limit_error",
                     headers=(("retry-after", "60"), ("x-should-retry", "false")),
                 )
-            # Looked at again where it counts: the file may have been deleted in between.
-            files.find(connection, batch.key_id, batch.input_file_id)
+            claim_input(connection)
             batches.insert(connection, batch)
 
         await self.database.write(work)
         self._run(batch)
 
-    async def cancel(self, key_id: str, batch_id: str) -> StoredBatch:
+    async def cancel(
+        self, key_id: str, batch_id: str, kinds: tuple[str, ...] = batches.KINDS
+    ) -> StoredBatch:
         batch = await self.database.write(
-            lambda connection: batches.cancel(connection, key_id, batch_id)
+            lambda connection: batches.cancel(connection, key_id, batch_id, kinds)
         )
         if batch.id in self._runs:
             self._runs[batch.id].end("cancelled")
@@ -160,6 +162,19 @@ class BatchService:
         await asyncio.to_thread(self.storage.remove_file, file.storage)
         await self._remove_jobs([file])
         return file
+
+    async def delete(self, key_id: str, batch_id: str, kinds: tuple[str, ...]) -> StoredBatch:
+        """Forget a batch that has ended, with all that it read and wrote."""
+
+        def work(connection: sqlite3.Connection) -> tuple[StoredBatch, list[StoredFile]]:
+            batch = batches.delete(connection, key_id, batch_id, kinds)
+            return batch, files.take_of_batch(connection, batch.files)
+
+        batch, gone = await self.database.write(work)
+        for file in gone:
+            await asyncio.to_thread(self.storage.remove_file, file.storage)
+        await asyncio.to_thread(self.storage.remove_batch, batch.storage)
+        return batch
 
     async def sweep(self) -> None:
         """Remove the files, uploads, batches and links whose time is over."""

@@ -15,10 +15,11 @@ from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, not_found
 from quire.server.batch_states import LIVE, TIMES, Ending, Status
-from quire.server.ids import BATCH, is_id
+from quire.server.ids import BATCH, MESSAGE_BATCH, is_id
 from quire.server.paging import Page, select_page
 
-_JSON = ("metadata", "errors", "usage")
+_JSON = ("metadata", "errors", "usage", "causes")
+KINDS = (BATCH, MESSAGE_BATCH)
 
 
 class Counts(TypedDict):
@@ -91,10 +92,17 @@ class StoredBatch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     usage: Mapping[str, Any] | None = None
+    causes: Mapping[str, int] | None = None  # of the lines that failed, and how many of each
 
     @property
     def is_live(self) -> bool:
         return self.status in LIVE
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The ids of those that it reads and wrote."""
+        found = (self.input_file_id, self.output_file_id, self.error_file_id)
+        return tuple(filter(None, found))
 
 
 _COLUMNS = tuple(field.name for field in fields(StoredBatch))
@@ -120,10 +128,12 @@ def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def find(connection: Connection, key_id: str, batch_id: object) -> StoredBatch:
+def find(
+    connection: Connection, key_id: str, batch_id: object, kinds: tuple[str, ...] = KINDS
+) -> StoredBatch:
     """The key's batch of this id; 404 if there is none, whatever other keys have."""
     row = None
-    if is_id(batch_id, BATCH):
+    if is_id(batch_id, *kinds):
         row = connection.execute(
             "SELECT * FROM batches WHERE key_id = ? AND id = ?", (key_id, batch_id)
         ).fetchone()
@@ -138,8 +148,12 @@ def get(connection: Connection, batch_id: str) -> StoredBatch:
     return batch_of(row)
 
 
-def page_of(connection: Connection, key_id: str, page: Page) -> tuple[list[StoredBatch], bool]:
-    rows, has_more = select_page(connection, "batches", page, kind=BATCH, where={"key_id": key_id})
+def page_of(
+    connection: Connection, key_id: str, page: Page, endpoint: str | None = None
+) -> tuple[list[StoredBatch], bool]:
+    """Those of one endpoint, or of all."""
+    where = {"key_id": key_id} | ({} if endpoint is None else {"endpoint": endpoint})
+    rows, has_more = select_page(connection, "batches", page, kinds=KINDS, where=where)
     return [batch_of(row) for row in rows], has_more
 
 
@@ -179,9 +193,11 @@ def change(
     return get(connection, batch_id)
 
 
-def cancel(connection: Connection, key_id: str, batch_id: object) -> StoredBatch:
+def cancel(
+    connection: Connection, key_id: str, batch_id: object, kinds: tuple[str, ...] = KINDS
+) -> StoredBatch:
     """Ask the batch to end; 400 if it has. One that is asked already stays as it is."""
-    batch = find(connection, key_id, batch_id)
+    batch = find(connection, key_id, batch_id, kinds)
     if batch.status == "cancelling":
         return batch
     changed = change(
@@ -195,6 +211,22 @@ def cancel(connection: Connection, key_id: str, batch_id: object) -> StoredBatch
             param="batch_id",
         )
     return changed
+
+
+def delete(
+    connection: Connection, key_id: str, batch_id: object, kinds: tuple[str, ...]
+) -> StoredBatch:
+    """Forget the batch; 400 while it runs."""
+    batch = find(connection, key_id, batch_id, kinds)
+    if batch.is_live:
+        raise ApiError(
+            400,
+            "the batch has not ended; cancel it and wait for its end first",
+            code="batch_in_use",
+            param="batch_id",
+        )
+    connection.execute("DELETE FROM batches WHERE id = ?", (batch.id,))
+    return batch
 
 
 def without_outputs(connection: Connection, file_id: str) -> StoredBatch | None:

@@ -18,7 +18,6 @@ from quire.openai_api.errors import ApiError, server_error
 
 Made = TypeVar("Made")
 Work = Callable[[sqlite3.Connection], Made]
-VERSION = 1
 
 _SCHEMA = """
 CREATE TABLE files (
@@ -97,6 +96,9 @@ CREATE TABLE upload_parts (
 ) STRICT;
 CREATE INDEX parts_of_upload ON upload_parts (upload_id, seq);
 """
+# What makes each version of the one before it; a new file goes through all of them.
+_STEPS = (_SCHEMA, "ALTER TABLE batches ADD COLUMN causes TEXT")
+VERSION = len(_STEPS)
 
 
 WRITE_REFUSALS = frozenset({507})  # the disk is full
@@ -168,12 +170,11 @@ def _opened(path: Path, *, create: bool) -> sqlite3.Connection:
 
 def _create(connection: sqlite3.Connection) -> None:
     [found] = connection.execute("PRAGMA user_version").fetchone()
-    if found == VERSION:
-        return
-    if found:
+    if not 0 <= found <= VERSION:
         raise sqlite3.DatabaseError(f"its version is {found}, this server writes {VERSION}")
-    for statement in _SCHEMA.split(";\n"):
-        connection.execute(statement)
+    for step in _STEPS[found:]:
+        for statement in step.split(";\n"):
+            connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {VERSION}")
 
 

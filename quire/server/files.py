@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, TypedDict
 
@@ -122,7 +123,7 @@ def page_of(
     connection: sqlite3.Connection, key_id: str, page: Page, purpose: str | None
 ) -> tuple[list[StoredFile], bool]:
     where = {"key_id": key_id} | ({} if purpose is None else {"purpose": purpose})
-    rows, has_more = select_page(connection, "files", page, kind=FILE, where=where)
+    rows, has_more = select_page(connection, "files", page, kinds=(FILE,), where=where)
     return [file_of(row) for row in rows], has_more
 
 
@@ -153,6 +154,19 @@ def delete(connection: sqlite3.Connection, key_id: str, file_id: object) -> Stor
     return file
 
 
+def take_of_batch(connection: sqlite3.Connection, file_ids: Sequence[str]) -> list[StoredFile]:
+    """Forget the files of a batch that is gone, but for one that another batch reads."""
+    marks = ", ".join("?" * len(file_ids))
+    rows = connection.execute(f"SELECT * FROM files WHERE id IN ({marks})", file_ids).fetchall()
+    return _forgotten(connection, rows)
+
+
+def _forgotten(connection: sqlite3.Connection, rows: Sequence[sqlite3.Row]) -> list[StoredFile]:
+    gone = [file_of(row) for row in rows if not is_input_of_live(connection, row["id"])]
+    connection.executemany("DELETE FROM files WHERE id = ?", [(file.id,) for file in gone])
+    return gone
+
+
 def is_input_of_live(connection: sqlite3.Connection, file_id: str) -> bool:
     marks = ", ".join("?" * len(LIVE))
     found = connection.execute(
@@ -167,9 +181,7 @@ def take_expired(connection: sqlite3.Connection, now: int) -> list[StoredFile]:
     rows = connection.execute(
         "SELECT * FROM files WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT 1000", (now,)
     ).fetchall()
-    gone = [file_of(row) for row in rows if not is_input_of_live(connection, row["id"])]
-    connection.executemany("DELETE FROM files WHERE id = ?", [(file.id,) for file in gone])
-    return gone
+    return _forgotten(connection, rows)
 
 
 def checked_lifetime(anchor: object, seconds: object) -> int:

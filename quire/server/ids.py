@@ -9,6 +9,7 @@ import re
 import secrets
 
 FILE, BATCH, UPLOAD, PART = "file-", "batch_", "upload_", "part_"
+MESSAGE_BATCH = "msgbatch_"
 _REST = re.compile("[0-9a-f]{32}")
 
 
@@ -16,9 +17,7 @@ def new_id(kind: str) -> str:
     return kind + secrets.token_hex(16)
 
 
-def is_id(text: object, kind: str) -> bool:
-    return (
-        isinstance(text, str)
-        and text.startswith(kind)
-        and _REST.fullmatch(text[len(kind) :]) is not None
+def is_id(text: object, *kinds: str) -> bool:
+    return isinstance(text, str) and any(
+        text.startswith(kind) and _REST.fullmatch(text[len(kind) :]) is not None for kind in kinds
     )

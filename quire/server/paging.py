@@ -50,7 +50,7 @@ def select_page(
     table: str,
     page: Page,
     *,
-    kind: str,
+    kinds: tuple[str, ...],
     where: Mapping[str, Any],
 ) -> tuple[list[sqlite3.Row], bool]:
     """The rows of a page, newest first unless asked otherwise, and whether more follow.
@@ -61,7 +61,7 @@ def select_page(
     bound = dict(where)
     if page.after is not None:
         found = None
-        if is_id(page.after, kind):
+        if is_id(page.after, *kinds):
             found = connection.execute(
                 f"SELECT seq FROM {table} WHERE key_id = :key_id AND id = :id",
                 {"key_id": where["key_id"], "id": page.after},

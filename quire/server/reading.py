@@ -47,6 +47,12 @@ def _too_large() -> ApiError:
 
 async def read_json(request: Request) -> Any:
     """The JSON value of a request's body."""
+    refuse_no_json(request)
+    return parse_json(await read_body_bytes(request))
+
+
+def refuse_no_json(request: Request) -> None:
+    """415 for a body that is of another kind, or compressed."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", ""):
         raise ApiError(
@@ -55,7 +61,6 @@ async def read_json(request: Request) -> Any:
             code="unsupported_media_type",
         )
     refuse_encoded(request)
-    return parse_json(await read_body_bytes(request))
 
 
 def refuse_encoded(request: Request) -> None:

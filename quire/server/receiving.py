@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -31,14 +31,15 @@ class Limits:
 
     most: int
     room: int
+    what: str = "a file"
 
     def check(self, size: int) -> None:
         if size > self.most:
             raise ApiError(
                 413,
-                f"a file has at most {self.most:,} bytes here",
+                f"{self.what} has at most {self.most:,} bytes here",
                 code="file_too_large",
-                param="file",
+                param="file" if self.what == "a file" else None,
             )
         if size > self.room:
             raise quota_exceeded()
@@ -67,26 +68,36 @@ async def receive(
 ) -> Received:
     """Keep the file of a form. What fails on the way leaves nothing behind."""
     refuse_encoded(request)
-    said = request.headers.get("content-length", "")
-    if said.isascii() and said.isdigit():
-        # The form around the file takes a few hundred bytes, which do not count.
-        limits.check(int(said[:18]) - (64 << 10))
     name = storage.new_name()
     with storage.receiving(name) as number:
-        writer = _Writer(number, limits)
-        async for data in _timed(request):
-            for piece in reader.feed(data):
-                writer.add(piece)
-            if writer.waiting >= _PIECE:
-                await asyncio.to_thread(writer.write)
+        writer = Writer(number, limits)
+        await write_body(request, writer, reader.feed)
         form = reader.finish()
-        await asyncio.to_thread(_kept, writer, storage, name, number)
+        await asyncio.to_thread(storage.keep, name, number)
     return Received(name, form, writer.size, writer.sha256)
 
 
-class _Writer:
+async def write_body(
+    request: Request, writer: Writer, read: Callable[[bytes], Iterable[bytes]]
+) -> None:
+    """Write what is read from a body, as it arrives."""
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdigit():
+        # The form around a file takes a few hundred bytes, which do not count.
+        writer.limits.check(int(said[:18]) - (64 << 10))
+    async for data in _timed(request):
+        for piece in read(data):
+            writer.add(piece)
+        if writer.waiting >= _PIECE:
+            await asyncio.to_thread(writer.write)
+    await asyncio.to_thread(writer.write)
+
+
+class Writer:
+    """Bytes on their way into a file: counted, hashed, and held back until they are many."""
+
     def __init__(self, number: int, limits: Limits) -> None:
-        self._number, self._limits = number, limits
+        self._number, self.limits = number, limits
         self._pieces: list[bytes] = []
         self._hash = hashlib.sha256()
         self.size = self.waiting = 0
@@ -94,7 +105,7 @@ class _Writer:
     def add(self, piece: bytes) -> None:
         self.size += len(piece)
         self.waiting += len(piece)
-        self._limits.check(self.size)
+        self.limits.check(self.size)
         self._pieces.append(piece)
 
     def write(self) -> None:
@@ -106,11 +117,6 @@ class _Writer:
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
-
-
-def _kept(writer: _Writer, storage: Storage, name: str, number: int) -> None:
-    writer.write()
-    storage.keep(name, number)
 
 
 async def _timed(request: Request) -> AsyncIterator[bytes]:

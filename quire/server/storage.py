@@ -67,7 +67,7 @@ class Storage:
         """The number of a file to write what arrives into; gone when the block ends, unless it
         was kept."""
         path = self._arriving(name)
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             yield number
         finally:

@@ -5,6 +5,7 @@ leave open is theirs)."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -124,6 +125,29 @@ def test_what_else_clients_ask_for(client: Any) -> None:
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     made = client.beta.messages.create(**asked(betas=["x"], context_management=edits))
     assert made.content[0].type == "text"
+
+
+def test_a_batch_is_made_read_listed_and_deleted(client: Any) -> None:
+    batches = client.messages.batches
+    params = {"model": MODEL, "messages": ASK, "max_tokens": 8, "temperature": 0}
+    wrong = {**params, "model": "claude"}
+    requests = [{"custom_id": "a", "params": params}, {"custom_id": "b", "params": wrong}]
+    made = batches.create(requests=requests)
+    deadline = time.monotonic() + 60
+    while (batch := batches.retrieve(made.id)).processing_status != "ended":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 1)
+    results = {line.custom_id: line.result for line in batches.results(made.id)}
+    assert "Paris" in results["a"].message.content[0].text
+    assert results["b"].error.error.type == "not_found_error"
+    later = batches.create(requests=requests)
+    batches.cancel(later.id)
+    assert [found.id for found in batches.list(limit=1)] == [later.id, made.id]
+    assert [found.id for found in batches.list(limit=1, before_id=made.id)] == [later.id]
+    assert batches.delete(made.id).type == "message_batch_deleted"
+    with pytest.raises(import_module("anthropic").NotFoundError):
+        batches.retrieve(made.id)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,122 @@
+"""The body that asks for a batch of messages, made into the lines that every batch is read from.
+
+A body of hundreds of megabytes is never held as objects: it goes to disk as it comes, is looked
+over there, and each request is written out as it stands. What would keep a request from being
+matched to its result refuses the whole body; what is wrong inside `params` costs its request,
+later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import msgspec
+from starlette.requests import Request
+
+from quire.jobs.input.jsonl import LONGEST_ROW, parse_line
+from quire.jobs.input.rows import BadRow
+from quire.openai_api.errors import ApiError, bad
+from quire.openai_api.field import plain_body
+from quire.openai_api.fields import MESSAGES
+from quire.params.rules import show
+from quire.server.reading import refuse_no_json
+from quire.server.receiving import Limits, Writer, write_body
+from quire.server.storage import Storage
+
+MOST_REQUESTS, MOST_BODY = 100_000, 256 << 20
+NEW_MESSAGE_BATCH = plain_body(
+    [("requests", "a list", "Each with a `custom_id` and `params`, the body of a message.")]
+)
+_ID = re.compile("[a-zA-Z0-9_-]{1,64}")
+_PIECE = 1 << 20
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    custom_id: str
+    params: msgspec.Raw
+
+
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    requests: list[_Asked]
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+class Lines(NamedTuple):
+    """Lines that are durable under `storage`, and have no row yet."""
+
+    storage: str
+    size: int
+    sha256: str
+    num_requests: int
+
+
+async def receive_requests(request: Request, storage: Storage, limits: Limits) -> Lines:
+    """Keep the requests of a body. What fails on the way leaves nothing behind."""
+    refuse_no_json(request)
+    bounds = replace(limits, most=min(limits.most, MOST_BODY), what="a body")
+    came, kept = storage.new_name(), storage.new_name()
+    with storage.receiving(came) as body, storage.receiving(kept) as lines:
+        arriving = Writer(body, bounds)
+        await write_body(request, arriving, lambda data: (data,))
+        writer = Writer(lines, Limits(limits.room, limits.room))
+        count = await asyncio.to_thread(_write_lines, body, arriving.size, writer)
+        await asyncio.to_thread(storage.keep, kept, lines)
+    return Lines(kept, writer.size, writer.sha256, count)
+
+
+def _write_lines(body: int, size: int, writer: Writer) -> int:
+    """How many there are."""
+    asked = _requests(mmap.mmap(body, size, access=mmap.ACCESS_READ) if size else b"")
+    for line in _lines(asked):
+        writer.add(line)
+        if writer.waiting >= _PIECE:
+            writer.write()
+    writer.write()
+    return len(asked)
+
+
+def _requests(body: mmap.mmap | bytes) -> list[_Asked]:
+    try:
+        asked = _decode(body).requests
+    except msgspec.ValidationError as error:
+        message = "the body has requests, a list of objects with custom_id and params, and no more"
+        raise bad(f"{message}: {show(str(error))}", param="requests") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise bad("the body is not JSON as the standard has it", code="invalid_json") from None
+    if not 1 <= len(asked) <= MOST_REQUESTS:
+        raise bad(f"requests has 1 to {MOST_REQUESTS:,} of them, not {len(asked):,}")
+    return asked
+
+
+def _lines(asked: list[_Asked]) -> Iterator[bytes]:
+    seen = set[str]()
+    for i, one in enumerate(asked):
+        if _ID.fullmatch(one.custom_id) is None:
+            rule = "has 1 to 64 letters, digits, _ and -"
+            raise _wrong(i, f"custom_id {rule}, not {show(one.custom_id)}")
+        if one.custom_id in seen:
+            raise _wrong(i, f"custom_id {show(one.custom_id)} is that of an earlier request, too")
+        seen.add(one.custom_id)
+        params = msgspec.json.format(one.params, indent=-1)  # on one line
+        line = b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (
+            *(one.custom_id.encode("ascii"), MESSAGES.encode("ascii")),
+            params,
+        )
+        if len(line) > LONGEST_ROW:
+            raise _wrong(i, f"params has at most {LONGEST_ROW:,} bytes")
+        if isinstance(read := parse_line(line), BadRow):
+            raise _wrong(i, f"params cannot be read: {read.message}")
+        if not isinstance(read["body"], dict):
+            raise _wrong(i, f"params is an object, not {show(read['body'])}")
+        yield line
+
+
+def _wrong(i: int, message: str) -> ApiError:
+    return bad(f"requests[{i}].{message}", param="requests")
