@@ -9,7 +9,7 @@ from typing import Any
 
 from quire.anthropic_api.blocks import chat_messages
 from quire.openai_api.asks import Asked, Row, check_model, name_model, read_chat, read_fields
-from quire.openai_api.errors import ApiError, bad
+from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.openai_api.field import Body, checked_fields
 from quire.openai_api.fields import MESSAGES, TABLE
 from quire.openai_api.tool_choice import no_function
@@ -28,6 +28,9 @@ _CALLED = {
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
+_EMPTY_EDITS = [
+    {"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})
+]
 # What says how many tokens a prompt has, and what goes with it.
 COUNTED: Body = {
     name: TABLE[MESSAGES][name]
@@ -62,6 +65,7 @@ def read_counted(body: Any, names: Collection[str] | None) -> tuple[Row, Mapping
 def _read(given: Mapping[str, Any], *, bounds_thoughts: bool = False) -> Asked:
     if not given["messages"]:
         raise bad("messages has at least one message", param="messages")
+    _refuse_edits(given.get("context_management", {}))
     messages, places = chat_messages(given.get("system"), given["messages"])
     chat: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     chat |= _conversation(messages) | _tools(given) | _output(given) | _stops(given)
@@ -73,6 +77,20 @@ def _read(given: Mapping[str, Any], *, bounds_thoughts: bool = False) -> Asked:
         raise error.named(_CALLED) from None
     fields = {name: _called(field) for name, field in {**_CALLED, **asked.fields}.items()}
     return replace(asked, endpoint=MESSAGES, fields={**fields, **places})
+
+
+def _refuse_edits(management: Mapping[str, Any]) -> None:
+    """What would change the prompt; agents send one that keeps it as it is."""
+    edits = [] if management.get("edits") is None else management["edits"]
+    if set(management) - {"edits"} or not isinstance(edits, list):
+        raise bad("context_management has edits, a list", param="context_management")
+    for edit in edits:
+        if edit not in _EMPTY_EDITS:
+            raise not_supported(
+                "context_management leaves nothing out of a prompt here, but clear_thinking with "
+                "keep: all. Send the messages that the model is to read",
+                param="context_management",
+            )
 
 
 def _called(field: str) -> str:

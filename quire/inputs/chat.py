@@ -142,15 +142,15 @@ def write_chat(
     offered = _checked_list(tools, "tools")
     if not compiled.reads_calls:
         chat = calls_in_text(chat)
-    if offered and not compiled.reads_tools:
+    if offered and "tools" not in compiled.names:
         _announce_tools_in_text(template)
         chat = offered_in_text(chat, offered)
     final = _mark_final(chat) if continue_final_message else None
-    given = {
-        "documents": _checked_list(documents, "documents"),
-        "messages": chat,
-        "tools": offered,
-    }
+    read = _checked_list(documents, "documents")
+    if read and "documents" not in compiled.names:
+        why = "the chat template does not read documents; write them into a message"
+        raise InvalidPrompt(why, parameter="documents")
+    given = {"documents": read, "messages": chat, "tools": offered}
     quoted = given if quotable is None else quotable.quote(given)
     writer = None
     if quotable is not None and quoted is not given:

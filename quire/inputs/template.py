@@ -23,8 +23,8 @@ class ChatTemplate:
 
     `takes_parts`: it walks through the parts of a message's content; else content is one string.
     `takes_text`: a content that is one string is fine. `takes_none`: it asks whether there is
-    content. `reads_tools`, `reads_calls`: tools that are offered, and calls of them in messages,
-    come into what it writes.
+    content. `names`: the variables that it reads or sets. `reads_calls`: calls of tools that are in
+    messages come into what it writes.
     """
 
     def __init__(self, source: str) -> None:
@@ -42,7 +42,7 @@ class ChatTemplate:
             self.takes_text = not self.takes_parts or any(
                 test.name == "string" for test in tree.find_all(nodes.Test)
             )
-            self.reads_tools = any(name.name == "tools" for name in tree.find_all(nodes.Name))
+            self.names = {name.name for name in tree.find_all(nodes.Name)}
             self.reads_calls = any(
                 "tool_calls" in (getattr(node, "attr", ""), getattr(node, "value", ""))
                 for node in tree.find_all((nodes.Getattr, nodes.Const))

@@ -183,6 +183,10 @@ _FIELDS = [
             "`format`: json_schema, always enforced; `effort`: a variable for the template.",
         ),
         ("output_format", "an object", "The older form of output_config.format."),
+        (
+            *("context_management", "an object"),
+            "`edits` that keep everything, as clear_thinking with `keep: all`; others are refused.",
+        ),
         required=("messages", "max_tokens"),
     ),
     *table(
@@ -258,7 +262,6 @@ _FIELDS = [
         "moot",
         (MESSAGES,),
         ("cache_control", "an object", "Prefixes are found by their tokens; so it is in blocks."),
-        ("context_management", "an object", "Nothing is left out of what is sent."),
         ("inference_geo", "text", "It is here."),
         ("speed", "text", "There is one."),
         ("user_profile_id", "text", "Accounts are the key's."),

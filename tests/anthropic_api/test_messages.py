@@ -233,6 +233,16 @@ def test_what_an_agent_sends_is_read() -> None:
     assert "ephemeral" not in str(row) and asked.tools.offered and asked.stream
 
 
+def test_edits_that_would_change_the_prompt_are_refused() -> None:
+    keeps = {"type": "clear_thinking_20251015", "keep": "all"}
+    for edits in ([], None, [keeps], [{**keeps, "keep": {"type": "all"}}]):
+        read(context_management={"edits": edits})
+    for edit in ({"type": "clear_tool_uses_20250919"}, {**keeps, "keep": 1}, {**keeps, "x": 1}, 1):
+        with pytest.raises(ApiError, match="leaves nothing out") as caught:
+            read(context_management={"edits": [keeps, edit]})
+        assert caught.value.code == "not_supported"
+
+
 ODD: tuple[Any, ...] = (
     *(None, True, 0, -1, 2**70, 0.5, "", "x", "\0", "text", "tool_use", [], [None], [[]], {}),
     *({"type": []}, {"type": {}}, [{"type": "text"}], [{"type": "tool_result"}], {"x": {}}),

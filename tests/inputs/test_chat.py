@@ -239,6 +239,7 @@ def test_bad_messages_are_named(messages: Any, error: type[Exception], words: st
         ({"tools": "weather"}, "tools is a list"),
         ({"tools": [len]}, r"tools\[0\]"),
         ({"documents": [1]}, r"documents\[0\]"),
+        ({"documents": [{"text": "x"}]}, "does not read documents"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "messages"),
         ({"chat_template_kwargs": {"tokenize": True}}, "tokenize"),

@@ -36,7 +36,7 @@ def test_what_a_template_reads_is_seen_in_it() -> None:
     reads = {
         name: compile_template(source) for name, source in globals().items() if "{%" in str(source)
     }
-    assert {name for name, made in reads.items() if made.reads_tools} == {"QWEN_TOOLS"}
+    assert {name for name, made in reads.items() if "tools" in made.names} == {"QWEN_TOOLS"}
     assert {name for name, made in reads.items() if made.reads_calls} == {"QWEN_TOOLS", "LLAMA3"}
 
 
