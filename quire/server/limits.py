@@ -8,6 +8,7 @@ MOST_LATE, LATE_SECONDS = 32 << 20, 30.0
 BODY_SECONDS = 60.0  # until all of it is there
 DEEPEST, MOST_INNER = 64, 1 << 16  # levels of lists and objects, and how many in all
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 32 << 10
+MOST_EMPTY_BYTES = 512 << 10  # between two pieces of a body, or behind it: what says nothing
 HEADER_SECONDS = 10.0  # until the headers are there
 MOST_UNSENT = 1 << 20  # bytes that a reader may leave unread
 PING_SECONDS = 15.0  # a stream that says nothing for so long shows that it lives

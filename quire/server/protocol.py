@@ -20,6 +20,7 @@ from quire.openai_api.errors import ApiError
 from quire.server.limits import (
     HEADER_SECONDS,
     LATE_SECONDS,
+    MOST_EMPTY_BYTES,
     MOST_HEADER_BYTES,
     MOST_HEADERS,
     MOST_LATE,
@@ -39,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._in_headers = True  # those of the next request are being read
+        self._empty_bytes = 0  # that came since a request or a piece of its body began or ended
         self._stays_open = False  # after the request that is being read, once all of it is there
         self._is_late = False  # the last answer is given; what comes is thrown away
         self._late_bytes = 0
@@ -74,12 +76,14 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._in_headers:
             self._header_bytes += len(data)
+        self._empty_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse(400, "this is not HTTP as the standard has it")
-        if self._in_headers and self._header_bytes > MOST_HEADER_BYTES:
+        headers = self._header_bytes if self._in_headers else 0
+        if headers > MOST_HEADER_BYTES or self._empty_bytes > MOST_EMPTY_BYTES:
             self._refuse(431, _TOO_LONG)
 
     def _feed(self, data: bytes) -> None:
@@ -99,10 +103,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._empty_bytes = 0
         if not self._in_headers:  # a further request on a connection that is kept
             self._begin_headers()
         # For a reader that never reads: what it was sent is dropped with the connection.
         self.scope["quire.cut"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Not one behind a body in chunks: it would count as one that was checked."""
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.is_over:
@@ -130,10 +140,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stays_open, cycle.keep_alive = cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:
+        self._empty_bytes = 0
         if not self.is_over:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._empty_bytes = 0
         if self.is_over or self._in_headers:
             return
         if not self.cycle.response_started:
