@@ -141,6 +141,7 @@ _FIELDS = [
         ("parallel_tool_calls", "true or false", ""),
         ("reasoning", "an object", "`effort`."),
         ("top_logprobs", "a whole number", "At most 20."),
+        ("include", "a list", "`message.output_text.logprobs`; others are moot."),
         ("stream_options", "an object", ""),
         ("metadata", "an object", "Comes back with the response; not stored."),
         required=("input",),
@@ -274,7 +275,6 @@ _FIELDS = [
         _RESPONSES,
         ("client_metadata", "an object", "Not stored."),
         ("truncation", "text", "Nothing is left out in silence."),
-        ("include", "a list", ""),
     ),
     *table(
         "refused",

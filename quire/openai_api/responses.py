@@ -27,6 +27,7 @@ _SAME = (
     *("top_k", "min_p", "repetition_penalty", "seed", "chat_template_kwargs"),
     *("truncate_prompt_tokens", "tool_choice", "parallel_tool_calls"),
 )
+_LOGPROBS = "message.output_text.logprobs"  # what include may name
 # Fields of a chat that are called otherwise here.
 _CALLED = {
     "messages": "input",
@@ -60,7 +61,8 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
     effort = given.get("reasoning", {}).get("effort")
     if effort is not None:
         chat["reasoning_effort"] = effort
-    if top := limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS):
+    top = limited("top_logprobs", given.get("top_logprobs", 0), 0, MOST_LOGPROBS)
+    if top or _LOGPROBS in given.get("include", ()):
         chat |= {"logprobs": True, "top_logprobs": top}
     try:
         asked = read_chat(chat)

@@ -128,7 +128,7 @@ def _shown_key(headers: dict[str, str]) -> str:
     """As OpenAI's clients show it, or as those for Azure and Anthropic do."""
     shown = headers.get("authorization", "")
     if shown.lower().startswith(_BEARER):
-        return shown[len(_BEARER) :]
+        return shown[len(_BEARER) :].strip()
     return headers.get("api-key") or headers.get("x-api-key", "")
 
 

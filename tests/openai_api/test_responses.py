@@ -23,6 +23,12 @@ def asked(**more: Any) -> tuple[Any, About]:
     return read, About("1", 0, "fake", given)
 
 
+def test_scores_may_be_included_by_name() -> None:
+    read, _ = asked(include=["message.output_text.logprobs", "reasoning.encrypted_content"])
+    assert read.logprobs and read.rows[0]["params"]["logprobs"] == 0
+    assert not asked(include=["reasoning.encrypted_content"])[0].logprobs
+
+
 def shown(item: dict[str, Any]) -> list[str]:
     return [one["token"] for one in item["content"][0]["logprobs"]]
 

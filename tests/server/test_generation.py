@@ -115,11 +115,16 @@ def test_a_name_with_slashes_and_metrics_as_vllm_calls_them(tmp_path: Path) -> N
             assert f'{family}:{name}{{engine="0",model_name="org/model"}}' in text, text
 
 
-@pytest.mark.parametrize("header", ["Api-Key", "X-Api-Key"])
-def test_a_key_may_come_as_clients_of_others_send_it(server: Serving, header: str) -> None:
+@pytest.mark.parametrize(
+    ("header", "before"), [("Api-Key", ""), ("X-Api-Key", ""), ("Authorization", "bearer   ")]
+)
+def test_a_key_may_come_as_clients_of_others_send_it(
+    server: Serving, header: str, before: str
+) -> None:
     with client(server, "") as made:
-        assert made.get("/v1/models", headers={header: KEY}).status_code == 200
-        assert made.get("/v1/models", headers={header: KEY[:-1]}).status_code == 401
+        for key, status in ((KEY, 200), (KEY[:-1], 401)):
+            sent = {header: f"{before}{key}"}
+            assert made.get("/v1/models", headers=sent).status_code == status
 
 
 BAD: Any = {"type": "nothing"}  # a schema
