@@ -100,7 +100,8 @@ def thinking_block(text: str) -> Block:
 
 
 def text_block(text: str) -> Block:
-    return {"type": "text", "text": text, "citations": None}
+    """Without citations: null in their place is refused by some clients."""
+    return {"type": "text", "text": text}
 
 
 def call_block(call: Call, message_id: str, i: int) -> Block:

@@ -70,7 +70,8 @@ def test_a_message_is_what_a_chat_is(http: httpx.Client) -> None:
     assert message.headers["request-id"].startswith("req_")
     body = message.json()
     assert body["id"].startswith("msg_") and body["model"] == "fake"
-    assert body["content"][0]["text"] == same["choices"][0]["message"]["content"]
+    text = same["choices"][0]["message"]["content"]
+    assert body["content"] == [{"type": "text", "text": text}]  # all of it: some clients are strict
     assert (body["stop_reason"], body["stop_sequence"]) == ("max_tokens", None)
     usage, expected = body["usage"], same["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected["prompt_tokens"]
