@@ -26,6 +26,7 @@ from quire.base.line_child import import_paths
 from quire.config import AdapterOptions
 from quire.errors import CorruptModel, EngineError, RankDied
 from quire.executor.plain_data import from_json
+from quire.executor.ranks import processes
 from quire.executor.ranks.executor import RanksExecutor
 from quire.executor.ranks.processes import RankProcesses
 from quire.executor.ranks.wire import Kind
@@ -255,8 +256,10 @@ def test_every_rank_is_given_its_own_job_however_large(size: int) -> None:
     assert [{name: job[name] for name in jobs[0]} for job in found] == jobs
 
 
-def test_ranks_that_read_weights_are_given_time() -> None:
+def test_ranks_that_read_weights_are_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of adapters too, but not plans that were sent before them."""
+    # Of a machine that is busy steps are slow, and then more silence is none.
+    monkeypatch.setattr(processes, "SLOW_STEPS", 0)
     config = small_config(adapters=AdapterOptions(max_loras=1, max_lora_rank=8, max_cpu_loras=1))
     executor = RanksExecutor(config, "tests.ranks.echo", [{}, {}], silence=0.7)
     executor.handles.adapter = lambda number: AdapterWeights({})
