@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import RowEngine
 from quire.server.database import Database
 from quire.server.storage import Storage
-
-Made = TypeVar("Made")
+from quire.server.threads import Made, to_its_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +27,7 @@ class Rooms:
     num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began
 
     async def on_thread(self, call: Callable[..., Made], *given: Any) -> Made:
-        """What the call returns. A run that is cancelled meanwhile first waits for it: the files
-        that it works on are closed next."""
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self.threads, partial(call, *given))
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait((future,))
-            raise
+        return await to_its_end(call, *given, threads=self.threads)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
 from quire.server.reading import refuse_encoded
 from quire.server.storage import Storage, write_all
+from quire.server.threads import to_its_end
 
 FORM_REFUSALS = frozenset({400, 408, 413, 415, 507})  # with those of FormReader
 _PIECE = 1 << 20
@@ -73,7 +74,7 @@ async def receive(
         writer = Writer(number, limits)
         await write_body(request, writer, reader.feed)
         form = reader.finish()
-        await asyncio.to_thread(storage.keep, name, number)
+        await to_its_end(storage.keep, name, number)
     return Received(name, form, writer.size, writer.sha256)
 
 
@@ -89,8 +90,8 @@ async def write_body(
         for piece in read(data):
             writer.add(piece)
         if writer.waiting >= _PIECE:
-            await asyncio.to_thread(writer.write)
-    await asyncio.to_thread(writer.write)
+            await to_its_end(writer.write)
+    await to_its_end(writer.write)
 
 
 class Writer:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from quire.server import message_batch_input, message_batch_routes
 from quire.server.database import VERSION, Database
+from quire.server.threads import to_its_end
 from tests.server.stored import KEYS, MODEL, Client, FakeEngine, chats, served, serving
 
 BATCHES = "/v1/messages/batches"
@@ -255,6 +257,22 @@ def test_the_next_start_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
         return re.sub(r"msg_[0-9a-f]+", "", text)
 
     assert without_ids(asyncio.run(cut())) == without_ids(asyncio.run(whole()))
+
+
+def test_files_are_not_closed_while_a_thread_writes_them() -> None:
+    held = threading.Event()
+
+    async def main() -> None:
+        writing = asyncio.create_task(to_its_end(held.wait, 20))
+        await asyncio.sleep(0.01)
+        writing.cancel()
+        done, _ = await asyncio.wait((writing,), timeout=0.05)
+        assert not done
+        held.set()
+        await asyncio.wait((writing,))
+        assert writing.cancelled()
+
+    asyncio.run(main())
 
 
 def test_a_database_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
