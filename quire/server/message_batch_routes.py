@@ -23,11 +23,16 @@ from quire.server.message_batches import (
     BATCHES,
     DeletedMessageBatch,
     MessageBatch,
-    MessageBatches,
     message_batch,
-    message_batches,
 )
-from quire.server.paging import PAGE_REFUSALS, Page, page_asked, page_query
+from quire.server.paging import (
+    PAGE_REFUSALS,
+    ListObject,
+    Page,
+    list_object,
+    page_asked,
+    page_query,
+)
 from quire.server.reading import JSON_REFUSALS
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -59,7 +64,7 @@ class MessageBatchRoutes:
                 *("GET", BATCHES, self.listed),
                 query=query,
                 refusals=PAGE_REFUSALS,
-                shape=MessageBatches,
+                shape=ListObject[MessageBatch],
             ),
             ApiRoute("GET", one, self.found, refusals=[404], shape=MessageBatch),
             ApiRoute("GET", f"{one}/results", self.results, refusals=[404], answers=(_LINES,)),
@@ -118,8 +123,8 @@ class MessageBatchRoutes:
         except ApiError as error:
             raise error.named({"after": called}) from None
         newest_first = found[::-1] if page.ascending else found
-        made = message_batches(newest_first, _address(request), has_more=has_more)
-        return json_response(made)
+        made = [message_batch(batch, _address(request)) for batch in newest_first]
+        return json_response(list_object(made, has_more))
 
     async def found(self, request: Request) -> Response:
         return json_response(message_batch(await self._find(request), _address(request)))

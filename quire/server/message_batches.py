@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypedDict
 
@@ -33,13 +32,6 @@ class MessageBatch(TypedDict):
     cancel_initiated_at: str | None
     archived_at: None
     results_url: str | None
-
-
-class MessageBatches(TypedDict):
-    data: list[MessageBatch]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
 
 
 class DeletedMessageBatch(TypedDict):
@@ -86,15 +78,3 @@ def _counts(batch: StoredBatch) -> ResultCounts:
 
 def _time(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def message_batches(
-    found: Sequence[StoredBatch], address: str, *, has_more: bool
-) -> MessageBatches:
-    made = [message_batch(batch, address) for batch in found]
-    return {
-        "data": made,
-        "has_more": has_more,
-        "first_id": made[0]["id"] if made else None,
-        "last_id": made[-1]["id"] if made else None,
-    }
