@@ -278,6 +278,12 @@ def test_what_scripts_will_not_find_is_said(line: str) -> None:
     assert not hasattr(importlib.import_module("quire.utils"), "nothing")
 
 
+def test_whoever_asks_whether_there_is_a_module_is_answered() -> None:
+    assert importlib.util.find_spec("quire.nothing") is None
+    assert importlib.util.find_spec("quire.utils.nothing") is None
+    assert importlib.util.find_spec("quire.lora.request") is not None
+
+
 def test_names_of_what_is_not_built_are_imported_and_refuse_when_used() -> None:
     from quire.compat.not_built import REFUSED
 
