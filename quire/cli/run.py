@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.base.durations import duration
 from quire.cli import exits
 from quire.cli import job_options as o
 from quire.cli.terminal import say, say_json
@@ -138,7 +139,7 @@ def summary(report: JobReport) -> str:
     )
     return (
         f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{again}{failed} in "
-        f"{report.seconds:.1f} s, {rate:,.0f} {kind} tok/s{restarts}: {report.output}"
+        f"{duration(report.seconds)}, {rate:,.0f} {kind} tok/s{restarts}: {report.output}"
         + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])
     )
 

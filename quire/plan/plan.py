@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from quire.base.durations import duration
 from quire.plan.prefixes import SharedPrefix
 from quire.plan.times import Doubles
 from quire.request import Ints, Request
@@ -204,18 +205,8 @@ class Plan:
     def _time(self) -> str:
         seconds = self.estimate.seconds
         rate = self.expected_output_tokens / seconds if seconds else 0.0
-        return f"about {_duration(seconds)}, {rate:,.0f} output tokens/s ({self.estimate.times})"
+        return f"about {duration(seconds)}, {rate:,.0f} output tokens/s ({self.estimate.times})"
 
 
 def _count(number: int, noun: str) -> str:
     return f"1 {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _duration(seconds: float) -> str:
-    """7.3 s, 4 min 10 s, 2 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"

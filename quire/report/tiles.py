@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.base.durations import duration
 from quire.evals.scoring.scores import MetricScore
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.stamps import FileStamp
@@ -44,7 +45,7 @@ def tiles(
         starts = len(series.restarts)
         again = f"started again {starts} times" if starts > 1 else "started again once"
         found.append(
-            Tile("Working time", _clock(series.working_seconds), more=again if starts else "")
+            Tile("Working time", duration(series.working_seconds), more=again if starts else "")
         )
     if scores:
         first = scores[0]
@@ -66,14 +67,6 @@ def written(manifest: Manifest | None) -> str:
 
 def _of_whole(num: int, whole: int | None) -> str:
     return f"of {whole:,} so far" if whole is not None and whole != num else ""
-
-
-def _clock(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
 
 
 def described(manifest: Manifest) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from typing import Any, TextIO
 
+from quire.base.durations import duration
 from quire.base.notes import note, tell
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.metrics import MetricsFile
@@ -73,7 +74,7 @@ class Progress:
             self._shown_at = now
 
     def line(self, now: float) -> str:
-        """4,812/11,689 rows  18.9 rows/s  610 tok/s  ok 4,809  failed 3  ETA 6:04"""
+        """4,812/11,689 rows  18.9 rows/s  610 tok/s  ok 4,809  failed 3  ETA 6 min 04 s"""
         new = self.num_ok + self.num_failed
         done, seconds = self.before + new, max(now - self._began, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
@@ -86,7 +87,7 @@ class Progress:
         ]
         if self.total is not None and new:
             left = (self.total - done) * seconds / new
-            parts.append(f"ETA {_clock(left)}")
+            parts.append(f"ETA {duration(left)}")
         return "  ".join(parts)
 
     def _share(self) -> float | None:
@@ -151,9 +152,3 @@ class _Live:
     def close(self) -> None:
         with suppress(OSError):
             self._live.stop()
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

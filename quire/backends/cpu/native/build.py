@@ -145,6 +145,7 @@ def _key(compiler: Path) -> str:
 
 def _compile(compiler: Path, where: Path, name: str) -> Path:
     """All sources at the same time, then the library of them, moved to its place."""
+    note(f"compiling the CPU kernels into {where}, which takes up to a minute")
     with tempfile.TemporaryDirectory(dir=where, prefix=".making-") as room:
         objects = [Path(room) / f"{source.stem}.o" for source in sources()]
         commands = [

@@ -55,9 +55,6 @@ def loaded() -> Loaded:
     """The outcome of loading, which does not change while the process lives."""
     try:
         made = built()
-        if made.seconds is not None:
-            where = f"once, into {made.path}" if made.path.exists() else "for this process"
-            note(f"compiled the CPU kernels in {made.seconds:.1f} s, {where}")
         found = _open(made)
     except BuildFailed as error:
         note(f"no native CPU kernels: {error}; torch computes instead, more slowly")

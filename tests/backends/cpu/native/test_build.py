@@ -45,10 +45,12 @@ def loading_again() -> Iterator[None]:
 
 
 @needs_compiler
-def test_the_second_time_it_is_there(small_sources: Path) -> None:
+def test_the_second_time_it_is_there(small_sources: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "quire")
     first = built()
     assert first.seconds is not None and first.path.is_file()
     assert built() == build.Built(first.path, None)
+    assert caplog.text.count("compiling the CPU kernels into") == 1
     assert first.path.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
 
