@@ -226,8 +226,23 @@ def _converted(directory: Path, config: dict[str, Any]) -> Backend:
         )
     config.update(made.special_tokens_map)
     if found[0] == "tekken.json":
+        _check_ranks(directory, backend)
         _begin_and_end(backend, config)
     return backend
+
+
+def _check_ranks(directory: Path, backend: Backend) -> None:
+    """Before 5.16 transformers counts the tokens of Mistral's own format as if no special ones came
+    first, which gives other text without an error."""
+    tekken = _read_json(directory, "tekken.json")
+    first = tekken["config"]["default_num_special_tokens"]
+    ranks = [entry["rank"] for entry in tekken["vocab"] if entry["token_bytes"] == "YQ=="]
+    found = backend.encode("a", add_special_tokens=False).ids
+    if ranks and found != [first + ranks[0]]:
+        raise UnsupportedModel(
+            f"{directory}/tekken.json has 'a' as token {first + ranks[0]}, and the installed "
+            f"transformers makes {found} of it: pip install 'transformers>=5.16'"
+        )
 
 
 def _begin_and_end(backend: Backend, config: dict[str, Any]) -> None:

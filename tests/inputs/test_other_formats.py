@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import CorruptModel, QuireError
+from quire.errors import CorruptModel, QuireError, UnsupportedModel
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.sentencepiece_file import sentencepiece_metadata
@@ -93,11 +93,12 @@ def test_a_sentencepiece_file_cut_or_changed_anywhere_is_read_or_refused(tmp_pat
     assert 0 < read < 2 * len(whole) / 97
 
 
-def test_texts_of_a_tekken_file_begin_and_end_as_mistral_has_it(tmp_path: Path) -> None:
+def write_tekken(folder: Path, num_special: int = 10) -> None:
     pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
     names = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
-    sizes = {"num_vocab_tokens": 256, "default_vocab_size": 266, "default_num_special_tokens": 10}
-    (tmp_path / "tekken.json").write_text(
+    sizes = {"num_vocab_tokens": 256, "default_vocab_size": 256 + num_special}
+    sizes["default_num_special_tokens"] = num_special
+    (folder / "tekken.json").write_text(
         json.dumps(
             {
                 "config": {"pattern": pattern, "version": "v3", **sizes},
@@ -113,11 +114,30 @@ def test_texts_of_a_tekken_file_begin_and_end_as_mistral_has_it(tmp_path: Path) 
         )
     )
     config = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_texts_of_a_tekken_file_begin_and_end_as_mistral_has_it(tmp_path: Path) -> None:
+    write_tekken(tmp_path)
     tokenizer = load_hf_tokenizer(tmp_path)
     assert tokenizer.encode("ab").tolist() == [1, 10 + ord("a"), 10 + ord("b")]
     assert tokenizer.encode("<s>a").tolist() == [1, 10 + ord("a")]
     assert (tokenizer.bos_id, tokenizer.eos_ids) == (1, (2,))
+
+
+def test_a_tekken_file_that_transformers_numbers_otherwise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    # Of a file with as many special tokens less, which is what older releases make of any file.
+    (tmp_path / "old").mkdir()
+    write_tekken(tmp_path / "old", num_special=5)
+    made = AutoTokenizer.from_pretrained(str(tmp_path / "old"))
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: made)
+    write_tekken(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"token 107, .* makes \[102\]"):
+        load_hf_tokenizer(tmp_path)
 
 
 def test_a_list_of_words_is_that_of_bert(tmp_path: Path) -> None:
