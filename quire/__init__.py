@@ -52,9 +52,10 @@ _HOME = {
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
     "InvalidAdapter AdapterFailed "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
-    "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed DoesNotFit BatchError "
-    "InvalidBatch EngineError NotEnoughMemory RankDied EngineClosed EngineAsleep EngineBusy "
-    "JobError JobChanged JobLocked JobStopped CorruptJob Interrupted QuireWarning",
+    "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed MediumFailed "
+    "DoesNotFit BatchError InvalidBatch EngineError NotEnoughMemory RankDied EngineClosed "
+    "EngineAsleep EngineBusy JobError JobChanged JobLocked JobStopped CorruptJob "
+    "Interrupted QuireWarning",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = ["__version__", "__version_tuple__", *_MODULE_OF]

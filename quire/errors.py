@@ -19,6 +19,7 @@ QuireError
 │   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
 │   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
 │   ├── AdapterFailed         its adapter's files changed, or went, before they were needed
+│   ├── MediumFailed          the model could not encode one of its images, sounds or videos
 │   └── DoesNotFit            the row outgrew the whole KV pool
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
 │   └── InvalidBatch          one of them for what was passed with it (also an InvalidRequest)
@@ -138,6 +139,10 @@ class ProcessorFailed(RowError):
 
 class AdapterFailed(RowError):
     """The row's adapter could not be read when its turn came."""
+
+
+class MediumFailed(RowError):
+    """The model's tower could not encode one of the row's images, sounds or videos."""
 
 
 class DoesNotFit(RowError):

@@ -325,16 +325,15 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan produced, row by row in the order of `StepPlan.sampled_rows`.
-
+    """What a plan produced, row by row in the order of `StepPlan.sampled_rows`:
     tokens [rows, K], the first counts[i] of a row real: fewer than K where the device stopped it,
     or guesses or trials were wrong. `logprobs` has a line per real token of the rows that asked, in
     a block for each number of likeliest tokens asked for. `scored[i]` belongs to prefill slice i,
     one line per target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows that
     could draw no further token, their logits not being finite; `errors` says of some what their
     processors did. `held` are rows whose next token is still to be drawn: processors work on
-    logits of that number among the Handles. With guesses in passes, `passes` are those in which a
-    row drew, and `guessed` the tokens that it was fed as guesses in these.
+    logits of that number among the Handles. `passes`, of those with guesses, are where a row drew,
+    `guessed` what it was fed there. `unencoded` says of items, by serial, why they could not be.
     """
 
     tokens: Ints
@@ -348,3 +347,4 @@ class StepResult:
     hidden: dict[int, Floats] = field(default_factory=dict)
     passes: Ints = field(default_factory=no_ints)
     guessed: Ints = field(default_factory=no_ints)
+    unencoded: dict[int, str] = field(default_factory=dict)

@@ -115,7 +115,15 @@ class BlockPool:
         return self.take(count * self.num_groups).reshape(self.num_groups, count)
 
     def _forget(self, block: int) -> None:
-        for node in self._index.forget(block):
+        self._lose(self._index.forget(block))
+
+    def forget_token(self, token_id: int) -> None:
+        """Whatever was published with this token among its own is not found again; who holds it
+        still does."""
+        self._lose(self._index.forget_token(token_id))
+
+    def _lose(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
             self.scores.drop(node.serial)
             for other in node.blocks:
                 if other in self._idle:  # it can no longer be found

@@ -157,6 +157,16 @@ class PrefixIndex:
         node.blocks[group] = NO_BLOCK
         return self._drop(node) if group < self._num_full or node.is_bare else []
 
+    def forget_token(self, token_id: int) -> list[Node]:
+        """What holds this token is not found again. Returns the nodes that went."""
+        self._last_table = None
+        holding = [
+            n for n in self._node_of.values() if token_id in np.frombuffer(n.key[1], np.int32)
+        ]
+        return [
+            gone for node in holding if node.serial in self._by_serial for gone in self._drop(node)
+        ]
+
     def _drop(self, node: Node) -> list[Node]:
         """Take a node out, and those before it that were kept for its sake alone."""
         self._last_match = ("", b"", [])

@@ -80,6 +80,10 @@ class PassMedia:
         """Before its passes are computed."""
         self.shelf.change(plan)
 
+    def encode_each(self, plan: StepPlan) -> dict[int, str]:
+        """The same; says what could not be encoded, and why, and leaves it out of the passes."""
+        return self.shelf.change_each(plan)
+
     def is_fixed(self, prefill: Sequence[Slice]) -> bool:
         """Whether a pass over these slices may be captured: all that they have of media is rows in
         place of embeddings."""

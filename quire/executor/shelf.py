@@ -10,11 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.errors import EngineError
+from quire.base.boundary import reason
+from quire.errors import EngineError, ModelError, QuireError
 from quire.executor.sound_pages import SoundPages
 from quire.layers.cross import Heard, HeardPart, HeardParts
 from quire.layers.host_arrays import on_device
 from quire.layers.overlay import Overlay
+from quire.layers.tp import TensorParallel
 from quire.step import Encode, Slice, StepPlan
 
 # Activations of a tower over the images of one call: a few thousand patches, a few layers' worth.
@@ -38,12 +40,21 @@ class Tower(Protocol):
 class Shelf:
     """Encodes what plans list, and finds it for their slices."""
 
-    def __init__(self, load: Callable[[], Tower] | None, *, alone: bool = False) -> None:
+    def __init__(
+        self,
+        load: Callable[[], Tower] | None,
+        *,
+        alone: bool = False,
+        tp: TensorParallel | None = None,
+    ) -> None:
         """`load` makes the tower when the first item comes; None: there is none. `alone`: each
-        token hears by itself, so that it has the same bits in any pass."""
-        self._load, self._alone = load, alone
+        token hears by itself, so that it has the same bits in any pass. `tp`: the ranks that
+        encode the same."""
+        self._load, self._alone, self._tp = load, alone, tp or TensorParallel()
         self._tower: Tower | None = None
+        self._unusable: QuireError | None = None  # why there is no tower, once that is known
         self._rows: dict[int, Tensor] = {}
+        self._failed: set[int] = set()  # serials of what could not be encoded
         self.pages: SoundPages | None = None  # where a GPU has the sounds that are heard
         self.num_encoded = 0
         self.num_rows = 0  # that are kept, if that is bounded here
@@ -53,7 +64,13 @@ class Shelf:
         if self._tower is None:
             if self._load is None:
                 raise EngineError("a plan with media for a model that has no tower.")
-            self._tower = self._load()
+            if self._unusable is not None:
+                raise self._unusable
+            try:
+                self._tower = self._load()
+            except ModelError as error:  # its files are not read again for every item
+                self._unusable = error
+                raise
         return self._tower
 
     @property
@@ -83,12 +100,37 @@ class Shelf:
 
     def change(self, plan: StepPlan) -> None:
         """What a plan says of media before its pass."""
+        self._forget(plan)
+        if plan.encode:
+            self._encode(plan.encode)
+
+    def change_each(self, plan: StepPlan) -> dict[int, str]:
+        """The same, item by item. Of those that cannot be encoded, on this rank or another, it
+        says why, by serial; nothing of theirs is on the shelf."""
+        self._forget(plan)
+        failed: dict[int, str] = {}
+        for one in plan.encode:
+            try:
+                self._encode([one])
+            except Exception as error:  # Transformers' module, over whatever a checkpoint holds
+                failed[one.serial] = why_not(error)
+        if plan.encode and self._tp.size > 1:
+            mine = torch.tensor([float(one.serial in failed) for one in plan.encode])
+            for one, missing in zip(plan.encode, self._tp.all_reduce(mine).tolist(), strict=True):
+                if missing:
+                    self._rows.pop(one.serial, None)
+                    failed.setdefault(one.serial, "another rank could not")
+        self._failed -= {one.serial for one in plan.encode}
+        self._failed |= failed.keys()
+        return failed
+
+    def _forget(self, plan: StepPlan) -> None:
         for serial in plan.forgotten.tolist():
             self._rows.pop(serial, None)
-        if not plan.encode:
-            return
-        self.num_encoded += len(plan.encode)
-        for one, rows in zip(plan.encode, self.tower.encode(plan.encode), strict=True):
+
+    def _encode(self, items: Sequence[Encode]) -> None:
+        self.num_encoded += len(items)
+        for one, rows in zip(items, self.tower.encode(items), strict=True):
             if len(rows) != one.count:
                 raise EngineError(
                     f"the tower made {len(rows)} rows of an {one.kind} that has {one.count} "
@@ -100,16 +142,19 @@ class Shelf:
                 self.pages.put(one.serial, rows)
 
     def overlay(self, prefill: Sequence[Slice], query_starts: Sequence[int]) -> Overlay | None:
-        """What stands where in the pass of these slices; None where no slice has media."""
-        if not any(one.media for one in prefill):
-            return None
+        """What stands where in the pass of these slices; None where no slice has media. What could
+        not be encoded stands nowhere."""
         places, rows = [], []
         for one, first in zip(prefill, query_starts, strict=False):
             for part in one.media:
+                if part.serial in self._failed:
+                    continue
                 held, count = self._rows[part.serial], len(part.offsets)
                 places.append(part.offsets + first)
                 whole = count == len(held)  # as mostly: a view of it would take as long as the rest
                 rows.append(held if whole else held[part.first : part.first + count])
+        if not rows:
+            return None
         found = torch.cat(rows)
         at = on_device(np.concatenate(places).astype(np.int64), found.device)
         width = self.tower.hidden_size
@@ -124,6 +169,8 @@ class Shelf:
         starts = query_starts.cpu().numpy()
         parts = []
         for serial in np.unique(serials).tolist():
+            if serial in self._failed:
+                continue
             who = np.flatnonzero(serials == serial)
             tokens = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in who])
             keys_values = self._rows[serial].permute(1, 2, 3, 0, 4)
@@ -133,10 +180,17 @@ class Shelf:
 
     def clear(self) -> None:
         self._rows.clear()
+        self._failed.clear()
         if self.pages is not None:
             self.pages.clear()
 
     def drop_tower(self) -> None:
         """With the weights; it is made again when an item comes."""
         self.clear()
-        self._tower = self.pages = None
+        self._tower = self.pages = self._unusable = None
+
+
+def why_not(error: Exception) -> str:
+    """Why an item was not encoded, in words; what quire says of a model stands by itself."""
+    said = reason(error)
+    return said if isinstance(error, QuireError) else f"{type(error).__name__}: {said}"

@@ -109,6 +109,10 @@ class MediaPlans:
         """Whether an item is encoded, and was not forgotten yet."""
         return serial in self._held
 
+    def lost(self, serial: int) -> None:
+        """An item could not be encoded: it is not on the shelf."""
+        self._num_held -= self._held.pop(serial, 0)
+
     def clear(self) -> None:
         """Nothing on the shelf is of use any more."""
         self._forgotten += self._held

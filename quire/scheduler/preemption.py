@@ -10,10 +10,11 @@ from collections.abc import Sequence as Many
 
 from quire.cache.groups import most_tokens
 from quire.cache.pool import BlockPool
-from quire.errors import DoesNotFit
+from quire.errors import DoesNotFit, MediumFailed
 from quire.scheduler.admission import Admission
 from quire.scheduler.beams import Beams
 from quire.scheduler.lanes import Lanes
+from quire.scheduler.media import MediaPlans
 from quire.scheduler.placements import Placements
 from quire.scheduler.reports import Reports
 from quire.scheduler.sequence import Sequence
@@ -39,11 +40,16 @@ class Preemption:
     """Takes sequences out of their rows before they end by themselves."""
 
     def __init__(
-        self, placements: Placements, beams: Beams, waiting: Waiting, reports: Reports
+        self,
+        placements: Placements,
+        beams: Beams,
+        waiting: Waiting,
+        media: MediaPlans,
+        reports: Reports,
     ) -> None:
         self.count = 0
         self._placements, self._beams = placements, beams
-        self._waiting, self._reports = waiting, reports
+        self._waiting, self._media, self._reports = waiting, media, reports
 
     def make_room(self) -> None:
         """Preempt one running sequence, or all the beams of a search; if nothing else runs, the
@@ -111,6 +117,21 @@ class Preemption:
         for sequence in sequences:
             sequence.finish_reason = sequence.finish_reason or "abort"
 
+    def fail_holders(self, serial: int, why: str) -> None:
+        """An item of media could not be encoded: all that hold it end, and what was computed after
+        it is not found again."""
+        rows = self._placements.rows
+        for sequence in [s for s in self._waiting if _holds(s, serial)]:
+            self._waiting.remove(sequence)
+            self._reports.fail(sequence, _not_encoded(sequence, serial, why))
+        for row in rows.running.tolist():
+            here = rows.sequences[row]  # None, once its search was taken out
+            if here is not None and _holds(here, serial):
+                error = _not_encoded(here, serial, why)
+                self._reports.fail(self._beams.take_out(row), error)
+        self._media.lost(serial)
+        self._placements.pool.forget_token(-serial)
+
     def _first_rows(self) -> list[int]:
         """One row for everyone who runs, in order of admission: of a group the first."""
         rows = self._placements.rows
@@ -122,3 +143,18 @@ class Preemption:
 
 def _lead(sequence: Sequence) -> Sequence:
     return sequence if sequence.group is None else sequence.group.lead
+
+
+def _holds(sequence: Sequence, serial: int) -> bool:
+    return any(item.serial == serial for item in sequence.request.items)
+
+
+def _not_encoded(sequence: Sequence, serial: int, why: str) -> MediumFailed:
+    """The error of a row, by what the item is among those of its kind."""
+    items = sequence.request.items
+    kind = next(item.kind for item in items if item.serial == serial)
+    alike = [item.serial for item in items if item.kind == kind]
+    place = f"{kind} {alike.index(serial) + 1} of {len(alike)}" if len(alike) > 1 else f"the {kind}"
+    return MediumFailed(
+        f"the model could not encode {place} of this prompt; rows without it went on. {why}"
+    )

@@ -96,7 +96,7 @@ class Scheduler:
         self._chunks = Chunks(
             placements, self._scoring, self._beams, self._forking, self.media, self._reports
         )
-        self._preemption = Preemption(placements, self._beams, waiting, self._reports)
+        self._preemption = Preemption(placements, self._beams, waiting, self.media, self._reports)
         self._committer = Committer(
             placements,
             self._scoring,
@@ -327,6 +327,8 @@ class Scheduler:
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
+        for serial, why in result.unencoded.items():
+            self._preemption.fail_holders(serial, why)
         self._committer.commit(sent, result)
         self._time(sent.plan)
         return self._reports.take()

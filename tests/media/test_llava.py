@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from quire import LLM, SamplingParams
-from quire.errors import CorruptModel, InvalidPrompt, NotSupported, PromptTooLong
+from quire.errors import BatchError, CorruptModel, InvalidPrompt, NotSupported, PromptTooLong
 from quire.families.media.family import MediaConfig
 from quire.families.media.llava import read
 from quire.families.media.llava_next import read as read_next
@@ -361,7 +361,7 @@ def test_a_tower_that_is_not_whole_is_refused_and_its_text_runs(tmp_path: Path) 
     del weights[missing]
     save_file(weights, file, metadata={"format": "pt"})
     wanted = "patch_embedding.*missing.*language_model_only=True"
-    with model.llm() as llm, pytest.raises(CorruptModel, match=wanted):
+    with model.llm() as llm, pytest.raises(BatchError, match=wanted):
         llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
     with model.llm(language_model_only=True) as llm:
         assert llm.generate(["Look"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids

@@ -82,7 +82,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        self._change(plan)
+        unencoded = self._change(plan)
         sampled_rows = plan.sampled_rows()
         last = len(sampled_rows) - len(plan.released)
         num_drawn = last - len(plan.decode)
@@ -111,7 +111,7 @@ class Runner:
             draws = Draws.of(prefill, entries, positions)
             if len(draws):
                 self._draw(batch, hidden, sampled_rows[draws.entries], plan, made, draws)
-        return made.result()
+        return made.result(unencoded)
 
     @torch.inference_mode()
     def end_rows(self, rows: Ints) -> None:
@@ -121,8 +121,9 @@ class Runner:
         if self.adapters is not None:
             self.adapters.end(rows)
 
-    def _change(self, plan: StepPlan) -> None:
-        """Everything a plan says before its pass, in the order of its contract."""
+    def _change(self, plan: StepPlan) -> dict[int, str]:
+        """Everything a plan says before its pass, in the order of its contract. Returns which of
+        its media could not be encoded, and why."""
         if len(plan.ends):
             self.end_rows(plan.ends)
         self.media.begin(plan)
@@ -136,7 +137,7 @@ class Runner:
         if plan.copies:
             self.model.kernels.copy_blocks(self.cache, plan.copies)
         self.rows.choose(plan.chosen)
-        self.media.encode(plan)
+        return self.media.encode_each(plan)
 
     def _compute(
         self, prefill: Sequence[Slice], rows: Ints, positions: Ints, groups: Sequence[PrefixGroup]
@@ -244,7 +245,7 @@ class _Made:
             self.counts[entries[line]] -= 1
             self.held[int(entries[line])] = logits
 
-    def result(self) -> StepResult:
+    def result(self, unencoded: dict[int, str]) -> StepResult:
         return StepResult(
             self.tokens,
             self.counts,
@@ -255,4 +256,5 @@ class _Made:
             self.held,
             self.candidates,
             self.hidden,
+            unencoded=unencoded,
         )

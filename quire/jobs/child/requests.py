@@ -21,6 +21,7 @@ from quire.errors import (
     InvalidParams,
     InvalidPrompt,
     InvalidRequest,
+    MediumFailed,
     NotSupported,
     PromptTooLong,
     QuireError,
@@ -51,6 +52,7 @@ _TYPES: tuple[tuple[type[QuireError], str], ...] = (
     (InvalidLogits, "nan_logits"),
     (GrammarFailed, "grammar_failed"),
     (DoesNotFit, "does_not_fit"),
+    (MediumFailed, "medium_failed"),
 )
 _INDEX = re.compile(r"\Aprompt \d+: ")
 _TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")

@@ -48,6 +48,11 @@ def build_tower(
                 f"the weight {name!r} of the model's tower is missing. language_model_only=True "
                 "runs its text."
             )
+        if stored.shape != weight.shape:
+            raise CorruptModel(
+                f"the weight {name!r} of the model's tower has shape {list(stored.shape)}, not "
+                f"{list(weight.shape)}. language_model_only=True runs its text."
+            )
         holder, _, last = name.rpartition(".")
         parameter = nn.Parameter(stored.to(device, dtype), requires_grad=False)
         setattr(module.get_submodule(holder), last, parameter)
