@@ -22,6 +22,7 @@ from quire.request import Ints
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
+_HOLD_MEDIA = {"multi_modal_data", "encoder_prompt"}  # keys of a prompt that hold media
 _REFUSED = {
     **dict.fromkeys(_MEDIA_KEYS, "text alone is read here; leave it out"),
     "token_type_ids": "decoder-only models have no token types; leave it out",
@@ -55,6 +56,13 @@ class ParsedPrompt:
     @property
     def chat_text(self) -> ChatText:
         return ChatText(str(self.text), self.literal)
+
+
+def has_media(given: Any) -> bool:
+    """As far as can be seen without reading it."""
+    if isinstance(given, ChatText):
+        return given.media is not None
+    return isinstance(given, dict) and not _HOLD_MEDIA.isdisjoint(given)
 
 
 def is_single(prompts: object) -> bool:

@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 _reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
-_MEDIA = {"multi_modal_data", "encoder_prompt"}  # keys of a prompt that hold media
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
@@ -133,13 +132,13 @@ class RequestMaker:
         A prompt that is an error already (a chat that could not be rendered) is passed on.
         """
         encoding = read_tokenization(tokenization_kwargs)
-        media: CallMedia | None = None
-        if self._media is not None:
-            media = self._media.for_call(media_options or {}, sum(map(has_media, prompts)))
         parsed = [
-            given if isinstance(given, QuireError) else self._attempt(self._parse, given, media)
+            given if isinstance(given, QuireError) else self._attempt(self._parsed, given)
             for given in prompts
         ]
+        if self._media is not None:
+            with self._media.for_call(media_options or {}) as call:
+                parsed = self._with_media(self._media, call, parsed)
         resolved: dict[int, _Resolved | QuireError] = {}
         for each in params:
             if id(each) not in resolved:
@@ -183,10 +182,19 @@ class RequestMaker:
         given = as_one_prompt(given) if media is not None and media.crossed else given
         return parse_prompt(given, self._vocab_size, with_media=media is not None)
 
-    def _parse(self, given: Any, call: CallMedia | None) -> ParsedPrompt:
-        media, prompt = self._media, self._parsed(given)
-        if media is None or call is None:
-            return prompt
+    def _with_media(
+        self, media: MediaReader, call: CallMedia, parsed: Sequence[ParsedPrompt | QuireError]
+    ) -> list[ParsedPrompt | QuireError]:
+        """The prompts of a call with their media read."""
+        call.look_ahead([p.media for p in parsed if isinstance(p, ParsedPrompt) and p.media])
+        return [
+            p if isinstance(p, QuireError) else self._attempt(self._grown_by_media, media, call, p)
+            for p in parsed
+        ]
+
+    def _grown_by_media(
+        self, media: MediaReader, call: CallMedia, prompt: ParsedPrompt
+    ) -> ParsedPrompt:
         if prompt.media is None:
             ids = prompt.token_ids
             media.check_no_media(prompt.chat_text if ids is None else ids)
@@ -332,13 +340,6 @@ class RequestMaker:
         bos = self._tokenizer.bos_id if self._tokenizer is not None else None
         from_text = prompt.token_ids is None and encoding.add_special_tokens
         return kept_end(ids, keep, bos if from_text else None)
-
-
-def has_media(given: Any) -> bool:
-    """As far as can be seen without reading it."""
-    if isinstance(given, ChatText):
-        return given.media is not None
-    return isinstance(given, dict) and not _MEDIA.isdisjoint(given)
 
 
 def _at(error: QuireError, index: int) -> QuireError:

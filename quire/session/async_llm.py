@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quire.base.boundary import for_row
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported, QuireError
-from quire.inputs.prompt import has_media
+from quire.inputs.parse import has_media
 from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams

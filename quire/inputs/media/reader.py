@@ -13,6 +13,7 @@ import numpy as np
 from quire.errors import InvalidPrompt
 from quire.families.media.rules import MediaRules, Placed, SoundRules
 from quire.inputs.encoder_prompts import NO_SOUND
+from quire.inputs.media.ahead import LookAhead, Looked, is_encoded
 from quire.inputs.media.allowed import WORDS, Fetching, MediaOptions
 from quire.inputs.media.embedded import EmbeddedImage
 from quire.inputs.media.expanding import (
@@ -61,10 +62,8 @@ class MediaReader:
         self._tokenizer, self._serials = tokenizer, Serials()
         self._uuids: OrderedDict[str, bytes] = OrderedDict()
 
-    def for_call(self, options: Mapping[str, Any], count: int) -> CallMedia:
-        """For the prompts of one call, `count` of them with media, with these options of the
-        processor for all of them."""
-        self.pool.children.likely = count
+    def for_call(self, options: Mapping[str, Any]) -> CallMedia:
+        """For the prompts of one call, with these options of the processor for all of them."""
         return CallMedia(self, options)
 
     def rules_with(self, options: Mapping[str, Any]) -> Rules:
@@ -96,17 +95,22 @@ class MediaReader:
         }
         return replace(given, data=data)
 
-    def looked_at(self, given: GivenMedia) -> GivenMedia:
+    def looked_at(self, given: GivenMedia) -> Looked:
         """The media of a prompt with URLs read and every header looked at, so that reading the
         prompt, which others wait for, waits for neither a network nor a decoder. Any thread may."""
         check_kinds(given.data, self.rules)
         found = self.fetched(given)
+        sources: dict[int, Source] = {}
         for kind in self.rules.keys() & found.data.keys():
             value = found.data[kind]
             several = [] if value is None else listed(kind, value, self._options)
-            look = partial(self._source, kind, self.rules[kind])
+
+            def look(one: Any, name: str | None, kind: str = kind) -> None:
+                if is_encoded(one):
+                    sources[id(one)] = self._source(kind, self.rules[kind], one)
+
             read_each(kind, several, None, self._options, look)
-        return found
+        return Looked(found, sources)
 
     def check_no_media(self, prompt: ChatText | Ints) -> None:
         """Of a prompt without any: that it needs none."""
@@ -140,10 +144,17 @@ class MediaReader:
         return replace(grown, coordinates=coordinates, delta=delta)
 
     def item(
-        self, kind: str, given: Any, name: str | None, together: int, rules: MediaRules
+        self,
+        kind: str,
+        given: Any,
+        name: str | None,
+        together: int,
+        rules: MediaRules,
+        source: Source | None = None,
     ) -> PlacedItem:
-        """One of so many that a prompt has, and what stands for it; nothing is decoded yet."""
-        source = self._source(kind, rules, given)
+        """One of so many that a prompt has, and what stands for it; nothing is decoded yet. Its
+        `source`, where it was looked at."""
+        source = source or self._source(kind, rules, given)
         self._check_name(kind, name, source.content)
         if isinstance(source, EmbeddedImage):
             return self._embedded(source, rules)
@@ -158,9 +169,7 @@ class MediaReader:
 
         return PlacedItem(self._serials.item(key, make), placed)
 
-    def _source(self, kind: str, rules: MediaRules, given: Any, name: str | None = None) -> Source:
-        """`name` is given by `read_each`, whose items may have one: what looks at a header alone
-        has no use for it."""
+    def _source(self, kind: str, rules: MediaRules, given: Any) -> Source:
         rate = cast(SoundRules, rules).rate if kind == "audio" else 0
         return read_source(kind, given, self._options, self.pool.children, rate)
 
@@ -209,6 +218,21 @@ class CallMedia:
         # What was made of an object under some rules; both are held, or others had their ids.
         self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
         self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # all of a prompt
+        self._ahead: LookAhead | None = None
+        self._sources: dict[int, Source] = {}  # of what was looked at, by its id
+
+    def look_ahead(self, prompts: Sequence[GivenMedia]) -> None:
+        """These are the ones that will be read, in this order."""
+        self._reader.pool.children.likely = len(prompts)
+        if len(prompts) > 1:
+            self._ahead = LookAhead(prompts, self._reader.looked_at)
+
+    def __enter__(self) -> CallMedia:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
 
     def read(self, given: GivenMedia) -> list[PlacedItem]:
         """The items of a prompt, with what stands for each. Its own options of the processor go
@@ -221,12 +245,17 @@ class CallMedia:
         return self._alone[kind, id(value)][0]
 
     def _read(self, given: GivenMedia) -> list[PlacedItem]:
+        looked = None if self._ahead is None else self._ahead.take(given)
         changed = {**self._options, **given.options}
         if self._rules is None or self._rules[0] != changed:
             self._rules = changed, self._reader.rules_with(changed)
         rules = self._rules[1]
         check_kinds(given.data, rules)
-        given = self._reader.fetched(given)
+        if looked is None:
+            given = self._reader.fetched(given)
+        else:
+            given = looked.given
+            self._sources |= looked.sources
         items: list[PlacedItem] = []
         for kind, mine in rules.items():
             items += self._reader.read_each(kind, given, partial(self._item, kind, mine))
@@ -237,7 +266,8 @@ class CallMedia:
     ) -> PlacedItem:
         key = (id(given), id(rules), together, name)
         if key not in self._known:
-            made = self._reader.item(kind, given, name, together, rules)
+            source = self._sources.get(id(given))
+            made = self._reader.item(kind, given, name, together, rules, source)
             self._known[key] = made, given, rules
         return self._known[key][0]
 

@@ -1,0 +1,70 @@
+"""The media of many prompts looked at ahead, in threads: URLs fetched, files read and hashed, and
+headers read by the processes that decode. Whoever reads the prompts, one after the other, then
+finds what would have been waited for."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.inputs.media.given import Source
+from quire.inputs.media.urls import MediaUrl
+from quire.inputs.parse import GivenMedia
+
+THREADS = 8  # each waits for a network or another process most of its time
+MOST_AHEAD = 4 * THREADS  # prompts, whose fetched media are held
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The media of a prompt with URLs read, and what was found of items, by their ids."""
+
+    given: GivenMedia
+    sources: Mapping[int, Source]
+
+
+class LookAhead:
+    """Looks at prompts in the order in which they will be read."""
+
+    def __init__(self, prompts: Iterable[GivenMedia], look: Callable[[GivenMedia], Looked]) -> None:
+        self._look, self._left = look, _with_something_new(prompts)
+        self._begun: deque[tuple[GivenMedia, Future[Looked]]] = deque()
+        self._threads = ThreadPoolExecutor(THREADS, "quire-look-ahead")
+
+    def take(self, given: GivenMedia) -> Looked | None:
+        """What was found of this prompt; None where nothing was looked for. Raises what looking at
+        it raised."""
+        while len(self._begun) < MOST_AHEAD and (new := next(self._left, None)) is not None:
+            self._begun.append((new, self._threads.submit(self._look, new)))
+        if not self._begun or self._begun[0][0] is not given:
+            return None
+        return self._begun.popleft()[1].result()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def is_encoded(given: object) -> bool:
+    """Whether an item is something that has to be read, fetched or decoded to know its size."""
+    return isinstance(given, bytes | bytearray | memoryview | Path | MediaUrl) or (
+        isinstance(given, Mapping) and ("bytes" in given or "path" in given)
+    )
+
+
+def _with_something_new(prompts: Iterable[GivenMedia]) -> Iterator[GivenMedia]:
+    """Those with encoded items, but for items that a prompt before them has."""
+    known: set[int] = set()
+    for prompt in prompts:
+        items = {id(one) for value in prompt.data.values() for one in _each(value)}
+        if not items <= known:
+            yield prompt
+        known |= items
+
+
+def _each(value: Any) -> Sequence[Any]:
+    several = value if isinstance(value, list | tuple) else (value,)
+    return [one for one in several if is_encoded(one)]
