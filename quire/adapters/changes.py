@@ -33,6 +33,20 @@ class Change:
     magnitude: StoredTensor | None = None
     stacked: Stacked | None = None
     formed: Formed | None = None  # what A and B are to be made of, of which `a` and `b` are two
+    # PEFT takes scale * Q R from the base when it loads it, where Q R are the first columns of its
+    # weight (OLoRA): -Q and R are as much of the change as B and A.
+    less_columns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Numbers that what comes out of a part is multiplied with, its bias too (IA3). `of_last_rows`:
+    they are for so many of its last rows alone."""
+
+    part: SitePart
+    stored: StoredTensor
+    has_bias: bool
+    of_last_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

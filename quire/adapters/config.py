@@ -34,9 +34,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "kasa_config": ((None,), MERGE),
     # These start from another base than the model's files hold.
     "init_lora_weights": (
-        (True, False, None, "gaussian", "eva", "orthogonal"),
+        (True, False, None, "gaussian", "eva", "orthogonal", "olora"),
         "Such an adapter belongs to a base that was changed with it. Convert it: peft's "
-        "save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+        "save_pretrained(..., path_initial_model_for_weight_conversion=...), with the adapter as "
+        "it was before training; or merge it with merge_and_unload() where it was trained.",
     ),
 }
 _USED = (
@@ -55,12 +56,14 @@ _WITHOUT_EFFECT = (
     *("target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2", "orth_reg_weight", "total_step"),
     *("rank_dropout", "rank_dropout_scale", "module_dropout", "init_weights"),
     *("use_effective_conv2d", "decompose_both", "decompose_factor"),
+    *("feedforward_modules", "init_ia3_weights"),
 )
 _FORMS: dict[str, Form] = {
     "LORA": "lora",
     "ADALORA": "adalora",
     "LOHA": "loha",
     "LOKR": "lokr",
+    "IA3": "ia3",
 }
 MOST_ALPHA = 1e9
 MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300
@@ -86,6 +89,7 @@ class AdapterConfig:
     form: Form = "lora"
     rank: int = 8  # the highest that it was made with
     first_rank: float = 0.0  # of AdaLoRA, before some of it was pruned
+    less_columns: bool = False  # of a base that OLoRA changed with it
 
     def has_whole(self, module: str) -> bool:
         """As PEFT reads it: `norm` means `input_layernorm`, too."""
@@ -130,6 +134,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
         form=form,
         rank=fields.rank(),
         first_rank=fields.number("init_r", 12.0),
+        less_columns=fields.given.get("init_lora_weights") == "olora",
     )
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from quire.adapters.names import Kind
 from quire.weights.formats import StoredTensor
 
-Form = Literal["lora", "adalora", "loha", "lokr"]
+Form = Literal["lora", "adalora", "loha", "lokr", "ia3"]
 _LOHA: tuple[Kind, ...] = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 _KINDS: dict[Form, tuple[tuple[Kind, ...], ...]] = {
     "adalora": (("A", "B", "E"),),
@@ -26,7 +26,8 @@ _KINDS: dict[Form, tuple[tuple[Kind, ...], ...]] = {
     ),
 }
 _ALL = (kind for some in _KINDS.values() for kinds in some for kind in kinds)
-FORM_KINDS: frozenset[Kind] = frozenset((*_ALL, "lokr_w2"))  # the last is of no low rank
+# The last two are of no low rank.
+FORM_KINDS: frozenset[Kind] = frozenset((*_ALL, "lokr_w2", "ia3_l"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Formed:
 def formed(form: Form, found: Mapping[Kind, StoredTensor]) -> Formed | None:
     """What the matrices of a module make; None where they are not those of the form, or do not
     fit each other."""
-    kinds = next((one for one in _KINDS[form] if {*one} == found.keys()), None)
+    kinds = next((one for one in _KINDS.get(form, ()) if {*one} == found.keys()), None)
     if kinds is None or any(len(found[kind].shape) != 2 for kind in kinds):
         return None
     matrices = tuple(found[kind] for kind in kinds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from quire.adapters.changes import Change, Copy, Own
+from quire.adapters.changes import Change, Copy, Own, Scale
 from quire.adapters.config import MERGE, AdapterConfig
 from quire.adapters.forms import Form, formed
 from quire.adapters.names import Kind, TensorName
@@ -30,9 +30,12 @@ class Matcher:
     sites: Sites
     max_rank: int
 
-    def changes(self, name: TensorName, found: Mapping[Kind, StoredTensor]) -> list[Change]:
-        """A and B of a module, and what DoRA has beside them."""
-        parts = self._parts(name)
+    def changes(
+        self, name: TensorName, found: Mapping[Kind, StoredTensor], *, has_base: bool = False
+    ) -> list[Change]:
+        """A and B of a module, and what DoRA has beside them; `has_base`: the file has the weight
+        that they are added to as well."""
+        parts = self.parts_of(name)
         part = parts[0]
         kinds = _OF_EMBEDDING if part.site == EMBEDDING else _OF_LINEAR
         self.check_kinds(name, found, kinds)
@@ -45,18 +48,33 @@ class Matcher:
             rows, columns = columns, rows
         self._check_shape(a, (rank, columns))
         self._check_shape(b, (rows, rank))
-        self.check_rank(a, rank)
+        less = self._is_less(part) and not has_base
+        added = 2 * rank if less else rank
+        self.check_rank(a, added)
         magnitude = found.get("magnitude")
         if magnitude is not None and magnitude.shape not in ((rows,), (1, rows), (rows, 1)):
             raise self.other_shape(magnitude, (rows,))
         scale = self.config.scale(name.module, rank)
-        return [Change(one, rank, scale, a, b, magnitude) for one in parts]
+        return [Change(one, added, scale, a, b, magnitude, less_columns=less) for one in parts]
+
+    def _is_less(self, part: SitePart) -> bool:
+        """Whether PEFT takes some of a weight away when it loads the base. With DoRA it divides by
+        what is left, of a weight [in, out] it takes the other side, and a head that is the
+        embedding changes that, too."""
+        if not self.config.less_columns or part.site == EMBEDDING:
+            return False
+        tied = part.site == HEAD and self.sites.is_tied
+        if tied or part.turned or self.config.use_dora:
+            why = "use_dora" if self.config.use_dora else "a tied head or a weight [in, out]"
+            what = f"has init_lora_weights='olora' with {why}: not built"
+            raise self.wrong(part.module, what, MERGE)
+        return True
 
     def formed(
         self, name: TensorName, found: Mapping[Kind, StoredTensor], form: Form
     ) -> list[Change]:
         """What a module's A and B are made of, where its file has neither."""
-        parts = self._parts(name)
+        parts = self.parts_of(name)
         made = formed(form, found)
         if made is None or parts[0].site == EMBEDDING:
             has = ", ".join(f"{kind} {list(one.shape)}" for kind, one in sorted(found.items()))
@@ -135,7 +153,7 @@ class Matcher:
     def _added_bias(
         self, name: TensorName, stored: StoredTensor, found: Mapping[Kind, StoredTensor]
     ) -> list[Own]:
-        parts = self._parts(name)
+        parts = self.parts_of(name)
         if "A" not in found or parts[0].site == EMBEDDING:
             raise self.wrong(stored.name, "stands beside no lora_A of a product")
         self._check_shape(stored, (parts[0].within.of or parts[0].rows,))
@@ -143,7 +161,7 @@ class Matcher:
         return [Own(one, "added_bias", stored, scale=scale) for one in parts]
 
     def _tokens(self, name: TensorName, stored: StoredTensor) -> list[Own]:
-        (part,) = self._parts(name)
+        (part,) = self.parts_of(name)
         tokens = self.config.tokens_of(name.module)
         if part.site not in (EMBEDDING, HEAD):
             raise self.wrong(stored.name, "is for rows of an embedding or of a head")
@@ -177,9 +195,9 @@ class Matcher:
         for module in _modules(name):
             if module in self.sites.norms:
                 return (self.sites.norms[module],)
-        return self._parts(name)
+        return self.parts_of(name)
 
-    def _parts(self, name: TensorName) -> tuple[SitePart, ...]:
+    def parts_of(self, name: TensorName) -> tuple[SitePart, ...]:
         """The module of the model; a bare model's adapter leaves `model.` out."""
         for module in _modules(name):
             if module in self.sites.parts:
@@ -208,7 +226,7 @@ class Matcher:
             if f".{module}".endswith(ends):
                 raise self.wrong(module, "is in modules_to_save, and the file has nothing of it")
 
-    def check_tied(self, changed: Iterable[Change | Own]) -> None:
+    def check_tied(self, changed: Iterable[Change | Own | Scale]) -> None:
         """PEFT stores what is tied twice; half of it would leave the other half the base's."""
         there = {one.part.site for one in changed} & {EMBEDDING, HEAD}
         if self.config.is_tied and self.sites.is_tied and len(there) == 1:

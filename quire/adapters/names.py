@@ -17,11 +17,12 @@ _LowRank = Literal["A", "B", "E", "magnitude", "embedding_A", "embedding_B"]
 _Own = Literal["added_bias", "tokens", "weight", "bias"]
 _Hadamard = Literal["hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"]
 _Kronecker = Literal["lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b"]
-Kind = _LowRank | _Own | _Hadamard | _Kronecker
+_Scale = Literal["ia3_l"]
+Kind = _LowRank | _Own | _Hadamard | _Kronecker | _Scale
 _NAME = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_E|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta"
-    r"|hada_w[12]_[ab]|lokr_w[12](_[ab])?)"
+    r"|hada_w[12]_[ab]|lokr_w[12](_[ab])?|ia3_l)"
     r"(\.weight|\.default|\.default\.weight)?"
 )
 _BIAS = re.compile(r"(?P<module>.+)\.(?P<kind>lora_B)(\.default)?\.bias")
@@ -35,7 +36,7 @@ _KINDS: dict[str, Kind] = {
     "token_adapter.trainable_tokens_delta": "tokens",
     "weight": "weight",
     "bias": "bias",
-    **{one: one for one in get_args(_Hadamard) + get_args(_Kronecker)},
+    **{one: one for one in get_args(_Hadamard) + get_args(_Kronecker) + get_args(_Scale)},
 }
 # Of modules that an adapter has whole, and of the base's embeddings, which PEFT stores beside an
 # adapter that changes them.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.adapters.changes import Change, Copy, Own
+from quire.adapters.changes import Change, Copy, Own, Scale
 from quire.adapters.config import MERGE, read_adapter_config
 from quire.adapters.files import Stamp, stamps_of, tensor_file
 from quire.adapters.forms import FORM_KINDS
 from quire.adapters.matching import Matcher, wrong
 from quire.adapters.names import Kind, TensorName, tensor_name
+from quire.adapters.scales import scales_of
 from quire.adapters.sites import Sites
 from quire.adapters.stacks import module_of, stack_of, stacked_changes
 from quire.errors import InvalidAdapter
@@ -34,12 +35,16 @@ class AdapterPlan:
     stamps: tuple[Stamp, Stamp]  # of its files, when they were checked
     copies: tuple[Copy, ...] = ()
     own: tuple[Own, ...] = ()
+    scales: tuple[Scale, ...] = ()
 
     @property
     def needs_base(self) -> bool:
         """Whether what it adds is made from the base's numbers, too."""
         of_base = bool(self.copies) or any(one.kind == "bias" for one in self.own)
-        return of_base or any(change.magnitude is not None for change in self.changes)
+        of_base = of_base or any(one.has_bias for one in self.scales)
+        return of_base or any(
+            change.magnitude is not None or change.less_columns for change in self.changes
+        )
 
 
 def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
@@ -52,22 +57,25 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
     changes: list[Change] = []
     copies: list[Copy] = []
     own: list[Own] = []
+    scales: list[Scale] = []
     stacked: dict[str, Found] = {}
     for name, found in _by_module(path):
         low_rank = {kind: one for kind, one in found.items() if kind in _LOW_RANK}
         if low_rank and stack_of(matcher, name) is not None and config.form == "lora":
             stacked.setdefault(module_of(name), []).append((name, low_rank))
+        elif low_rank and config.form == "ia3":
+            scales += scales_of(matcher, name, low_rank)
         elif low_rank and config.form != "lora":
             changes += matcher.formed(name, low_rank, config.form)
         elif low_rank:
-            changes += matcher.changes(name, low_rank)
+            changes += matcher.changes(name, low_rank, has_base="weight" in found)
         if "weight" in found and not config.has_whole(name.module):
             copies.append(matcher.copy(name, found["weight"]))
         own += matcher.own(name, found)
     changes += [one for given in stacked.values() for one in stacked_changes(matcher, given)]
     matcher.check_saved(own)
-    matcher.check_tied((*changes, *own))
-    return AdapterPlan(directory, tuple(changes), stamps, tuple(copies), tuple(own))
+    matcher.check_tied((*changes, *own, *scales))
+    return AdapterPlan(directory, tuple(changes), stamps, tuple(copies), tuple(own), tuple(scales))
 
 
 def _by_module(path: Path) -> Found:

@@ -29,5 +29,6 @@ def highest_rank(directory: Path) -> int:
         elif a is not None:
             # A of all experts has the ranks of all of them.
             of_all = module.endswith(_ALL_EXPERTS)
-            ranks.append(config.rank if of_all else max(a.shape[:1], default=0))
+            of_one = max(a.shape[:1], default=0) * (2 if config.less_columns else 1)
+            ranks.append(config.rank if of_all else of_one)
     return max(ranks)

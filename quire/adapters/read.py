@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from quire.adapters.changes import Change, Own
+from quire.adapters.changes import Change, Own, Scale
 from quire.adapters.config import MERGE
 from quire.adapters.forms import Form
 from quire.adapters.plan import AdapterPlan
@@ -48,17 +48,26 @@ def read_adapter(
 ) -> AdapterWeights:
     """Everything a plan names, in `dtype`; `rows_of` each site."""
     own = (*_unlike_base(plan, read_base), *plan.own)
-    factors = _factors(plan, read_base)
+    factors, columns = _factors(plan, read_base), _first_columns(plan, read_base)
     added: dict[str, list[Added]] = {}
     matrices = _Matrices()
     for change in plan.changes:
         factor = factors.get(change.part.module)
-        made = _added(change, *matrices.of(change), factor, dtype)
+        a, b = matrices.of(change)
+        if change.less_columns:
+            q, r = columns[change.part.module]
+            a, b = torch.cat([a, r]), torch.cat([b, -change.scale * q], 1)
+        made = _added(change, a, b, factor, dtype)
         added.setdefault(change.part.site, []).append(made)
-    return AdapterWeights(
-        {site: tuple(some) for site, some in added.items()},
-        _own_numbers(own, _base_biases(own, read_base), dtype, rows_of),
-    )
+    numbers = _own_numbers(own, _biases(_own_biases(own), read_base), dtype, rows_of)
+    scaled = _Scaled(plan.scales)
+    for part, factor in scaled.factors.values():
+        added.setdefault(part.site, []).append(_factor_alone(part, factor, dtype))
+    for site, offset in scaled.offsets(read_base, rows_of).items():
+        before = numbers.get(site, OwnNumbers())
+        offset = offset if before.offset is None else before.offset + offset
+        numbers[site] = replace(before, offset=offset)
+    return AdapterWeights({site: tuple(some) for site, some in added.items()}, numbers)
 
 
 def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
@@ -83,13 +92,17 @@ def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
     return list(by_site.values())
 
 
-def _base_biases(own: Iterable[Own], read_base: ReadBase) -> dict[str, Tensor]:
-    wanted = {f"{one.part.module}.bias" for one in own if one.kind == "bias"}
+def _own_biases(own: Iterable[Own]) -> set[str]:
+    """The biases of the base that are replaced."""
+    return {f"{one.part.module}.bias" for one in own if one.kind == "bias"}
+
+
+def _biases(wanted: set[str], read_base: ReadBase) -> dict[str, Tensor]:
     found = dict(read_base(wanted)) if wanted else {}
     if missing := wanted - found.keys():
         raise InvalidAdapter(
-            f"the adapter's biases need the base's, and {min(missing)} is not among the model's "
-            f"files. {MERGE}",
+            f"what the adapter does to biases needs the base's, and {min(missing)} is not among "
+            f"the model's files. {MERGE}",
             parameter="bias",
         )
     return found
@@ -150,6 +163,43 @@ def _added(
         factor = _in_place(factor[:, None], part)[:, 0]
     b = _in_place(b, part)
     return Added(part.index, part.first, a.to(dtype), b.to(dtype).contiguous(), factor)
+
+
+def _factor_alone(part: SitePart, factor: Tensor, dtype: torch.dtype) -> Added:
+    """A factor beside an A and a B that add nothing."""
+    a, b = torch.zeros(1, part.columns, dtype=dtype), torch.zeros(part.rows, 1, dtype=dtype)
+    return Added(part.index, part.first, a, b, factor)
+
+
+class _Scaled:
+    """What IA3 makes of parts: y = W x + b becomes l * y, where a factor alone makes l * W x + b of
+    it."""
+
+    def __init__(self, scales: Iterable[Scale]) -> None:
+        self._biased: dict[tuple[str, int], SitePart] = {}
+        self.factors: dict[tuple[str, int], tuple[SitePart, Tensor]] = {}  # in the model's order
+        for one in scales:
+            part, factor = one.part, _finite(one.stored).flatten()
+            if one.of_last_rows:
+                factor = torch.cat([torch.ones(part.rows - len(factor)), factor])
+            else:
+                factor = _in_place(factor[:, None], part)[:, 0]
+            key = part.site, part.index
+            if key in self.factors:  # of what comes out, and of where that goes in
+                factor = factor * self.factors[key][1]
+            self.factors[key] = part, factor
+            if one.has_bias:
+                self._biased[key] = part
+
+    def offsets(self, read_base: ReadBase, rows_of: Callable[[str], int]) -> dict[str, Tensor]:
+        """By site what is missing of l * b."""
+        wanted = {f"{part.module}.bias" for part in self._biased.values()}
+        biases, made = _biases(wanted, read_base), dict[str, Tensor]()
+        for key, part in self._biased.items():
+            offset = made.setdefault(part.site, torch.zeros(rows_of(part.site)))
+            bias = _in_place(biases[f"{part.module}.bias"][:, None], part)[:, 0]
+            offset[part.first : part.first + part.rows] += (self.factors[key][1] - 1) * bias
+        return made
 
 
 def _finite(stored: StoredTensor) -> Tensor:
@@ -215,12 +265,30 @@ def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
         length = torch.linalg.vector_norm(wide + b @ a, dim=1)
         magnitude = read_tensor(change.magnitude).flatten()
         found[change.part.module] = magnitude / length.clamp_min(torch.finfo(torch.float32).tiny)
-    missing = {c.part.module for c in changes.values()} - found.keys()
-    if missing:
-        raise InvalidAdapter(
-            f"{plan.directory}: DoRA needs the base's own weights, and {min(missing)} is not "
-            "among the model's files. Merge the adapter into its base.",
-            parameter="use_dora",
-            value=True,
-        )
+    _check_found(plan, "DoRA", changes.values(), found)
     return found
+
+
+def _first_columns(plan: AdapterPlan, read_base: ReadBase) -> dict[str, tuple[Tensor, Tensor]]:
+    """Q [rows, r] and R [r, columns] of each module that OLoRA began with: of W = Q R the part that
+    its first r columns span. The others change neither."""
+    changes = {f"{c.part.module}.weight": c for c in plan.changes if c.less_columns}
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, weight in read_base(changes) if changes else ():
+        change = changes[name]
+        q = torch.linalg.qr(weight.float()[:, : change.rank // 2])[0]
+        found[change.part.module] = q, q.T @ weight.float()
+    _check_found(plan, "OLoRA", changes.values(), found)
+    return found
+
+
+def _check_found(
+    plan: AdapterPlan, what: str, changes: Iterable[Change], found: Collection[str]
+) -> None:
+    if missing := {change.part.module for change in changes} - {*found}:
+        raise InvalidAdapter(
+            f"{plan.directory}: {what} needs the base's own weights, and {min(missing)} is not "
+            "among the model's files. Merge the adapter into its base.",
+            parameter="lora_path",
+            value=what,
+        )

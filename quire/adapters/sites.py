@@ -130,13 +130,15 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
 def sites_of_products(products: Iterable[Product]) -> Sites:
     """The same for a model that Transformers computes: every linear part is a product of its own,
     and nothing else is changed."""
-    sites, parts = {}, {}
+    sites, parts, biases = {}, {}, set()
     for one in products:
         module = own_name(one.name)
         sites[one.name] = Site((one.rows,), one.columns)
         sizes = (0, 0, one.rows, one.columns)
         parts[module] = (SitePart(module, one.name, *sizes, None, Within(), turned=False),)
-    return Sites(parts, sites, frozenset())
+        if one.has_bias:
+            biases.add(f"{module}.bias")
+    return Sites(parts, sites, frozenset(), biases=frozenset(biases))
 
 
 def _is_over_heads(spec: ModelSpec, norm: str) -> bool:

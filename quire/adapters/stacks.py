@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.adapters.changes import Change, Stacked
+from quire.adapters.config import MERGE
 from quire.adapters.matching import Matcher
 from quire.adapters.names import Kind, TensorName
 from quire.adapters.sites import SitePart
@@ -43,6 +44,10 @@ def stacked_changes(
 ) -> list[Change]:
     """What an adapter adds to the experts of one module."""
     stack, pairs = stack_of(matcher, given[0][0]) or {}, []
+    if matcher.config.less_columns:
+        raise matcher.wrong(
+            given[0][0].module, "has init_lora_weights='olora' for experts: not built", MERGE
+        )
     for name, found in given:
         matcher.check_kinds(name, found, frozenset({"A", "B"}))
         pairs.append((name, found["A"], found["B"]))

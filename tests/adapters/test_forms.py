@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,57 @@ def test_matrices_of_another_form_are_refused(tmp_path: Path) -> None:
     peft.more = {"model.layers.0.self_attn.q_proj.lora_E": torch.ones(4, 1)}
     with pytest.raises(InvalidAdapter, match="has lora_E, which does not belong"):
         plan_adapter(peft.save(tmp_path / "a"), sites, 8)
+
+
+LESS = {"init_lora_weights": "olora"}
+
+
+@pytest.mark.parametrize("has_base", [False, True])
+def test_what_olora_took_from_the_base_is_taken_from_it(has_base: bool, tmp_path: Path) -> None:
+    """Unless the adapter brings what is left of it."""
+    model = random_model(FAMILIES["qwen3 untied"])
+    peft = make_peft(model, ("lm_head",), **LESS)
+    sites = sites_of(replace(spec_of(CONFIGS["qwen3"]), tied_embeddings=False))
+    base = model.lm_head.weight.detach()
+    peft.more = {"lm_head.base_layer.weight": base / 2} if has_base else {}
+    path = peft.save(tmp_path / "a")
+    plan = plan_adapter(path, sites, 8)
+    assert highest_rank(path) == 8
+    assert plan.needs_base
+    read = read_adapter(
+        plan, torch.float32, lambda names: [(name, base) for name in names], sites.rows_of
+    )
+    [added] = read.added["head"]
+    q, r = torch.linalg.qr(base)
+    less = torch.zeros(()) if has_base else q[:, :4] @ r[:4]
+    expected = peft.scale("lm_head") * (peft.b["lm_head"] @ peft.a["lm_head"] - less)
+    assert torch.allclose(added.b @ added.a, expected, atol=1e-5)
+    assert ("head" in read.own) == has_base
+    with pytest.raises(InvalidAdapter, match="max_lora_rank"):
+        plan_adapter(path, sites, 3 if has_base else 7)
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "more", "words"),
+    [
+        ("qwen3 untied", "q_proj", {"use_dora": True}, "with use_dora: not built"),
+        ("qwen3", "lm_head", {}, "tied head"),
+        ("qwen3", "q_proj", {"init_lora_weights": "pissa_niter_4"}, "path_initial_model.*merge"),
+    ],
+)
+def test_what_another_start_did_to_the_base_is_refused(
+    family: str, target: str, more: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    peft = make_peft(random_model(FAMILIES[family]), (target,), **{**LESS, **more})
+    spec = spec_of(CONFIGS["qwen3"])
+    sites = sites_of(replace(spec, tied_embeddings=family == "qwen3"))
+    with pytest.raises(InvalidAdapter, match=words):
+        plan_adapter(peft.save(tmp_path / "a"), sites, 8)
+
+
+def test_olora_of_a_base_whose_files_are_not_there_is_refused(tmp_path: Path) -> None:
+    peft = make_peft(random_model(FAMILIES["qwen3"]), ("q_proj",), **LESS)
+    sites = sites_of(spec_of(CONFIGS["qwen3"]))
+    plan = plan_adapter(peft.save(tmp_path / "a"), sites, 8)
+    with pytest.raises(InvalidAdapter, match="OLoRA needs the base's own weights"):
+        read_adapter(plan, torch.float32, lambda names: (), sites.rows_of)

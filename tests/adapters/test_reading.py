@@ -227,7 +227,7 @@ def test_names_of_tensors() -> None:
     assert bias is not None and (bias.own, bias.kind) == ("model.layers.3.mlp.up_proj", "bias")
     added = tensor_name("base_model.model.lm_head.lora_B.bias")
     assert added is not None and (added.own, added.kind) == ("lm_head", "added_bias")
-    assert tensor_name("base_model.model.lm_head.ia3_l") is None
+    assert tensor_name("base_model.model.lm_head.vera_lambda_d") is None
     magnitude = tensor_name("base_model.model.lm_head.lora_magnitude_vector.weight")
     assert magnitude is not None and magnitude.kind == "magnitude"
 

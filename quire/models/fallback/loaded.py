@@ -23,6 +23,7 @@ class Product:
     name: str
     rows: int
     columns: int
+    has_bias: bool
 
 
 def products_of(module: nn.Module) -> Iterator[Product]:
@@ -32,7 +33,7 @@ def products_of(module: nn.Module) -> Iterator[Product]:
 
     for name, part in module.named_modules():
         if isinstance(part, nn.Linear) and not _OF_EXPERT.search(name):
-            yield Product(name, part.out_features, part.in_features)
+            yield Product(name, part.out_features, part.in_features, part.bias is not None)
 
 
 @dataclass(frozen=True, slots=True)
