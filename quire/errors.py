@@ -18,7 +18,7 @@ QuireError
 │   ├── InvalidLogits         the model gave NaN or infinite logits
 │   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
 │   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
-│   ├── AdapterFailed         its adapter's files changed, or went, before they were needed
+│   ├── AdapterFailed         its adapter's files changed or went, or it found no room
 │   ├── MediumFailed          the model could not encode one of its images, sounds or videos
 │   └── DoesNotFit            the row outgrew the whole KV pool
 ├── BatchError                some rows failed; .outputs has them all, .errors says which
@@ -138,7 +138,7 @@ class ProcessorFailed(RowError):
 
 
 class AdapterFailed(RowError):
-    """The row's adapter could not be read when its turn came."""
+    """The row's adapter could not be read when its turn came, or there was no room for it."""
 
 
 class MediumFailed(RowError):

@@ -38,12 +38,15 @@ class AdapterStore:
         max_rank: int,
         capacity: int,
         read: Callable[[AdapterPlan], AdapterWeights],
+        lacks_room: Callable[[int], str] = lambda _: "",
         download_dir: str | None = None,
         token: str | bool | None = None,
     ) -> None:
-        """Of at most `max_rank`; the weights of `capacity` of them stay in memory."""
+        """Of at most `max_rank`; the weights of `capacity` of them stay in memory. `lacks_room`:
+        why a device has none for one; "" where it has."""
         self._sites, self._max_rank, self._capacity, self._read = sites, max_rank, capacity, read
         self._download_dir, self._token = download_dir, token
+        self._lacks_room = lacks_room
         self._numbers = count(1)
         self._known: OrderedDict[tuple[str, str], Adapter] = OrderedDict()  # by name and path
         self._by_content: WeakValueDictionary[tuple[str, str], Adapter] = WeakValueDictionary()
@@ -89,9 +92,12 @@ class AdapterStore:
         return adapter
 
     def hold(self, number: int) -> QuireError | None:
-        """Have the weights of an adapter in memory; why not, where that cannot be."""
+        """Have the weights of an adapter in memory, and room for them where they are multiplied
+        with; why not, where that cannot be."""
         try:
             self.weights(number)
+            if why := self._lacks_room(number):
+                return AdapterFailed(f"adapter {self._by_number[number].name!r} {why}.")
         except QuireError as error:
             return error if isinstance(error, AdapterFailed) else AdapterFailed(str(error))
         except OSError as error:

@@ -6,7 +6,7 @@ there; the scheduler sees to it that there is always one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.adapters.sites import HEAD, is_seldom, sites_of, sites_of_products
+from quire.adapters.taken_room import Need, TakenRoom, needs_of
 from quire.backends.adapter_ops import AdapterLines, AdapterRoom
 from quire.backends.ops import Kernels
 from quire.config import AdapterOptions, EngineConfig
@@ -84,6 +85,22 @@ class RowAdapters:
         self._last_use = [0] * num_slots
         self._uses = 0
         self._pass: AdapterLines | None = None  # the lines of the last pass that was begun
+        self._room: TakenRoom | None = None
+        self._rank = 0
+
+    def watch_room(self, rank: int, free: Callable[[], int]) -> None:
+        """Refuse adapters that take more than is free on the device, whose A and B have room for
+        this rank, before they are loaded."""
+        self._room, self._rank = TakenRoom(len(self._numbers), free), rank
+        self._handles.lacks_room = self._lacks_room
+
+    def _lacks_room(self, number: int) -> str:
+        if self._room is None or number in self._numbers:
+            return ""
+        return self._room.promise(self._needs(number), self._next_slot())
+
+    def _needs(self, number: int) -> list[Need]:
+        return needs_of(self._handles.adapter(number), len(self._numbers), self._rank)
 
     def start(self, starts: Sequence[RowStart]) -> None:
         """These rows begin; rows that ended were named before."""
@@ -99,18 +116,24 @@ class RowAdapters:
     def _slot(self, number: int) -> int:
         self._uses += 1
         if number not in self._numbers:
-            used = set(self.slot_of.tolist())
-            free = [slot for slot in range(len(self._numbers)) if slot not in used]
-            if not free:
+            slot = self._next_slot()
+            if slot is None:
                 raise LookupError(f"no slot is free for adapter {number}. This is a bug.")
-            slot = min(free, key=self._last_use.__getitem__)
             self._numbers[slot] = 0  # not the old one any more, and not the new one if that fails
             weights = self._handles.adapter(number)
             self.sites.load(slot, weights.added, weights.own)
+            if self._room is not None:
+                self._room.load(slot, self._needs(number))
             self._numbers[slot] = number
         slot = self._numbers.index(number)
         self._last_use[slot] = self._uses
         return slot
+
+    def _next_slot(self) -> int | None:
+        """The one of those that no row uses that was not used for longest."""
+        used = set(self.slot_of.tolist())
+        free = [slot for slot in range(len(self._numbers)) if slot not in used]
+        return min(free, key=self._last_use.__getitem__, default=None)
 
     def lines(self, prefill: Sequence[Slice], decode_rows: Ints, num_lines: int = 0) -> Ints:
         """The slot of every token of a pass, slices first; -1 for lines that fill up."""

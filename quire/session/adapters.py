@@ -60,6 +60,7 @@ def make_store(
         max_rank=config.adapters.max_lora_rank,
         capacity=config.adapters.max_cpu_loras,
         read=read,
+        lacks_room=lambda number: handles.lacks_room(number),
         download_dir=options.download_dir,
         token=options.hf_token,
     )

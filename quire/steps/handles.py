@@ -53,6 +53,8 @@ class Handles:
         self.automata: AutomatonRoom | None = None
         # What a LoRA adapter adds (adapters/read.py), by its number.
         self.adapter: Callable[[int], Any] = _no_adapter
+        # Why the executor's device has no room for it, by its number; "" where it has.
+        self.lacks_room: Callable[[int], str] = lambda _: ""
 
     def add_request(self, request: Request) -> None:
         self._requests[request.number] = request

@@ -237,9 +237,16 @@ class CudaExecutor:
         rows = row_adapters(self.config, self._sites, self.handles)
         if rows is None or self.config.adapters is None:
             return None
+        from quire.backends.triton.adapter_stacks import stacked_rank
         from quire.executor.cuda.adapters import CudaAdapters
 
+        rows.watch_room(stacked_rank(self.config.adapters.max_lora_rank), self._free_bytes)
         return CudaAdapters(rows, self.config.adapters.max_loras, self._device)
+
+    def _free_bytes(self) -> int:
+        """What the device has left, with what torch keeps of it and does not use."""
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return torch.cuda.mem_get_info(self._device)[0] + kept
 
     def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
         from quire.executor.cuda.guessing import most_lines

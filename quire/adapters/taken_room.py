@@ -1,0 +1,89 @@
+"""What memory adapters take beside the slots that were made for all of them: heads, embeddings and
+other numbers of their own, A and B of experts, heads and embeddings. No torch.
+
+It is taken when the first adapter that has such a thing is loaded, and stays: numbers of an adapter
+that left make room for those of the same form.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.adapters.sites import EMBEDDING, is_of_expert, is_seldom
+
+if TYPE_CHECKING:
+    from quire.adapters.read import AdapterWeights
+
+# Left for passes, which are captured anew where other kernels run.
+MARGIN = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory of one form; `for_all`: it is taken once, for the adapters of all slots."""
+
+    form: Hashable
+    num_bytes: int
+    for_all: bool = False
+
+
+def needs_of(weights: AdapterWeights, num_slots: int, rank: int) -> list[Need]:
+    """What an adapter takes where there are so many slots, whose A and B have room for a rank."""
+    found = [
+        Need((site, tuple(one.weight.shape)), one.num_bytes)
+        for site, one in weights.own.items()
+        if one.weight is not None
+    ]
+    for site, some in weights.added.items():
+        if not is_seldom(site) and site != EMBEDDING:
+            continue
+        sides = sum(one.a.shape[1] + len(one.b) for one in some)
+        num_bytes = sides * rank * some[0].a.element_size()
+        if is_of_expert(site):
+            found.append(Need((site, "A and B"), num_bytes))
+        else:
+            found.append(Need((site, "A and B"), num_bytes * num_slots, for_all=True))
+    return found
+
+
+class TakenRoom:
+    """What was taken, and what is left."""
+
+    def __init__(self, num_slots: int, free: Callable[[], int]) -> None:
+        """`free`: the bytes that are left on the device now."""
+        self._free = free
+        self._taken: Counter[Hashable] = Counter()  # how often there is memory of a form
+        self._of_slot: list[set[Hashable]] = [set() for _ in range(num_slots)]
+        self._promised = 0
+
+    def promise(self, needs: Sequence[Need], slot: int | None) -> str:
+        """Why there is no room for an adapter in this slot, None where one is about to become
+        free; "" where there is, which is then kept for it until some are loaded."""
+        missing = sum(one.num_bytes for one in needs if self._is_missing(one, slot))
+        free = self._free() - self._promised - MARGIN
+        if missing <= max(0, free):
+            self._promised += missing
+            return ""
+        return (
+            f"takes {missing / 1e6:,.0f} MB of its own on the device (head, embedding, experts), "
+            f"and {max(0, free) / 1e6:,.0f} MB are left. Lower gpu_memory_utilization, max_loras "
+            "or max_lora_rank, or merge it into its base with peft's merge_and_unload()"
+        )
+
+    def load(self, slot: int, needs: Sequence[Need]) -> None:
+        """The slot holds this from now on, and what was promised is no more."""
+        self._promised = 0
+        self._of_slot[slot] = {one.form for one in needs}
+        for one in needs:
+            held = sum(one.form in forms for forms in self._of_slot)
+            self._taken[one.form] = max(self._taken[one.form], held)
+
+    def _is_missing(self, need: Need, slot: int | None) -> bool:
+        taken = self._taken[need.form]
+        if need.for_all or not taken:
+            return not taken
+        others = sum(need.form in forms for i, forms in enumerate(self._of_slot) if i != slot)
+        return others - (slot is None) >= taken
