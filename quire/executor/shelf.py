@@ -105,15 +105,10 @@ class Shelf:
             self._encode(plan.encode)
 
     def change_each(self, plan: StepPlan) -> dict[int, str]:
-        """The same, item by item. Of those that cannot be encoded, on this rank or another, it
-        says why, by serial; nothing of theirs is on the shelf."""
+        """The same. Of those that cannot be encoded, on this rank or another, it says why, by
+        serial; nothing of theirs is on the shelf."""
         self._forget(plan)
-        failed: dict[int, str] = {}
-        for one in plan.encode:
-            try:
-                self._encode([one])
-            except Exception as error:  # Transformers' module, over whatever a checkpoint holds
-                failed[one.serial] = why_not(error)
+        failed = self._encode_apart(plan.encode)
         if plan.encode and self._tp.size > 1:
             mine = torch.tensor([float(one.serial in failed) for one in plan.encode])
             for one, missing in zip(plan.encode, self._tp.all_reduce(mine).tolist(), strict=True):
@@ -124,18 +119,33 @@ class Shelf:
         self._failed |= failed.keys()
         return failed
 
+    def _encode_apart(self, items: Sequence[Encode]) -> dict[int, str]:
+        """All together; where that fails, each by itself. Why some of them could not be, by
+        serial."""
+        failed: dict[int, str] = {}
+        try:
+            if items:
+                self._encode(items)
+        except Exception as error:  # Transformers' module, over whatever a checkpoint holds
+            if len(items) == 1:
+                failed[items[0].serial] = why_not(error)
+            else:
+                for one in items:
+                    failed |= self._encode_apart([one])
+        return failed
+
     def _forget(self, plan: StepPlan) -> None:
         for serial in plan.forgotten.tolist():
             self._rows.pop(serial, None)
 
     def _encode(self, items: Sequence[Encode]) -> None:
-        self.num_encoded += len(items)
         for one, rows in zip(items, self.tower.encode(items), strict=True):
             if len(rows) != one.count:
                 raise EngineError(
                     f"the tower made {len(rows)} rows of an {one.kind} that has {one.count} "
                     "tokens. This is a bug."
                 )
+            self.num_encoded += 1
             if self.pages is None:
                 self._rows[one.serial] = rows
             else:
