@@ -241,7 +241,7 @@ class Preparing:
         reader = self._session.media.reader
         if chat.media is None or reader is None:
             return {}
-        return {"multi_modal_data": reader.looked_at(chat.media).data}
+        return {"multi_modal_data": reader.looked_at(chat.media).given.data}
 
     def _encode(self, texts: Sequence[_Text]) -> list[Ints | QuireError]:
         """The ids of each that stay, or what is wrong with it."""
