@@ -146,10 +146,12 @@ def test_urls_are_opened_by_the_fetchers_alone() -> None:
 
 # The doors behind which anything may be raised: the command line, functions of a caller's,
 # grammars that are tried, requests that tasks make, what is made of a row of somebody's table,
-# batches that are on disk and tried again, and the boundary to what is not ours.
+# batches that are on disk and tried again, towers of Transformers', and the boundary to what is not
+# ours.
 MAY_CATCH_ANYTHING = {
     "quire/base/boundary.py",
     "quire/cli/exits.py",
+    "quire/executor/shelf.py",
     "quire/grammar/child.py",
     "quire/jobs/supervise/ahead.py",
     "quire/inputs/media/child.py",
