@@ -16,6 +16,7 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.errors import BatchError, ProcessorFailed
 from quire.sampling import call_threads
 from quire.sampling.call_threads import CallThreads
+from quire.sampling.processors import what_it_said
 from tests.tiny_llm import tiny_llm
 
 
@@ -290,3 +291,8 @@ def test_free_rows_do_not_wait_for_a_sleeper_or_for_one_that_raises(
     assert steps_beside <= steps_alone + 5
     assert waiting.seconds < 0.05 * beside + 1.0
     assert beside < 3 * alone + 10
+
+
+def test_what_a_processor_raised_can_go_to_another_process() -> None:
+    """Bytes of UTF-8 hold no half of a character."""
+    assert what_it_said(ValueError("a \ud800")) == "it raised ValueError: a \\ud800"

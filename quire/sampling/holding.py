@@ -10,10 +10,12 @@ either way, because noise belongs to a position and not to a step.
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +28,8 @@ from quire.sampling.sampled import DrawLines, Sampled
 from quire.sampling.sampler import Sampler
 from quire.step import DrawnScores, Masks, RowStart
 from quire.steps.handles import Handles
+
+Longs = npt.NDArray[np.int64]
 
 # How long rows that are ready wait for processors, as a share of the time the step took so far.
 # Beside rows without processors little: it is their time. Among themselves as long again, since
@@ -64,25 +68,32 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Logits that are with a row's processors; the token drawn from them stands at `position`."""
+    """Of logits that are with a row's processors: the token drawn from them stands at `position`,
+    and where the row's logprobs are of logits as the model gave them, `raw` are those."""
 
-    call: Call[Tensor]
-    raw: Tensor | None  # as the model gave them, where the row's logprobs are of those
+    raw: Tensor | None
     position: int
 
 
-class HoldingSampler:
-    """Draws for all rows; those with processors when these are done."""
+class Holding:
+    """Draws for all rows; those with processors when these are done, wherever they run."""
 
-    def __init__(
-        self, sampler: Sampler, *, max_rows: int, device: torch.device, handles: Handles
-    ) -> None:
-        self._sampler, self._device, self._handles = sampler, device, handles
-        self._lanes = CallThreads()
+    def __init__(self, sampler: Sampler, *, max_rows: int, device: torch.device) -> None:
+        self._sampler, self._device = sampler, device
         self._has: Flags = np.zeros(max_rows, np.bool_)
-        self._processors: dict[int, RowProcessors] = {}
         self._held: dict[int, _Held] = {}
-        self._last_step = time.perf_counter()
+
+    @abstractmethod
+    def _begin(self, logits: Tensor, lines: Longs, rows: Ints) -> None:
+        """Start the processors of these rows, each on its own of these lines of logits."""
+
+    @abstractmethod
+    def _settle(self, made: Merged, lines: Longs, rows: Ints, masks: Masks | None) -> None:
+        """The rows of these lines, whose processors began, draw if these are done, or are held."""
+
+    @abstractmethod
+    def _processed(self, row: int) -> Tensor | QuireError:
+        """What the row's processors, which are done, made of its logits."""
 
     def draw_by(self, kernels: DrawLines) -> None:
         self._sampler.draw_by(kernels)
@@ -90,18 +101,13 @@ class HoldingSampler:
     def start(self, start: RowStart) -> None:
         self.end(np.asarray([start.row], np.int32))
         self._sampler.start(start)
-        if start.has_processors:
-            processors = self._handles.request(start.request).processors
-            self._has[start.row] = True
-            self._processors[start.row] = RowProcessors(start, processors)
+        self._has[start.row] = start.has_processors
 
     def end(self, rows: Ints) -> None:
         """The rows are free again; what is held for them is of no more use."""
         self._sampler.end(rows)
         for row in rows[self._has[rows]].tolist():
-            del self._processors[row]
-            if row in self._held:
-                self._held.pop(row).call.cancel()
+            self._held.pop(row, None)
         self._has[rows] = False
 
     def sample(
@@ -113,68 +119,121 @@ class HoldingSampler:
         *,
         patience: Patience | None = None,
     ) -> Sampled:
-        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for, if
-        that takes longer than there is patience: without, by the time since the last draw."""
+        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for."""
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
-            sampled = self._sampler.sample(logits, rows, positions, masks)
-            self._last_step = time.perf_counter()
-            return sampled
+            return self._sampler.sample(logits, rows, positions, masks)
         for line in theirs.tolist():
-            self._begin(int(rows[line]), logits[line], int(positions[line]))
+            row = int(rows[line])
+            raw = logits[line].clone() if self._sampler.keeps_raw(row) else None
+            self._held[row] = _Held(raw, int(positions[line]))
+        self._begin(logits, theirs, rows[theirs])
         made = Merged.of(len(rows))
         others = np.flatnonzero(~self._has[rows])
         if len(others):
             at = torch.from_numpy(others).to(self._device)
-            made.add(
-                others, self._sampler.sample(logits[at], rows[others], positions[others], masks)
-            )
-        patience = patience or Patience(self._last_step, beside_others=len(others) > 0)
-        patience.begin()
-        calls = [self._held[row].call for row in rows[theirs].tolist()]
-        while (seconds := patience.left()) > 0 and not all(call.done() for call in calls):
-            self._lanes.wait(calls, seconds)
-        done = np.array([self._held[int(row)].call.done() for row in rows[theirs]], np.bool_)
-        if done.any():
-            made.add(theirs[done], self.sample_held(rows[theirs[done]], masks))
-        for line in theirs[~done].tolist():
-            made.held[line] = self._handles.hold(self._held[int(rows[line])].call)
-        self._last_step = time.perf_counter()
+            drawn = self._sampler.sample(logits[at], rows[others], positions[others], masks)
+            made.add(others, drawn)
+        self._settle(made, theirs, rows[theirs], masks)
         return made.sampled()
 
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
         """The next token of each of these rows, from its held logits, which are processed."""
         made = Merged.of(len(rows))
         held = [self._held.pop(row) for row in rows.tolist()]
-        outcomes = [one.call.outcome() for one in held]
-        for line, (row, outcome) in enumerate(zip(rows.tolist(), outcomes, strict=True)):
-            if outcome.error is not None:
-                made.fail(line, self._processors[row].failure(outcome.error))
-        processed = [outcome.made for outcome in outcomes if outcome.made is not None]
-        if not processed:
-            return made.sampled()
-        lines = np.array([i for i, outcome in enumerate(outcomes) if outcome.made is not None])
-        raw = [held[i].raw for i in lines]
-        sampled = self._sampler.sample(
-            torch.stack(processed),
-            rows[lines],
-            np.array([held[i].position for i in lines], np.int32),
-            masks,
-            raw=raw_lines(processed, raw),
-        )
-        made.add(lines, sampled)
-        for row, token in zip(rows[lines].tolist(), sampled.tokens.tolist(), strict=True):
-            self._processors[row].append(token)
+        found = {line: self._processed(row) for line, row in enumerate(rows.tolist())}
+        for line, error in found.items():
+            if isinstance(error, QuireError):
+                made.fail(line, error)
+        processed = {line: one for line, one in found.items() if isinstance(one, Tensor)}
+        if processed:
+            lines = np.array(list(processed))
+            drawn = self._sampler.sample(
+                torch.stack(list(processed.values())),
+                rows[lines],
+                np.array([held[line].position for line in lines], np.int32),
+                masks,
+                raw=raw_lines(list(processed.values()), [held[line].raw for line in lines]),
+            )
+            made.add(lines, drawn)
+            self._drew(rows[lines], drawn.tokens)
         return made.sampled()
+
+    def _drew(self, rows: Ints, tokens: Tensor) -> None:
+        """These rows drew these tokens from processed logits."""
 
     def position_held(self, row: int) -> int:
         """Where the token will stand that the row draws from its held logits."""
         return self._held[row].position
 
-    def _begin(self, row: int, logits: Tensor, position: int) -> None:
-        call = self._processors[row].begin(logits, self._lanes)
-        raw = logits.clone() if self._sampler.keeps_raw(row) else None
-        self._held[row] = _Held(call, raw, position)
+
+class HoldingSampler(Holding):
+    """With processors in this process: rows that are ready wait for them as long as there is
+    patience; without, by the time since the last draw."""
+
+    def __init__(
+        self, sampler: Sampler, *, max_rows: int, device: torch.device, handles: Handles
+    ) -> None:
+        super().__init__(sampler, max_rows=max_rows, device=device)
+        self._handles, self._lanes = handles, CallThreads()
+        self._processors: dict[int, RowProcessors] = {}
+        self._calls: dict[int, Call[Tensor]] = {}
+        self._last_step = time.perf_counter()
+        self._patience: Patience | None = None  # of the draw that is made
+
+    def start(self, start: RowStart) -> None:
+        super().start(start)
+        if start.has_processors:
+            processors = self._handles.request(start.request).processors
+            self._processors[start.row] = RowProcessors(start, processors)
+
+    def end(self, rows: Ints) -> None:
+        for row in rows[self._has[rows]].tolist():
+            del self._processors[row]
+            if row in self._calls:
+                self._calls.pop(row).cancel()
+        super().end(rows)
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Ints,
+        positions: Ints,
+        masks: Masks | None,
+        *,
+        patience: Patience | None = None,
+    ) -> Sampled:
+        self._patience = patience
+        sampled = super().sample(logits, rows, positions, masks)
+        self._last_step = time.perf_counter()
+        return sampled
+
+    def _begin(self, logits: Tensor, lines: Longs, rows: Ints) -> None:
+        for line, row in zip(lines.tolist(), rows.tolist(), strict=True):
+            self._calls[row] = self._processors[row].begin(logits[line], self._lanes)
+
+    def _settle(self, made: Merged, lines: Longs, rows: Ints, masks: Masks | None) -> None:
+        beside_others = len(lines) < len(made.tokens)
+        patience = self._patience or Patience(self._last_step, beside_others=beside_others)
+        patience.begin()
+        calls = [self._calls[row] for row in rows.tolist()]
+        while (seconds := patience.left()) > 0 and not all(call.done() for call in calls):
+            self._lanes.wait(calls, seconds)
+        done = np.array([call.done() for call in calls], np.bool_)
+        if done.any():
+            made.add(lines[done], self.sample_held(rows[done], masks))
+        for i in np.flatnonzero(~done).tolist():
+            made.held[int(lines[i])] = self._handles.hold(calls[i])
+
+    def _processed(self, row: int) -> Tensor | QuireError:
+        outcome = self._calls.pop(row).outcome()
+        if outcome.made is not None:
+            return outcome.made
+        return self._processors[row].failure(outcome.error or ValueError("it made nothing"))
+
+    def _drew(self, rows: Ints, tokens: Tensor) -> None:
+        for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+            self._processors[row].append(token)
 
 
 def raw_lines(processed: list[Tensor], raw: list[Tensor | None]) -> Tensor | None:
@@ -198,7 +257,7 @@ class Merged:
     def of(cls, num_lines: int) -> Merged:
         return cls(torch.zeros(num_lines, dtype=torch.int64))
 
-    def add(self, lines: np.ndarray[tuple[int], np.dtype[np.int64]], sampled: Sampled) -> None:
+    def add(self, lines: Longs, sampled: Sampled) -> None:
         self.tokens[torch.from_numpy(lines)] = sampled.tokens.cpu()
         theirs = lines.astype(np.int32)
         self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.params.row_sampling import RowSampling
 from quire.request import Ints
+from quire.sampling.holding import Holding
 from quire.sampling.sampled import Sampled
 from quire.spec import ModelSpec
 from quire.step import Assigned, DecodeRows, Masks, PrefixGroup, RowStart, Scores, Slice, StepPlan
@@ -79,7 +81,8 @@ def make_runner(
         cache.fill_(torch.nan)
     sampler = TextSampler()
     rows = DeviceRows(num_rows, torch.device("cpu"))
-    return Runner(model, cache, rows, sampler, block_size, handles=Handles()), sampler
+    drawing = cast(Holding, sampler)
+    return Runner(model, cache, rows, drawing, block_size, handles=Handles()), sampler
 
 
 @dataclass

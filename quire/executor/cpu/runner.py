@@ -21,7 +21,6 @@ from quire.executor.guessed import Draws, Lines, most_drawn, part_of
 from quire.executor.hidden import hidden_states
 from quire.executor.memory import caches_by_layer, windows_of
 from quire.executor.pass_media import PassMedia
-from quire.executor.samplers import Samples
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch, make_batch
@@ -29,6 +28,7 @@ from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates
+from quire.sampling.holding import Holding
 from quire.sampling.sampled import Sampled, joined_blocks
 from quire.step import (
     Candidates,
@@ -51,7 +51,7 @@ class Runner:
         model: Model,
         cache: Tensor,
         rows: DeviceRows,
-        sampler: Samples,
+        sampler: Holding,
         block_size: int,
         *,
         handles: Handles,

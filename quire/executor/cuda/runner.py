@@ -39,11 +39,11 @@ from quire.executor.cuda.step import CudaStep, Extras
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import caches_by_layer
 from quire.executor.pass_media import PassMedia
-from quire.executor.samplers import LateSamples
 from quire.executor.scoring import CUDA_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layers.kv_groups import KVGroup
 from quire.models.model import Model
+from quire.sampling.holding import Holding
 from quire.step import StepPlan, no_ints
 from quire.steps.handles import Handles
 
@@ -59,7 +59,7 @@ class CudaRunner:
         model: Model,
         cache: Tensor,
         columns: DeviceColumns,
-        sampler: LateSamples,
+        sampler: Holding,
         ops: DeviceOps,
         *,
         handles: Handles,

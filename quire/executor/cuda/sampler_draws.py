@@ -25,9 +25,8 @@ from torch import Tensor
 
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
-from quire.executor.samplers import LateSamples
 from quire.request import Ints
-from quire.sampling.holding import Patience
+from quire.sampling.holding import Holding, Patience
 from quire.sampling.sampled import Sampled
 from quire.step import Masks, StepPlan
 from quire.steps.row_schema import FAILED, RESTS
@@ -91,7 +90,7 @@ class LateTokens:
 class SamplerDraws:
     """Draws with the sampler for rows of plans that the device runs."""
 
-    def __init__(self, columns: DeviceColumns, sampler: LateSamples) -> None:
+    def __init__(self, columns: DeviceColumns, sampler: Holding) -> None:
         self._columns, self._sampler = columns, sampler
         self._pending: list[LateDraws] = []
         self._stream: torch.cuda.Stream | None = None
