@@ -7,7 +7,7 @@ whose rows asked, and only the tokens concerned; a forbidden token is at -inf.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from quire.steps.handles import Handles
 
 _NO_TOKEN = -2
 _ANY_TOKEN = -1
+_ENDLESS = 1 << 40  # outputs
 
 
 class RowTokens:
@@ -132,24 +133,28 @@ def _offsets(bits: npt.NDArray[np.uint32], vocab_size: int, device: torch.device
     return offsets[:, :vocab_size]
 
 
-class AllowedTokens:
-    """allowed_token_ids: nothing else may come."""
+class _ListedTokens:
+    """What edits tokens that rows list."""
 
     def __init__(self, *, max_rows: int, device: torch.device) -> None:
-        self._allowed = RowTokens(max_rows, device)
+        self._tokens = RowTokens(max_rows, device)
+
+    def end(self, rows: Ints) -> None:
+        self._tokens.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        return self._tokens.has[call.rows]
+
+
+class AllowedTokens(_ListedTokens):
+    """allowed_token_ids: nothing else may come."""
 
     def start(self, start: RowStart) -> None:
         if start.sampling.allowed_ids is not None:
-            self._allowed.set(start.row, start.sampling.allowed_ids)
-
-    def end(self, rows: Ints) -> None:
-        self._allowed.end(rows)
-
-    def wanted(self, call: Call) -> Flags:
-        return self._allowed.has[call.rows]
+            self._tokens.set(start.row, start.sampling.allowed_ids)
 
     def apply(self, logits: Tensor, call: Call) -> None:
-        entries = self._allowed.at(call.rows)
+        entries = self._tokens.at(call.rows)
         if entries is None:
             return
         line, token, _ = entries
@@ -256,86 +261,50 @@ class BadWords:
         self._tails = tails
 
 
-class MinTokens:
-    """min_tokens: no stop token before that many outputs exist."""
-
-    def __init__(self, *, max_rows: int, device: torch.device) -> None:
-        self._stops = RowTokens(max_rows, device)
-        self._until = np.zeros(max_rows, np.int64)  # the first position that may stop
-
-    def start(self, start: RowStart) -> None:
-        if start.sampling.min_tokens > 0 and len(start.stop_ids):
-            self._stops.set(start.row, start.stop_ids)
-            self._until[start.row] = len(start.prompt_ids) + start.sampling.min_tokens
-
-    def end(self, rows: Ints) -> None:
-        self._stops.end(rows)
-
-    def wanted(self, call: Call) -> Flags:
-        return self._stops.has[call.rows] & (call.positions < self._until[call.rows])
-
-    def apply(self, logits: Tensor, call: Call) -> None:
-        lines = np.flatnonzero(self.wanted(call))
-        entries = self._stops.at(call.rows[lines])
-        if entries is None:
-            return
-        line, token, _ = entries
-        logits[index(lines, logits.device)[line], token] = -torch.inf
-
-
-class LogitBias:
+class LogitBias(_ListedTokens):
     """logit_bias: a number added to a token's logit."""
-
-    def __init__(self, *, max_rows: int, device: torch.device) -> None:
-        self._biases = RowTokens(max_rows, device)
 
     def start(self, start: RowStart) -> None:
         if len(start.sampling.bias_ids):
-            self._biases.set(start.row, start.sampling.bias_ids, start.sampling.biases)
-
-    def end(self, rows: Ints) -> None:
-        self._biases.end(rows)
-
-    def wanted(self, call: Call) -> Flags:
-        return self._biases.has[call.rows]
+            self._tokens.set(start.row, start.sampling.bias_ids, start.sampling.biases)
 
     def apply(self, logits: Tensor, call: Call) -> None:
-        entries = self._biases.at(call.rows)
+        entries = self._tokens.at(call.rows)
         if entries is not None:
             line, token, bias = entries
             logits[line, token] += bias
 
 
-class Suppressed:
-    """Tokens that the model's own files rule out: always, and as the first of an answer."""
+class Banned(_ListedTokens):
+    """Tokens that may not come before a row has so many outputs: `of` says which, and how many."""
 
-    def __init__(self, *, max_rows: int, device: torch.device) -> None:
-        self._never, self._not_first = (RowTokens(max_rows, device) for _ in range(2))
-        self._first = np.zeros(max_rows, np.int64)  # where a row's first output stands
+    def __init__(
+        self, of: Callable[[RowStart], tuple[Ints, int]], *, max_rows: int, device: torch.device
+    ) -> None:
+        super().__init__(max_rows=max_rows, device=device)
+        self._of, self._until = of, np.zeros(max_rows, np.int64)  # the first position they may have
 
     def start(self, start: RowStart) -> None:
-        self._first[start.row] = len(start.prompt_ids)
-        if len(start.sampling.never_ids):
-            self._never.set(start.row, start.sampling.never_ids)
-        if len(start.sampling.not_first_ids):
-            self._not_first.set(start.row, start.sampling.not_first_ids)
-
-    def end(self, rows: Ints) -> None:
-        self._never.end(rows)
-        self._not_first.end(rows)
+        tokens, num_outputs = self._of(start)
+        if len(tokens) and num_outputs > 0:
+            self._tokens.set(start.row, tokens)
+            self._until[start.row] = len(start.prompt_ids) + num_outputs
 
     def wanted(self, call: Call) -> Flags:
-        wanted: Flags = self._never.has[call.rows] | self._begins(call)
-        return wanted
-
-    def _begins(self, call: Call) -> Flags:
-        begins: Flags = self._not_first.has[call.rows] & (call.positions == self._first[call.rows])
-        return begins
+        listed = super().wanted(call)
+        return listed & (call.positions < self._until[call.rows]) if listed.any() else listed
 
     def apply(self, logits: Tensor, call: Call) -> None:
-        lines = np.flatnonzero(self._begins(call))
-        for known, at in ((self._never, np.arange(len(call))), (self._not_first, lines)):
-            entries = known.at(call.rows[at])
-            if entries is not None:
-                line, token, _ = entries
-                logits[index(at, logits.device)[line], token] = -torch.inf
+        lines = np.flatnonzero(self.wanted(call))
+        entries = self._tokens.at(call.rows[lines]) if len(lines) else None
+        if entries is not None:
+            line, token, _ = entries
+            logits[index(lines, logits.device)[line], token] = -torch.inf
+
+
+# min_tokens, and what the model's own files rule out: always, and as the first of an answer.
+BANS: tuple[Callable[[RowStart], tuple[Ints, int]], ...] = (
+    lambda start: (start.stop_ids, start.sampling.min_tokens),
+    lambda start: (start.sampling.never_ids, _ENDLESS),
+    lambda start: (start.sampling.not_first_ids, 1),
+)

@@ -3,7 +3,7 @@
 The order of operations:
     raw logprobs
     float32
-    grammar mask -> allowed_token_ids -> bad_words -> min_tokens -> logit_bias -> suppressed tokens
+    grammar mask -> allowed_token_ids -> bad_words -> logit_bias -> min_tokens, suppressed tokens
     repetition, frequency, presence penalties
     greedy: the likeliest token
     otherwise: temperature -> min_p -> top_k -> top_p -> Gumbel noise -> the largest
@@ -28,12 +28,12 @@ from torch import Tensor
 from quire.request import Ints
 from quire.sampling.batch_processors import BatchProcessors
 from quire.sampling.constraints import (
+    BANS,
     AllowedTokens,
     BadWords,
+    Banned,
     GrammarMask,
     LogitBias,
-    MinTokens,
-    Suppressed,
 )
 from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
@@ -87,9 +87,8 @@ class Sampler:
         self._operations: tuple[Operation, ...] = (
             AllowedTokens(max_rows=max_rows, device=device),
             bad_words,
-            MinTokens(max_rows=max_rows, device=device),
             LogitBias(max_rows=max_rows, device=device),
-            Suppressed(max_rows=max_rows, device=device),
+            *(Banned(of, max_rows=max_rows, device=device) for of in BANS),
             self._batch,
             penalties,
         )
