@@ -18,7 +18,7 @@ from quire.step import StepPlan, StepResult
 from quire.steps.codec import BadStep, decode, encode
 from quire.steps.handles import Handles
 
-_HEADER = b"quire steps 1\n"
+_HEADER = b"quire steps 2\n"
 _LENGTH = struct.Struct("<Q")
 
 
