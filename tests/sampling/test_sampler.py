@@ -173,6 +173,15 @@ def test_no_stop_token_comes_before_min_tokens() -> None:
     assert drawn == [3, 3, 3, 2, 2]
 
 
+def test_what_a_models_files_suppress_never_comes_or_not_first() -> None:
+    params = SamplingParams(temperature=0, logit_bias={2: 50.0})
+    params._suppressed_token_ids = ((2,), (4,))  # never, and not as the first output
+    sampler = make_sampler(5, make_start(params=params, prompt=[1, 1]))
+    logits = torch.tensor([0.0, 1.0, 9.0, 2.0, 8.0])
+    drawn = [sample_one(sampler, logits, position=place).tokens.item() for place in range(2, 5)]
+    assert drawn == [3, 4, 4]
+
+
 def test_only_the_last_token_of_a_matching_bad_word_is_forbidden() -> None:
     params = make_params(temperature=0, bad_words=[[4, 5, 6], [2]], max_tokens=9)
     logits = torch.tensor([0.0, 1.0, 9.0, 3.0, 4.0, 5.0, 8.0])
