@@ -24,7 +24,7 @@ from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, RMSNorm
 from tests.backends.reference import ReferenceKernels, ReferenceLinear
 from tests.backends.triton.checks import Place, assert_close
-from tests.backends.triton.places import small_places
+from tests.backends.triton.places import DEVICE, small_places
 
 SLOTS, LINES = 4, 23
 CHOSEN = (np.arange(LINES) * 7 % (SLOTS + 1) - 1).astype(np.int32)
@@ -182,9 +182,16 @@ def for_experts(place: Place, *experts: int, dora: bool = False) -> dict[str, li
     return added
 
 
-@pytest.mark.parametrize("place", small_places())
+# Interpreted, two hundred lines take ten seconds in each type, and few of them differ by it.
+FEW, MANY = small_places(), small_places() if DEVICE.type == "cuda" else small_places()[:1]
+
+
 @pytest.mark.parametrize(
-    ("biased", "num_lines"), [(False, LINES), (True, 200)], ids=("few lines", "many, biased")
+    ("place", "biased", "num_lines"),
+    [
+        *(pytest.param(*one.values, False, LINES, id=f"few lines-{one.id}") for one in FEW),
+        *(pytest.param(*one.values, True, 200, id=f"many, biased-{one.id}") for one in MANY),
+    ],
 )
 def test_experts(place: Place, biased: bool, num_lines: int) -> None:
     """Beside every expert over every token, with slots for each product."""
