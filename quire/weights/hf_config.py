@@ -152,13 +152,14 @@ def _family(fields: Fields) -> Family:
 def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedModel:
     found = ", ".join(str(name) for name in named)[:200] or model_type or "no architecture"
     towers = [name for name in ("vision_config", "audio_config") if fields.values.get(name)]
-    if towers:
+    why = f"; quire runs {', '.join(ARCHITECTURES)}"
+    if fields.values.get("is_encoder_decoder") is True:
+        why = ": an encoder reads, a decoder writes; of such quire has Whisper. Use a causal one"
+    elif towers:
         known = dict.fromkeys(name for family in FAMILIES for name in family.architectures)
-        return UnsupportedModel(
-            f"{fields.source}: {found} is not supported: no family of quire's has its tower "
-            f"({towers[0]}) or its text ({str(fields.values.get('text_model_type'))[:40]!r}). "
-            f"Models that see or hear: {', '.join(known)}"
+        why = (
+            f": no family of quire's has its tower ({towers[0]}) or its text "
+            f"({str(fields.values.get('text_model_type'))[:40]!r}). Models that see or hear: "
+            f"{', '.join(known)}"
         )
-    return UnsupportedModel(
-        f"{fields.source}: {found} is not supported; quire runs {', '.join(ARCHITECTURES)}"
-    )
+    return UnsupportedModel(f"{fields.source}: {found} is not supported{why}")

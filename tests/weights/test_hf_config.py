@@ -174,6 +174,10 @@ def test_overrides_win_and_leave_the_config_alone() -> None:
 
 UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
     ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", *ARCHITECTURES]),
+    (
+        {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
+        ["T5ForConditionalGeneration", "an encoder reads, a decoder writes", "Use a causal one"],
+    ),
     ({"architectures": ["LlamaForQuestionAnswering"]}, ["LlamaForQuestionAnswering"]),
     ({"architectures": None, "model_type": "mamba"}, ["mamba"]),
     ({"architectures": [], "model_type": None}, ["no architecture"]),
