@@ -32,6 +32,9 @@ class ReferenceKernels(CpuKernels):
     """Every op in fp32, without a thought about speed; what is made of other ops is made as on a
     CPU."""
 
+    def __init__(self, shape: HeadShape) -> None:
+        self.shape = shape  # and no memory to gather into
+
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return ReferenceLinear(weight, bias)
 

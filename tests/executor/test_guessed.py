@@ -108,7 +108,7 @@ def test_a_failure_after_right_guesses_is_left_for_the_next_pass() -> None:
     expected = one_by_one(4)
     runner, _, first = begun()
     failing = FailingSampler()
-    runner.sampler, failing.fails_at = failing, LENGTH + 2
+    runner.sampler, failing.fails_at = failing, LENGTH + 2  # type: ignore[assignment]
     result = guess(runner, LENGTH, [first, *expected[1:4]])
     assert written(result, 0) == expected[1:2] and not result.failed
     result = guess(runner, LENGTH + 1, expected[1:4])

@@ -251,7 +251,7 @@ def test_a_row_that_fails_while_repeating_keeps_what_it_had() -> None:
             return super().sample(logits, rows, positions, masks)
 
     runner, _ = new_runner()
-    runner.sampler = FailsLater()
+    runner.sampler = FailsLater()  # type: ignore[assignment]
     runner.run(prefill_plan())
     result = runner.run(decode_plan(ints(0), ints(7), repeat=5))
     assert result.counts.tolist() == [1]
