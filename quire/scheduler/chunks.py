@@ -6,7 +6,8 @@ scored (scoring.py) draws nothing, and those that leave it go on by themselves.
 
 from __future__ import annotations
 
-from quire.errors import InvalidRequest
+from quire.base.boundary import for_row
+from quire.errors import QuireError
 from quire.scheduler.beams import Beams
 from quire.scheduler.draft import Draft
 from quire.scheduler.forking import Forking
@@ -16,6 +17,8 @@ from quire.scheduler.placements import Placements
 from quire.scheduler.reports import Reports
 from quire.scheduler.scoring import Scoring, fork_point, targets_of
 from quire.step import Slice
+
+PREPARING = "its media were prepared again"
 
 
 class Chunks:
@@ -66,11 +69,11 @@ class Chunks:
         request, start = self._rows.sequence(row).request, int(self._rows.computed[row])
         if chunk <= 0 or (not request.media and request.heard is None):
             return chunk
-        try:
-            return self._media.reach(request, start, start + chunk) - start
-        except InvalidRequest as error:
-            self._reports.fail(self._beams.take_out(row), error)
+        reached = for_row(PREPARING, self._media.reach, request, start, start + chunk)
+        if isinstance(reached, QuireError):
+            self._reports.fail(self._beams.take_out(row), reached)
             return 0
+        return reached - start
 
     def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
         """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""

@@ -57,7 +57,7 @@ class MediaPlans:
 
     def reach(self, request: Request, start: int, end: int) -> int:
         """How far a slice from `start` to `end` gets; what it needs is on the shelf or encoded.
-        InvalidRequest where a medium can no longer be read."""
+        Raises whatever a medium that has to be prepared again does."""
         if request.heard is not None:
             self._some_hear = True
             return end if self._find(request.heard) else start

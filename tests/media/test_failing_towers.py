@@ -12,8 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, BeamSearchParams, SamplingParams
-from quire.errors import BatchError, MediumFailed
+from quire.errors import BatchError, MediumFailed, RowError
 from quire.executor.shelf import Shelf
+from quire.inputs.media.preparing import PreparedMedium
 from quire.layers.tp import TensorParallel
 from quire.ranks.shares import RankShare
 from quire.step import Encode, StepPlan
@@ -98,6 +99,20 @@ def test_it_may_fail_in_the_middle_of_a_prompt_while_another_plan_is_on_its_way(
     options = {"max_num_batched_tokens": 11, "async_scheduling": True, "block_size": 4}
     with refuse_black(model.llm(**options)) as llm:
         check_mixed(llm, expected)
+
+
+def test_a_medium_that_cannot_be_prepared_again_ends_its_rows(
+    llm: LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was dropped from the shelf is prepared where the engine plans."""
+
+    def gone(medium: PreparedMedium) -> Any:
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(PreparedMedium, "arrays", gone)
+    found = returned(llm, [*GOOD, asked("New <image>", picture(40, 40, 9))])
+    assert written(found[:3]) == expected  # those of the others lie on the shelf
+    assert isinstance(found[3].error, RowError) and "prepared again: OSError" in str(found[3].error)
 
 
 def test_samples_and_searches_over_such_an_item_end_whole(llm: LLM) -> None:
