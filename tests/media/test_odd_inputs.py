@@ -95,6 +95,7 @@ def test_images_as_people_bring_them(name: str, children: MediaChildren) -> None
     [
         (np.zeros((9, 9, 3), np.float32), r"pass \(255 \* array\).round\(\).astype\('uint8'\)"),
         (np.zeros((9, 9, 3), np.uint16), r"pass array.astype\('uint8'\)"),
+        (np.full((9, 9, 3), 256, np.uint16), r"pass \(array >> 8\).astype\('uint8'\)"),
         (torch.rand(3, 9, 9), "tensor of torch.*numpy array of bytes"),
         ("a.png", "pathlib.Path"),
         (np.zeros((9, 9, 3), bool), r"pass \(255 \* array\).astype"),

@@ -111,9 +111,10 @@ class ArrayImage:
     @classmethod
     def of(cls, given: npt.NDArray[Any]) -> ArrayImage:
         if given.dtype != np.uint8:
-            how = {"f": "(255 * array).round()", "b": "(255 * array)"}.get(
-                given.dtype.kind, "array"
-            )
+            ways = {"f": "(255 * array).round()", "b": "(255 * array)"}
+            how = ways.get(given.dtype.kind, "array")
+            if given.dtype == np.uint16 and given.max(initial=0) > 255:
+                how = "(array >> 8)"  # as it is, a byte would be what is left over
             raise bad(
                 f"is an array of {given.dtype}; pixels are bytes from 0 to 255: "
                 f"pass {how}.astype('uint8')"

@@ -203,7 +203,8 @@ def _mono(given: np.ndarray[Any, np.dtype[Any]], rate: int) -> Samples:
         divisor, middle = _WHOLE[str(given.dtype)]
         floats = ((given.astype(np.float64) - middle) / divisor).astype(np.float32)
     else:
-        raise bad(f"is an array of {given.dtype}; samples are floats from -1 to 1, or int16")
+        whole = ", ".join(_WHOLE)
+        raise bad(f"is an array of {given.dtype}; samples are floats from -1 to 1, or {whole}")
     return floats if floats.ndim == 1 else floats.mean(1)
 
 
