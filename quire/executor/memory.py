@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.fp8 import FP8, block_shape
-from quire.cache.groups import ONE_GROUP, Windows, most_tokens
+from quire.cache.groups import ONE_GROUP, Windows, blocks_held, most_tokens
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
 from quire.layers.kv_groups import KVGroup, kv_groups
@@ -75,8 +75,11 @@ def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: 
 
 
 def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
-    """How many blocks the pool gets; at least one, or NotEnoughMemory."""
-    size = block_bytes(spec, config.block_size, dtype, groups_of(config, spec))
+    """How many blocks the pool gets; enough for the shortest text, of which every group of layers
+    has some, or NotEnoughMemory."""
+    groups = groups_of(config, spec)
+    size = block_bytes(spec, config.block_size, dtype, groups)
+    needed = blocks_held(windows_of(groups), config.block_size, 1)
     if config.num_blocks is not None:
         count, budget = config.num_blocks, config.num_blocks * size
     else:
@@ -84,12 +87,13 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
         pool = pool_bytes(config, free)
         budget = pool - heard_rows(config, spec, dtype, pool) * row
         count = max(budget, 0) // size
-    if count < 1:
-        least = spec.heard_rows * spec.kv_values_per_token * dtype.itemsize
+    if count < needed:
+        beside = spec.heard_rows * spec.kv_values_per_token * dtype.itemsize
         raise NotEnoughMemory(
-            f"a KV block of {config.block_size} tokens takes {_mib(size)}, and {_mib(budget)} are "
-            f"set aside for the KV cache ({_mib(free)} free). Set kv_cache_memory_bytes to at "
-            f"least {size + least}, or free some memory."
+            f"a KV block of {config.block_size} tokens takes {_mib(size)}, the shortest text "
+            f"{needed} of them, and {_mib(budget)} are set aside for the KV cache ({_mib(free)} "
+            f"free). Set kv_cache_memory_bytes to at least {needed * size + beside}, or free some "
+            "memory."
         )
     return count
 

@@ -154,6 +154,25 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         memory.num_blocks(small_config(num_blocks=None), SPEC, torch.float32, 1000)
 
 
+def test_a_pool_has_room_for_a_text_in_every_group_of_layers() -> None:
+    """Else it starts, and refuses every prompt."""
+    attentions = (
+        dataclasses.replace(SPEC.layers[0].attention, window=window) for window in (None, 8) * 2
+    )
+    layers = tuple(dataclasses.replace(SPEC.layers[0], attention=one) for one in attentions)
+    spec = dataclasses.replace(SPEC, layers=layers)
+    config = small_config(num_blocks=None)
+    groups = memory.groups_of(config, spec)
+    size = memory.block_bytes(spec, config.block_size, torch.float32, groups)
+    assert len(groups) == 2
+    for given in (size, 2 * size - 1):
+        few = small_config(num_blocks=None, kv_cache_memory_bytes=given)
+        with pytest.raises(NotEnoughMemory, match=f"text 2 of them.*at least {2 * size}"):
+            memory.num_blocks(few, spec, torch.float32, 0)
+    enough = small_config(num_blocks=None, kv_cache_memory_bytes=2 * size)
+    assert memory.num_blocks(enough, spec, torch.float32, 0) == 2
+
+
 def test_a_pool_beyond_the_machine_is_an_error_of_ours() -> None:
     with pytest.raises(NotEnoughMemory, match="KV blocks"):
         memory.make_cache(SPEC, 1 << 50, 4, torch.float32, torch.device("cpu"))
