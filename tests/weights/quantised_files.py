@@ -464,7 +464,8 @@ CASES = {
 def write_quantised(model: PreTrainedModel, directory: Path, case: Case) -> Tensors:
     """Write a model's checkpoint with its Linears quantised; returns the weights that it means."""
     model.save_pretrained(directory)
-    state = load_file(directory / "model.safetensors")
+    # Copies: what is loaded lies in the file, which older releases of safetensors write in place.
+    state = {n: t.clone() for n, t in load_file(directory / "model.safetensors").items()}
     tensors: Tensors = {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")
