@@ -76,18 +76,19 @@ def run_job(
     lock = JobLock.take(job_dir)
     files: list[InputFile] = []
     try:
-        before = job_setup.manifest_before(options, job_dir)
-        files = job_setup.input_files(options, job_dir)
-        refuse_written_input(options, job_dir, files)
-        now = job_setup.manifest_of(options, files, command)
-        manifest = job_setup.agreed(before, now, lock, reuse=options.reuse)
-        if before is not None and job_setup.is_finished(before, manifest, options):
-            job_setup.check_model_on_disk(before)
-            job_setup.check_output(before, Path(manifest.output))
-            num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
-            return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
-        check_first_rows(options, manifest, files)
         with StopSignals() as signals:
+            with signals.at_once():  # a pipe or the Hub may take long to give the input
+                before = job_setup.manifest_before(options, job_dir)
+                files = job_setup.input_files(options, job_dir)
+                refuse_written_input(options, job_dir, files)
+                now = job_setup.manifest_of(options, files, command)
+                manifest = job_setup.agreed(before, now, lock, reuse=options.reuse)
+                if before is not None and job_setup.is_finished(before, manifest, options):
+                    job_setup.check_model_on_disk(before)
+                    job_setup.check_output(before, Path(manifest.output))
+                    num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
+                    return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
+                check_first_rows(options, manifest, files)
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
     finally:

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from quire.errors import JobStopped
+from quire.jobs.store.lock import JobLock
 from quire.jobs.supervise.stopping import StopSignals
 from tests.jobs.driving import (
     ENVIRONMENT,
@@ -86,6 +88,27 @@ def test_a_job_in_the_background_stops_on_sigterm_and_goes_on(
     assert run(run_command(source, output)).returncode == 2  # another model: still the same job
     assert run(arguments).returncode == 0
     assert len(output.read_text().splitlines()) == 300
+
+
+def hears_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("more", [(), ("--join",)])
+def test_a_job_that_has_not_begun_stops_on_sigterm(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Its input does not end, or another worker is about to begin the job."""
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    (home := tmp_path / "out.jsonl.quire").mkdir()
+    lock = JobLock.take(home) if more else nullcontext()
+    arguments = run_command(source if more else "-", output, *more)
+    with lock, started(arguments, stdin=subprocess.PIPE) as process:
+        assert wait_until(lambda: hears_sigterm(process.pid))
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, "stopped cleanly" in said) == (75, True), said
+    assert not output.exists()
 
 
 @pytest.mark.long

@@ -54,12 +54,12 @@ def join_job(
     """Answer chunks of the job until none is left, and merge if no other worker does."""
     refuse_what_cannot_join(options)
     job_dir = job_setup.job_directory(options)
-    with locked(job_dir):
-        try:
-            manifest, files, chunks = agreed(options, command, job_dir)
-        finally:
-            job_setup.tidy(job_dir)
     with StopSignals() as signals:
+        with signals.at_once(), locked(job_dir):
+            try:
+                manifest, files, chunks = agreed(options, command, job_dir)
+            finally:
+                job_setup.tidy(job_dir)
         if manifest.status != "finished":
             worker = JoinWorker(options, job_dir, manifest, files, chunks, show=show)
             try:
