@@ -154,7 +154,7 @@ def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedMo
     towers = [name for name in ("vision_config", "audio_config") if fields.values.get(name)]
     why = f"; quire runs {', '.join(ARCHITECTURES)}"
     if fields.values.get("is_encoder_decoder") is True:
-        why = ": an encoder reads, a decoder writes; of such quire has Whisper. Use a causal one"
+        why = ": an encoder reads, a decoder writes; quire has such as hear. Use a causal one"
     elif towers:
         known = dict.fromkeys(name for family in FAMILIES for name in family.architectures)
         why = (
