@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.request import Ints
-from quire.sampling.scan import DEPTHS, count_larger, flat_nonzero, heads, index
+from quire.sampling.scan import bounds_of, count_larger, flat_nonzero, heads, index
 from quire.step import Scores
 
 WHOLE_VOCABULARY = -1
@@ -82,19 +82,16 @@ def likeliest(values: Tensor, num_top: int) -> Tensor:
     chosen = torch.empty(lines, num_top, dtype=torch.int64, device=values.device)
     if num_top == 0:
         return chosen
-    top = values.amax(1)
-    pending = torch.arange(lines, device=values.device)
-    for depth in DEPTHS[:-1]:
-        unsure = []
-        for head in heads(values, top, pending, depth):
-            enough = (head.values > -torch.inf).sum(1) >= num_top
-            yes = flat_nonzero(enough)
-            if len(yes):
-                chosen[head.lines[yes]] = head.tokens[yes, :num_top]
-            unsure.append(head.lines[flat_nonzero(~enough)])
-        pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
-        if len(pending) == 0:
-            return chosen
+    everyone = torch.arange(lines, device=values.device)
+    few = []
+    for head in heads(values, bounds_of(values, torch.full_like(everyone, num_top)), everyone):
+        enough = (head.values > -torch.inf).sum(1) >= num_top
+        yes = flat_nonzero(enough)
+        if len(yes):
+            chosen[head.lines[yes]] = head.tokens[yes, :num_top]
+        few.append(head.lines[flat_nonzero(~enough)])
+    if len(pending := torch.cat(few)) == 0:
+        return chosen
     # Lines with few tokens above -inf, or with NaN, end here too: the sort takes any of them.
     whole = values[pending].sort(dim=1, descending=True, stable=True).indices
     chosen[pending] = whole[:, :num_top]

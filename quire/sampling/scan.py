@@ -18,14 +18,14 @@ from torch import Tensor
 
 from quire.backends.cpu.native.noise import best_of_lines, can_search
 
-# How far below the likeliest token (in nats) heads are cut, one attempt after the other.
-DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))
 # Lines are padded to the longest of their group, so short and long ones do not share a group.
 _WIDTHS = (64, 256, 1024, 4096)
 # Elements converted to float32 at a time.
 _PIECE = 2**22
 _LOW = 0xFFFFFFFF
 _ALL_BUT_SIGN = 0x7FFFFFFF
+_LOWEST = torch.finfo(torch.float32).min
+_BLOCK, _BLOCKS_A_TOKEN = 32, 4
 _PADDING = 0x7F800000 << 32  # the key of -inf and token 0
 
 
@@ -33,14 +33,19 @@ _PADDING = 0x7F800000 << 32  # the key of -inf and token 0
 class Head:
     """The likeliest tokens of some lines, likeliest first, the lowest token id among equals.
 
-    scores [1 2 5 4 4], depth 2 -> values [5 4 4], tokens [2 3 4]; shorter lines of the group
-    are padded with -inf. `complete`: every token above -inf is in it.
+    scores [1 2 5 4 4], bound 3 -> values [5 4 4], tokens [2 3 4]; shorter lines of the group
+    are padded with -inf.
     """
 
     lines: Tensor  # [n] which lines of the scores
+    bounds: Tensor  # [n] the least score of what is in it
     values: Tensor  # [n, width]
     tokens: Tensor  # [n, width]
-    complete: bool
+
+    @property
+    def complete(self) -> Tensor:
+        """Whether every token above -inf is in it."""
+        return self.bounds <= _LOWEST
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,13 +92,26 @@ def index(numbers: npt.NDArray[np.integer] | list[int], device: torch.device) ->
     return torch.from_numpy(np.asarray(numbers, np.int64)).to(device)
 
 
-def heads(scores: Tensor, top: Tensor, lines: Tensor, depth: float) -> Iterator[Head]:
-    """The tokens of `lines`, which rise, within `depth` of their top score, in groups of similar
+def bounds_of(scores: Tensor, counts: Tensor) -> Tensor:
+    """For each line a score that counts[i] of its tokens reach or more, though seldom many more;
+    -inf where it has not as many.
+
+    The least of the largest counts[i] maxima of blocks: they are as many tokens.
+    """
+    most, vocab = int(counts.max()), scores.shape[1]
+    size = max(1, min(_BLOCK, vocab // (_BLOCKS_A_TOKEN * most)))
+    maxima = scores.unfold(1, size, size).amax(2)
+    largest = maxima.topk(min(most, maxima.shape[1])).values
+    found = largest.gather(1, counts.clamp(max=largest.shape[1])[:, None] - 1)[:, 0]
+    return found.masked_fill_(counts > largest.shape[1], -torch.inf)
+
+
+def heads(scores: Tensor, bounds: Tensor, lines: Tensor) -> Iterator[Head]:
+    """The tokens of `lines`, which rise, that reach the bound of each, in groups of similar
     length."""
-    vocab, complete = scores.shape[1], depth == float("inf")
+    vocab = scores.shape[1]
     inside = scores if len(lines) == len(scores) else scores[lines]
-    # clamp: -inf >= -inf holds, and tokens at -inf are never wanted.
-    bound = (top[lines] - depth).clamp(min=torch.finfo(torch.float32).min)
+    bound = bounds.clamp(min=_LOWEST)  # -inf >= -inf holds, and tokens at -inf are never wanted
     flat = flat_at_least(inside, bound[:, None])
     begins = torch.arange(len(lines) + 1, device=flat.device) * vocab
     counts = torch.searchsorted(flat, begins).diff()
@@ -107,7 +125,7 @@ def heads(scores: Tensor, top: Tensor, lines: Tensor, depth: float) -> Iterator[
             continue
         alone = len(members) == len(lines)
         mine = keys if alone else keys[flat_nonzero(is_member.repeat_interleave(counts))]
-        yield Head(lines[members], *_falling(mine, counts[members]), complete)
+        yield Head(lines[members], bound[members], *_falling(mine, counts[members]))
 
 
 def _keys(values: Tensor, tokens: Tensor) -> Tensor:

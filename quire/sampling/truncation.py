@@ -7,7 +7,8 @@ All three keep the beginning of the tokens in falling order of score, so each is
             at the boundary the lower token ids stay
 
 The vocabulary is not sorted: a line's head (scan.py) is cut deep enough to prove the counts
-right, and only lines where no shallow head proves it are sorted whole.
+right, which top_k and min_p say beforehand and top_p does not. Only lines where no shallow head
+proves it are sorted whole.
 Masses are added as integers, so the sum does not depend on the order or on other lines.
 """
 
@@ -19,11 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.sampling.scan import DEPTHS, Head, flat_nonzero, heads
+from quire.sampling.scan import Head, bounds_of, flat_nonzero, heads
 
 # The whole mass of a line. Leaves 13 bits above it, and rounds a token's mass by 2**-50.
 _ONE = 2**50
 NO_TOP_K = 2**62
+# How far below the likeliest token (in nats) heads are cut where neither top_k nor min_p says it,
+# one attempt after the other.
+DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))
+_MOST_COUNTED = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +63,13 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> list[Kept]:
     if bool((limits.top_p < 1).any()):
         chances = torch.softmax(scores, 1)
         whole = _sums(chances)
-    pending = torch.arange(len(scores), device=scores.device)
+    pending, bounds = torch.arange(len(scores), device=scores.device), _bounds(scores, top, limits)
     kept = []
-    for depth in DEPTHS:
+    for deeper in (*DEPTHS[1:], None):
         unsure = []
-        for head in heads(scores, top, pending, depth):
+        for head in heads(scores, bounds[pending], pending):
             limits_here = limits.take(head.lines)
-            num_kept, sure = _ranked(head, top[head.lines], limits_here, depth)
+            num_kept, sure = _ranked(head, top[head.lines], limits_here)
             if chances is not None and whole is not None:
                 some, all_of_it = chances[head.lines[:, None], head.tokens], whole[head.lines]
                 num_kept, sure = _cut_by_mass(num_kept, sure, some, all_of_it, limits_here)
@@ -76,9 +81,21 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> list[Kept]:
                     Kept(head.lines[yes], head.values[yes], head.tokens[yes], num_kept[yes])
                 )
         pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
-        if len(pending) == 0:
+        if len(pending) == 0 or deeper is None:
             break
+        bounds = torch.minimum(bounds, top - deeper)
     return kept
+
+
+def _bounds(scores: Tensor, top: Tensor, limits: Limits) -> Tensor:
+    """Where the first head of each line is cut: at min_p's bound, and where top_k is sure to have
+    its tokens."""
+    by_min_p, is_counted = top + limits.min_p, limits.top_k <= _MOST_COUNTED
+    bounds = torch.where(limits.min_p > -torch.inf, by_min_p, top - DEPTHS[0])
+    if not bool(is_counted.any()):
+        return bounds
+    by_count = bounds_of(scores, torch.where(is_counted, limits.top_k, 1))
+    return torch.where(is_counted, torch.maximum(by_min_p, by_count), bounds)
 
 
 def mask_out(scores: Tensor, kept: list[Kept]) -> Tensor:
@@ -92,15 +109,15 @@ def mask_out(scores: Tensor, kept: list[Kept]) -> Tensor:
     return masked
 
 
-def _ranked(head: Head, top: Tensor, limits: Limits, depth: float) -> tuple[Tensor, Tensor]:
+def _ranked(head: Head, top: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
     """How many of each head min_p and top_k keep, and whether the head holds all they keep."""
     values, width = head.values, head.values.shape[1]
     in_head = (values > -torch.inf).sum(1)
     kth = values.gather(1, (limits.top_k.clamp(max=width) - 1)[:, None])
     # Past the end of a short head the k-th value is the padding, and takes nothing away.
-    stays = (values >= kth) & (values >= (top + limits.min_p)[:, None]) & (values > -torch.inf)
-    # Rounding keeps order, so a head cut no higher than min_p's bound holds all that min_p keeps.
-    sure = (limits.top_k <= in_head) | (limits.min_p >= -depth)
+    least = top + limits.min_p
+    stays = (values >= kth) & (values >= least[:, None]) & (values > -torch.inf)
+    sure = (limits.top_k <= in_head) | (least >= head.bounds)
     return stays.sum(1), sure | head.complete
 
 

@@ -135,6 +135,21 @@ def test_a_shallow_head_is_enough_for_a_peaked_distribution(
     assert kept == set(range(math.ceil(-math.log(1 - share) / 0.1)))
 
 
+@pytest.mark.parametrize("fields", [{"top_k": 40}, {"top_k": 1500, "top_p": 0.9}, {"min_p": 1e-5}])
+@pytest.mark.parametrize("width", [0.5, 4.0, 30.0])
+def test_top_k_and_min_p_say_how_deep_to_look(
+    width: float, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quire.sampling import truncation
+
+    # With one depth a line that needs a second look would be left pending.
+    monkeypatch.setattr(truncation, "DEPTHS", truncation.DEPTHS[:1])
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(3, 20_011, generator=generator) * width
+    params = make_params(**fields)
+    assert kept_tokens(scores, **fields) == [plain_kept(line.tolist(), params) for line in scores]
+
+
 def test_lines_that_all_need_a_second_look_keep_their_own_tokens() -> None:
     """Their first heads differ in length, so they come back from it in another order."""
     torch.manual_seed(3)
