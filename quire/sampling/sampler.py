@@ -35,13 +35,13 @@ from quire.sampling.constraints import (
     GrammarMask,
     LogitBias,
 )
-from quire.sampling.draw import draw_among, draw_from_all
+from quire.sampling.draw import draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
 from quire.sampling.sampled import DrawLines, Sampled
 from quire.sampling.scan import best, index
-from quire.sampling.truncation import mask_out, truncate
+from quire.sampling.truncation import draw_kept, mask_out, truncate
 from quire.step import DrawnScores, Masks, RowStart
 from quire.steps.handles import Handles
 
@@ -280,9 +280,7 @@ class Sampler:
         mine = scores if len(lines) == len(part) else scores[at]
         keys = self._rows.noise_keys(some)
         kept = truncate(mine, top[at], self._rows.limits(some))
-        for group in kept:
-            chosen = draw_among(group.values, group.tokens, group.num_kept, keys.take(group.lines))
-            drawn[at[group.lines]] = chosen
+        drawn[at] = draw_kept(mine, kept, keys)
         if not self._from_raw:
             scores[at] = mask_out(mine, kept)
 

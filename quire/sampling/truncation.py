@@ -1,4 +1,4 @@
-"""min_p, top_k and top_p: which tokens a line may still draw.
+"""min_p, top_k and top_p: which tokens a line may still draw, and which of them it draws.
 
 All three keep the beginning of the tokens in falling order of score, so each is a count. In order:
     min_p   scores >= top + log(min_p): at least min_p times as likely as the likeliest
@@ -20,15 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.sampling.draw import draw_among, draw_from_all
 from quire.sampling.scan import Head, bounds_of, flat_nonzero, heads
+from quire.sampling.seeds import NoiseKeys
 
 # The whole mass of a line. Leaves 13 bits above it, and rounds a token's mass by 2**-50.
 _ONE = 2**50
 NO_TOP_K = 2**62
-# How far below the likeliest token (in nats) heads are cut where neither top_k nor min_p says it,
-# one attempt after the other.
-DEPTHS = (6.0, 8.0, 10.5, 14.0, float("inf"))
-_MOST_COUNTED = 2048
+# How far below the likeliest token (in nats) the first head is cut where neither top_k nor min_p
+# says it. Where that has too little mass, steps are counted that have enough, down to the deepest.
+_DEPTH, _STEPS_A_NAT, _DEEPEST = 6.0, 8, 16
+_WIDE = 1024  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,11 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> list[Kept]:
         chances = torch.softmax(scores, 1)
         whole = _sums(chances)
     pending, bounds = torch.arange(len(scores), device=scores.device), _bounds(scores, top, limits)
-    kept = []
-    for deeper in (*DEPTHS[1:], None):
+    kept: list[Kept] = []
+    is_first = True
+    while len(pending):
         unsure = []
-        for head in heads(scores, bounds[pending], pending):
+        for head in heads(scores, bounds, pending):
             limits_here = limits.take(head.lines)
             num_kept, sure = _ranked(head, top[head.lines], limits_here)
             if chances is not None and whole is not None:
@@ -81,32 +84,66 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> list[Kept]:
                     Kept(head.lines[yes], head.values[yes], head.tokens[yes], num_kept[yes])
                 )
         pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
-        if len(pending) == 0 or deeper is None:
-            break
-        bounds = torch.minimum(bounds, top - deeper)
+        bounds = torch.full_like(top[pending], -torch.inf)
+        if is_first and len(pending) and chances is not None and whole is not None:
+            needed = limits.top_p[pending] * whole[pending]
+            bounds = _bounds_by_mass(scores[pending], top[pending], chances[pending], needed)
+        is_first = False
     return kept
 
 
 def _bounds(scores: Tensor, top: Tensor, limits: Limits) -> Tensor:
     """Where the first head of each line is cut: at min_p's bound, and where top_k is sure to have
     its tokens."""
-    by_min_p, is_counted = top + limits.min_p, limits.top_k <= _MOST_COUNTED
-    bounds = torch.where(limits.min_p > -torch.inf, by_min_p, top - DEPTHS[0])
+    by_min_p, is_counted = top + limits.min_p, limits.top_k < NO_TOP_K
+    bounds = torch.where(limits.min_p > -torch.inf, by_min_p, top - _DEPTH)
     if not bool(is_counted.any()):
         return bounds
     by_count = bounds_of(scores, torch.where(is_counted, limits.top_k, 1))
     return torch.where(is_counted, torch.maximum(by_min_p, by_count), bounds)
 
 
+def _bounds_by_mass(scores: Tensor, top: Tensor, chances: Tensor, needed: Tensor) -> Tensor:
+    """Where heads of lines that top_p alone cuts are likely to have the mass; -inf if nowhere."""
+    lines, last = len(scores), _STEPS_A_NAT * _DEEPEST
+    step = (top[:, None] - scores).mul_(_STEPS_A_NAT).clamp_(max=last).int()
+    step += torch.arange(lines, device=top.device, dtype=torch.int32)[:, None] * (last + 1)
+    mass = torch.bincount(step.flatten(), chances.flatten().double(), lines * (last + 1))
+    too_little = mass.view(lines, -1).cumsum(1)[:, :-1] <= needed[:, None]
+    steps = too_little.sum(1) + 1  # nothing of the step before the last is left out
+    return torch.where(steps > last, -torch.inf, top - steps / _STEPS_A_NAT)
+
+
 def mask_out(scores: Tensor, kept: list[Kept]) -> Tensor:
     """The scores with every token that no line kept at -inf."""
     masked = torch.full_like(scores, -torch.inf)
     for group in kept:
-        width = group.tokens.shape[1]
-        stays = torch.arange(width, device=scores.device) < group.num_kept[:, None]
-        line = group.lines[:, None].expand_as(group.tokens)
-        masked[line[stays], group.tokens[stays]] = group.values[stays]
+        _put(masked, group.lines, group)
     return masked
+
+
+def _put(masked: Tensor, lines: Tensor, group: Kept) -> None:
+    stays = torch.arange(group.tokens.shape[1], device=masked.device) < group.num_kept[:, None]
+    line = lines[:, None].expand_as(group.tokens)
+    masked[line[stays], group.tokens[stays]] = group.values[stays]
+
+
+def draw_kept(scores: Tensor, kept: list[Kept], keys: NoiseKeys) -> Tensor:
+    """One token for each line out of those that it keeps.
+
+    Of very many it is searched among all: noise is made there for the few that can win.
+    """
+    drawn = torch.empty(len(scores), dtype=torch.int64, device=scores.device)
+    for group in kept:
+        theirs = keys.take(group.lines)
+        if group.tokens.shape[1] <= _WIDE:
+            chosen = draw_among(group.values, group.tokens, group.num_kept, theirs)
+        else:
+            masked = scores.new_full((len(group.lines), scores.shape[1]), -torch.inf)
+            _put(masked, torch.arange(len(masked), device=masked.device), group)
+            chosen = draw_from_all(masked, group.values[:, 0], group.tokens[:, 0], theirs)
+        drawn[group.lines] = chosen
+    return drawn
 
 
 def _ranked(head: Head, top: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.sampling import truncation
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Masks
@@ -372,3 +373,29 @@ def test_a_masked_line_draws_what_the_allowed_tokens_alone_would(temperature: fl
     free = make_sampler(vocab, *starts).sample(logits, rows, rows + 1, None)
     same = (free.tokens == found.tokens).sum().item()
     assert 0 < same < lines, "some draws are meant to be refused, and some not"
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
+def test_of_many_kept_tokens_the_same_one_is_drawn_as_of_few(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among all of the vocabulary, with what was cut off at -inf, or among the kept ones."""
+    vocab, logits = 6000, torch.randn(20, 6000, generator=torch.Generator().manual_seed(2)) * 2
+    limits: tuple[dict[str, Any], ...] = (
+        {"top_k": 3000},
+        {"top_p": 0.98},
+        {"top_k": 7},
+        {"min_p": 1e-4},
+        {},
+    )
+    drawn = []
+    for wide in (truncation._WIDE, 1 << 40):
+        monkeypatch.setattr(truncation, "_WIDE", wide)
+        starts = [
+            make_start(row, make_params(temperature=1.5, seed=row, **limits[row % 5]))
+            for row in range(20)
+        ]
+        rows = np.arange(20, dtype=np.int32)
+        sampler = make_sampler(vocab, *starts, mode=mode)
+        drawn.append(sampler.sample(logits.clone(), rows, rows + 9, None).tokens.tolist())
+    assert drawn[0] == drawn[1] and len({*drawn[0]}) > 10

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.sampling import scan, truncation
 from quire.sampling.truncation import NO_TOP_K, Limits, mask_out, truncate
 from tests.sampling.making import make_params, plain_kept
 
@@ -122,32 +123,47 @@ def test_a_mixed_call_treats_each_line_by_its_own_limits() -> None:
         assert all(kept_scores[token] == line[token] for token in expected)
 
 
-@pytest.mark.parametrize("share", [0.9, 0.95])
-def test_a_shallow_head_is_enough_for_a_peaked_distribution(
-    share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from quire.sampling import truncation
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many lines were looked at, each time."""
+    seen: list[int] = []
 
-    # Without the last depth a line that needs the whole vocabulary would be left pending.
-    monkeypatch.setattr(truncation, "DEPTHS", truncation.DEPTHS[:-1])
+    def counted(scores: torch.Tensor, bounds: torch.Tensor, lines: torch.Tensor) -> Any:
+        seen.append(len(lines))
+        return scan.heads(scores, bounds, lines)
+
+    monkeypatch.setattr(truncation, "heads", counted)
+    return seen
+
+
+@pytest.mark.parametrize("share", [0.9, 0.95])
+def test_a_shallow_head_is_enough_for_a_peaked_distribution(share: float, looks: list[int]) -> None:
     scores = torch.arange(50_000, dtype=torch.float32).neg().mul(0.1)[None, :]
     (kept,) = kept_tokens(scores, top_p=share)
-    assert kept == set(range(math.ceil(-math.log(1 - share) / 0.1)))
+    assert kept == set(range(math.ceil(-math.log(1 - share) / 0.1))) and looks == [1]
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 40}, {"top_k": 1500, "top_p": 0.9}, {"min_p": 1e-5}])
 @pytest.mark.parametrize("width", [0.5, 4.0, 30.0])
 def test_top_k_and_min_p_say_how_deep_to_look(
-    width: float, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    width: float, fields: dict[str, Any], looks: list[int]
 ) -> None:
-    from quire.sampling import truncation
-
-    # With one depth a line that needs a second look would be left pending.
-    monkeypatch.setattr(truncation, "DEPTHS", truncation.DEPTHS[:1])
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(3, 20_011, generator=generator) * width
     params = make_params(**fields)
     assert kept_tokens(scores, **fields) == [plain_kept(line.tolist(), params) for line in scores]
+    assert looks == [3]
+
+
+@pytest.mark.parametrize("width", [1.5, 3.0])
+def test_where_much_is_kept_the_mass_says_how_deep_to_look(width: float, looks: list[int]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(3, 20_011, generator=generator) * width
+    params = make_params(top_p=0.9907)
+    assert kept_tokens(scores, top_p=0.9907) == [
+        plain_kept(line.tolist(), params) for line in scores
+    ]
+    assert sum(looks) <= 6
 
 
 def test_lines_that_all_need_a_second_look_keep_their_own_tokens() -> None:
