@@ -10,7 +10,7 @@ either way, because noise belongs to a position and not to a step.
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -75,7 +75,7 @@ class _Held:
     position: int
 
 
-class Holding:
+class Holding(ABC):
     """Draws for all rows; those with processors when these are done, wherever they run."""
 
     def __init__(self, sampler: Sampler, *, max_rows: int, device: torch.device) -> None:
@@ -159,6 +159,7 @@ class Holding:
             self._drew(rows[lines], drawn.tokens)
         return made.sampled()
 
+    @abstractmethod
     def _drew(self, rows: Ints, tokens: Tensor) -> None:
         """These rows drew these tokens from processed logits."""
 

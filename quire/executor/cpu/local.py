@@ -87,10 +87,8 @@ class LocalExecutor:
             )
         self.config, self.spec, self._read_again = config, spec, read_again
         self._tp, self._make_sampler = tp or TensorParallel(), make_sampler
-        self.handles, self.shelf = (
-            Handles(),
-            Shelf(tower, alone=config.batch_invariant, tp=self._tp),
-        )
+        self.handles = Handles()
+        self.shelf = Shelf(tower, alone=config.batch_invariant, tp=self._tp)
         self._weights: Weights | LoadedModule | None = weights
         self._model: Model | None = None
         self._runner: Runner | None = None

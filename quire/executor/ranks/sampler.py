@@ -49,3 +49,6 @@ class RankSampler(Holding):
         if row in self.failures:
             return ProcessorFailed(self.failures[row])
         return torch.from_numpy(self.processed[row]).to(self._device)
+
+    def _drew(self, rows: Ints, tokens: Tensor) -> None:
+        """Processors are told where they run."""

@@ -219,7 +219,7 @@ class CallMedia:
         self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
         self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # all of a prompt
         self._ahead: LookAhead | None = None
-        self._sources: dict[int, Source] = {}  # of what was looked at, by its id
+        self._sources: dict[int, tuple[Source, GivenMedia]] = {}  # by ids of items, which are held
 
     def look_ahead(self, prompts: Sequence[GivenMedia]) -> None:
         """These are the ones that will be read, in this order."""
@@ -255,7 +255,7 @@ class CallMedia:
             given = self._reader.fetched(given)
         else:
             given = looked.given
-            self._sources |= looked.sources
+            self._sources |= {at: (source, given) for at, source in looked.sources.items()}
         items: list[PlacedItem] = []
         for kind, mine in rules.items():
             items += self._reader.read_each(kind, given, partial(self._item, kind, mine))
@@ -266,7 +266,7 @@ class CallMedia:
     ) -> PlacedItem:
         key = (id(given), id(rules), together, name)
         if key not in self._known:
-            source = self._sources.get(id(given))
+            source = self._sources.get(id(given), (None,))[0]
             made = self._reader.item(kind, given, name, together, rules, source)
             self._known[key] = made, given, rules
         return self._known[key][0]
