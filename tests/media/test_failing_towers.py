@@ -182,3 +182,28 @@ def test_what_another_rank_could_not_encode_is_left_out_on_this_one() -> None:
     plan = StepPlan(encode=tuple(Encode(serial, "image", 3, {}) for serial in (7, 8)))
     assert shelf.change_each(plan) == {8: "another rank could not"}
     assert list(shelf._rows) == [7]
+
+
+class _Counting(_Halves):
+    """One that says how many items it was given each time, and takes no serial 9."""
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    def encode(self, items: Any) -> list[torch.Tensor]:
+        self.given.append(len(items))
+        if any(one.serial == 9 for one in items):
+            raise ValueError("not this one")
+        return super().encode(items)
+
+
+def test_items_of_a_pass_are_encoded_together_unless_one_of_them_fails() -> None:
+    tower = _Counting()
+    shelf = Shelf(lambda: tower)
+    some = [tuple(Encode(serial, "image", 3, {}) for serial in each) for each in ((1, 2), (3, 9))]
+    assert [shelf.change_each(StepPlan(encode=each)) for each in some] == [
+        {},
+        {9: "ValueError: not this one"},
+    ]
+    assert tower.given == [2, 2, 1, 1] and list(shelf._rows) == [1, 2, 3]
+    assert shelf.num_encoded == 3
