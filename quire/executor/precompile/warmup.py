@@ -18,6 +18,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.executor.precompile.kernel_calls import Calls
+from quire.executor.precompile.launchers import load_launchers_in_turn
 from quire.executor.precompile.parent import Compiling, hash_triton
 from quire.spec import ModelSpec
 
@@ -39,6 +40,7 @@ class Warmup:
     ) -> None:
         """`compiling`: the process that is at it already, if there is one; `hashing`: what
         `hash_triton` returned, if that was called."""
+        load_launchers_in_turn()
         hashing = hashing or hash_triton()
         # Here, because modules that import each other must not be imported by several threads.
         import quire.backends.triton.kernels  # noqa: F401
