@@ -229,7 +229,7 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
     Span span(tile, window);
     const int *table = tables + (long long)tile.owner * table_stride;
     int most = (tile.context - 1) / SLOTS;
-    int entry = table[min(span.last * BLOCKS + block, most)];
+    int entry = max(table[min(span.last * BLOCKS + block, most)], 0);  // before a window: -1
     if (thread == 0) {
       barrier_wait(shared.q_empty(), q_turn ^ 1);
       *told = Tile{tile.first, tile.end, tile.context, head};
@@ -241,7 +241,7 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
     __syncwarp();
     for (int at = span.last; at >= span.begin; at--) {
       int row = (entry * KV_HEADS + head) * SLOTS;
-      if (at > span.begin) entry = table[min((at - 1) * BLOCKS + block, most)];
+      if (at > span.begin) entry = max(table[min((at - 1) * BLOCKS + block, most)], 0);
       load_stage(shared, ring, k, row, copy);
       if (values_row >= 0) load_stage(shared, ring, v, values_row, copy);
       values_row = row;
