@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quire.models.fallback.planning import FallbackPlan
 
 OWN = ("quire", "vllm")
+MOST_INLINE_TOKENS = 2048
 
 
 def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
@@ -157,9 +158,20 @@ def resolve_fallback(
     notes = [f"{plan.found.name}: computed by Transformers (model_impl='transformers')"]
     if stored:
         notes.append(f"{stored}: the weights are dequantised when they are loaded")
-    if on_gpu and not options.enforce_eager:
-        notes.append("no CUDA graphs: code of Transformers is not captured")
-    return replace(config, enforce_eager=True, notes=(*notes, *config.notes))
+    return replace(config, notes=(*notes, *config.notes))
+
+
+def inline_config(config: EngineConfig, plan: FallbackPlan) -> EngineConfig:
+    """The config on a GPU of a model that is computed a sequence at a time: the host waits for
+    every pass, and passes are short, since scores of all pairs of tokens lie in memory at once."""
+    if config.speculation is not None:
+        raise NotSupported(
+            f"speculative_config: {plan.found.name} is computed a sequence at a time "
+            f"({plan.seen.why_rows}), and guesses on a GPU are judged in captured steps. Leave it "
+            "out."
+        )
+    most = min(config.max_num_batched_tokens, MOST_INLINE_TOKENS)
+    return replace(config, depth=1, max_repeat=1, max_num_batched_tokens=most)
 
 
 def load_fallback(

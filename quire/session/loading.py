@@ -29,7 +29,7 @@ from quire.pooling.spec import PoolerSpec
 from quire.session.adapters import make_store
 from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
-from quire.session.fallback import load_fallback, own_spec, resolve_fallback
+from quire.session.fallback import inline_config, load_fallback, own_spec, resolve_fallback
 from quire.session.hf_config import config_of
 from quire.session.loaded_model import LoadedModel
 from quire.session.media import ModelMedia
@@ -234,17 +234,31 @@ def _executor(
 def _fallback_executor(
     files: ModelFiles, plan: FallbackPlan, options: Options
 ) -> tuple[EngineConfig, ModelExecutor]:
-    from quire.executor.cpu.local import LocalExecutor
+    from quire.executor.cpu.local import DTYPES, LocalExecutor
     from quire.executor.probe import device_facts
+    from quire.models.decoder import head_shape
 
     facts = device_facts(options.device)
     config = resolve_fallback(options, plan, facts, stored=weight_facts(files).stored)
     read = partial(load_fallback, files, plan, config)
     if facts.device == "cpu":
         return config, LocalExecutor(config, plan.spec, read(), read_again=read)
+    from quire.backends.choose import kernels_for
     from quire.executor.cuda.executor import CudaExecutor
+    from quire.executor.cuda.inline import InlineExecutor
+    from quire.models.fallback.build import why_one_by_one
 
-    return config, CudaExecutor(config, plan.spec, read(), read_again=read)
+    loaded, why = read(), plan.seen.why_rows
+    if plan.seen.calls:
+        shape = head_shape(plan.spec, config.block_size, DTYPES[config.dtype])
+        why = why_one_by_one(loaded, kernels_for("cuda", shape, batch_invariant=False), shape)
+    if not why:
+        return config, CudaExecutor(config, plan.spec, loaded, read_again=read)
+    plan = replace(plan, seen=replace(plan.seen, calls=(), why_rows=why))
+    config = inline_config(config, plan)
+    read = partial(load_fallback, files, plan, config)
+    loaded = replace(loaded, seen=plan.seen)
+    return config, InlineExecutor(config, plan.spec, loaded, read_again=read)
 
 
 def _gpu_executor(

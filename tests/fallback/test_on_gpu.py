@@ -20,7 +20,7 @@ from quire.models.fallback.planning import FallbackPlan, plan_fallback
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from tests.executor.cuda.plain import PlainExecutor, answers
-from tests.fallback.judging import OPTIONS, way_of, wrong
+from tests.fallback.judging import OPTIONS, judged, way_of, wrong
 from tests.fallback.tiny import saved, tiny_model
 from tests.specs import small_config
 
@@ -31,6 +31,15 @@ SIDE_BY_SIDE = (
     "MiniCPM3ForCausalLM",
     "GraniteMoeForCausalLM",
     "DeepseekV3ForCausalLM",
+)
+EXPERTS = SIDE_BY_SIDE[3:]
+# Its own alibi; positions of its own; attention beside a convolution; states alone; both.
+ONE_BY_ONE = (
+    "BloomForCausalLM",
+    "GPTJForCausalLM",
+    "Lfm2ForCausalLM",
+    "Mamba2ForCausalLM",
+    "FalconH1ForCausalLM",
 )
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -85,4 +94,32 @@ def test_a_gpu_answers_as_transformers_does(architecture: str, tmp_path: Path) -
     llm = LLM(saved(model, tmp_path), **options, model_impl="transformers")
     assert way_of(llm) == "fallback"
     assert wrong(llm, model) == ""
+    # Experts in float32 ask the device who is whose.
+    assert bool(executor_of(llm)._runner.graphs._graphs) == (architecture not in EXPERTS)
     llm.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", ONE_BY_ONE)
+@pytest.mark.usefixtures("whole_floats")
+def test_a_gpu_computes_what_is_not_side_by_side(architecture: str, tmp_path: Path) -> None:
+    found = judged(tiny_model(architecture), tmp_path, device="cuda")
+    assert (found.how, found.wrong) == ("fallback, one by one", "")
+
+
+@pytest.mark.gpu
+def test_a_model_computed_inline_gives_its_memory_back_and_wakes(tmp_path: Path) -> None:
+    model = tiny_model(ONE_BY_ONE[0])
+    options = {**OPTIONS, "device": "cuda"}
+    llm = LLM(saved(model, tmp_path), **options, enable_sleep_mode=True)
+    asked = {"prompt_token_ids": [5, 6, 7]}, SamplingParams(temperature=0, max_tokens=5)
+    before = llm.generate(*asked)[0].outputs[0].token_ids
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        assert llm.generate(*asked)[0].outputs[0].token_ids == before
+    llm.close()
+
+
+def executor_of(llm: LLM) -> Any:
+    return llm._session.model.executor

@@ -92,7 +92,7 @@ class CpuKernels(Kernels):
         return generic.turn_latents(self, given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-        old, new = (torch.tensor(blocks) for blocks in zip(*copies, strict=True))
+        old, new = torch.tensor(copies, device=cache.device).T
         cache.index_copy_(2, new, cache.index_select(2, old))
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.choose import kernels_for
-from quire.backends.ops import HeadShape
+from quire.backends.ops import HeadShape, Kernels
 from quire.config import EngineConfig
 from quire.errors import EngineClosed, NotSupported
 from quire.executor.adapters import make_sites, row_adapters
@@ -37,7 +37,7 @@ from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
-from quire.models.model import Model
+from quire.models.model import Model, ModuleModel
 from quire.models.parts import Weights
 from quire.models.registry import build_any_model
 from quire.spec import ModelSpec
@@ -90,7 +90,7 @@ class LocalExecutor:
         self.handles = Handles()
         self.shelf = Shelf(tower, alone=config.batch_invariant, tp=self._tp)
         self._weights: Weights | LoadedModule | None = weights
-        self._model: Model | None = None
+        self._model: Decoder | ModuleModel | None = None
         self._runner: Runner | None = None
         self._num_blocks = 0
         self._sites: AdapterSites | None = None
@@ -105,7 +105,7 @@ class LocalExecutor:
         self._model = model = self._build(weights)
         self._load_tower()
         cache_dtype = self._cache_dtype(model)
-        free = available_memory() // self._tp.size  # which ranks divide
+        free = self._free_memory() // self._tp.size  # which ranks divide
         count = self._tp.least(num_blocks(config, spec, cache_dtype, free))
         self._num_blocks = count
         self._runner = self._make_runner(model)
@@ -120,20 +120,30 @@ class LocalExecutor:
             notes=(
                 f"KV cache: {count} blocks of {config.block_size} tokens{how}{whose} "
                 f"({size:,.0f} MiB)",
-                f"{torch.get_num_threads()} threads",
+                self._computes_with(),
                 *declined_notes(model.kernels, spec),
             ),
             windows=windows_of(groups),
             shelf_rows=heard_rows(config, spec, DTYPES[config.dtype], pool_bytes(config, free)),
         )
 
+    def _free_memory(self) -> int:
+        """Of the device, where the weights are already."""
+        return available_memory()
+
+    def _computes_with(self) -> str:
+        return f"{torch.get_num_threads()} threads"
+
+    def _kernels(self) -> Kernels:
+        invariant = self.config.batch_invariant
+        return kernels_for(self.config.device, self._shape, batch_invariant=invariant)
+
     @property
     def _shape(self) -> HeadShape:
         return head_shape(self.spec, self.config.block_size, DTYPES[self.config.dtype])
 
-    def _build(self, weights: Weights | LoadedModule) -> Model:
-        config, shape = self.config, self._shape
-        kernels = kernels_for(config.device, shape, batch_invariant=config.batch_invariant)
+    def _build(self, weights: Weights | LoadedModule) -> Decoder | ModuleModel:
+        config, shape, kernels = self.config, self._shape, self._kernels()
         if config.adapters is not None:
             device = torch.device(config.device)
             changed = weights if isinstance(weights, LoadedModule) else self.spec

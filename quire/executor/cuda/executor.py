@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +11,14 @@ from torch import Tensor
 from quire.backends.choose import kernels_for
 from quire.backends.ops import STEADY_ROWS, HeadShape
 from quire.config import EngineConfig
-from quire.errors import EngineClosed, EngineError, NotEnoughMemory, NotSupported
+from quire.errors import EngineClosed, NotSupported
 from quire.executor.adapters import make_sites, row_adapters
 from quire.executor.cpu.local import DTYPES, NO_EXCHANGE
 from quire.executor.cuda.device_rows import DeviceColumns
+from quire.executor.cuda.errors import gpu_errors
 from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks, num_cuda_sounds
-from quire.executor.cuda.offload import HostCopies
+from quire.executor.cuda.offload import HostCopies, give_back
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.steady import check_steady
@@ -92,6 +91,7 @@ class CudaExecutor:
         self._on_host: HostCopies | None = None
         self._runner: CudaRunner | None = None
         self._num_blocks = self._num_sounds = 0
+        self._why_not_captured = ""
         self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
@@ -100,7 +100,7 @@ class CudaExecutor:
             raise EngineClosed("this executor was started or closed before; make a new one.")
         weights, self._weights = self._weights, None
         config, dtype = self.config, DTYPES[self.config.dtype]
-        with self._errors("while starting"):
+        with gpu_errors("while starting"):
             self._model = model = self._build(weights)
             self.shelf.load()  # before what is left is counted
             if isinstance(model, Decoder):
@@ -129,6 +129,7 @@ class CudaExecutor:
             notes=(
                 f"{name}: KV cache of {count} blocks x {config.block_size} ({size:,.1f} GiB)",
                 *declined_notes(model.kernels, self.spec),
+                *((f"no CUDA graphs: {why}",) if (why := self._why_not_captured) else ()),
             ),
             windows=windows_of(groups_of(config, self.spec)),
             shelf_rows=self._num_sounds * self.spec.heard_rows or self._tp.least(rows),
@@ -137,7 +138,7 @@ class CudaExecutor:
     def submit(self, plan: StepPlan) -> CudaStep:
         if self._runner is None:
             raise EngineClosed("this executor does not run; call start() before submit().")
-        with self._errors("in a step"):
+        with gpu_errors("in a step"):
             step = self._runner.run(plan)
             if plan.masks is not None:  # also where no row that draws looked at them
                 self.handles.wait_for(plan.masks)
@@ -146,7 +147,7 @@ class CudaExecutor:
     def reset(self) -> None:
         """End every row; the model and the KV cache stay."""
         if self._runner is not None:
-            with self._errors("in a reset"):
+            with gpu_errors("in a reset"):
                 self._runner.end_all()
         self.shelf.clear()
 
@@ -158,12 +159,12 @@ class CudaExecutor:
             self._runner.close()
         self._runner = self._model = self._weights = self._on_host = None
         self.shelf.drop_tower()
-        self._give_back()
+        give_back()
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Free the KV cache with all that was captured over it, and the GPU's memory of the
         weights; those to be kept wait in main memory."""
-        with self._errors("while going to sleep"):
+        with gpu_errors("while going to sleep"):
             if self._runner is not None:
                 self._runner.close()
             self._runner = None
@@ -174,10 +175,10 @@ class CudaExecutor:
                 self._model = self._on_host = self._sites = None
             elif self._model is not None and self._on_host is None:
                 self._on_host = HostCopies(self._model)
-            self._give_back()
+            give_back()
 
     def wake_up(self, part: Part) -> None:
-        with self._errors("while waking up"):
+        with gpu_errors("while waking up"):
             if self._on_host is not None:
                 self._on_host.bring_back()
                 self._on_host = None
@@ -194,23 +195,17 @@ class CudaExecutor:
             raise EngineClosed("this executor has no weights that could be exchanged.")
         if not isinstance(self._model, Decoder):
             raise NotSupported(NO_EXCHANGE)
-        with self._errors("while taking other weights"):
+        with gpu_errors("while taking other weights"):
             if self._runner is not None:
                 self._runner.forget_adapters()
             return NewWeights(self._model, self.spec).load(named)
-
-    def _give_back(self) -> None:
-        # Layers and closures hold each other in cycles.
-        gc.collect()
-        torch.cuda.empty_cache()
 
     def _drop_garbage(self, dtype: torch.dtype) -> None:
         """An engine before this one that nobody closed may hold its memory still, as garbage.
         Collecting takes a tenth of a second, so only where more is held than this model takes."""
         ours = (self.spec.body_weights + 2 * self.spec.head_weights) * dtype.itemsize
         if torch.cuda.memory_reserved(self._device) > 2 * ours + SPARE_BYTES:
-            gc.collect()
-            torch.cuda.empty_cache()
+            give_back()
 
     @property
     def _shape(self) -> HeadShape:
@@ -230,7 +225,22 @@ class CudaExecutor:
             given = (config.adapters, self.spec, kernels, shape.dtype)
             self._sites = make_sites(*given, self._device, self._tp)
         made = (self.spec, weights, kernels, shape)
-        return build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
+        model = build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
+        if isinstance(weights, LoadedModule) and not config.enforce_eager:
+            self._why_not_captured = self._why_not(model)
+        return model
+
+    def _why_not(self, model: Decoder | ModuleModel) -> str:
+        """Why the passes of a model that Transformers computes are not captured; empty if they
+        are."""
+        from quire.models.fallback.capturing import why_not_captured
+        from quire.models.fallback.model import TransformersModel
+
+        if self._tp.size > 1:
+            return "ranks compute code of Transformers"
+        if not isinstance(model, TransformersModel):
+            raise TypeError(f"{type(model).__name__} was built of a module of Transformers")
+        return why_not_captured(model, self._shape)
 
     def _adapters(self) -> CudaAdapters | None:
         """The rows of LoRA adapters, if the model has slots for some."""
@@ -297,7 +307,7 @@ class CudaExecutor:
             max_repeat=config.max_repeat,
             max_tokens=config.max_num_batched_tokens,
             captured=self._captured(),
-            capture=not config.enforce_eager,
+            capture=not config.enforce_eager and not self._why_not_captured,
             groups=groups,
             few_rows=few_rows,
             least_places=least,
@@ -313,22 +323,6 @@ class CudaExecutor:
             return NOTHING_CAPTURED
         own = Captured.of(self.spec)
         return Captured(self._tp.least(own.num_tokens), self._tp.least(own.num_pairs))
-
-    @contextmanager
-    def _errors(self, when: str) -> Iterator[None]:
-        """What the GPU refuses, in our words and with its numbers."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(self._device)
-            raise NotEnoughMemory(
-                f"the GPU ran out of memory {when}: {free / 1e9:.2f} GB of {total / 1e9:.1f} GB "
-                "are free. Lower gpu_memory_utilization, max_num_batched_tokens or max_num_seqs."
-            ) from error
-        except torch.AcceleratorError as error:
-            raise EngineError(
-                f"the GPU failed {when}: {error}. The process must be started again."
-            ) from error
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ elsewhere, so nothing that was captured before may be run after.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import torch
@@ -37,6 +38,12 @@ class HostCopies:
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
         self._copies.clear()
+
+
+def give_back() -> None:
+    """To the GPU, what nobody holds any more: layers and closures hold each other in cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _tensors(model: Decoder | ModuleModel) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from quire.errors import UnsupportedModel
 
 IDS, POSITIONS, CACHE = "ids", "positions", "cache"
+MASK = "attention_mask"  # as every class calls it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,18 @@ class Body:
         self.model, self.call = model, call
         self.part = model.get_submodule(call.path)
 
-    def hidden(self, ids: Tensor, positions: Tensor | None, cache: Any) -> Tensor:
-        """ids [1, T] -> [T, H]"""
+    def hidden(
+        self, ids: Tensor, positions: Tensor | None, cache: Any, mask: Tensor | None = None
+    ) -> Tensor:
+        """ids [B, T] -> [B, T, H]; `mask` [B, L] says which of the tokens so far are there."""
         values = {IDS: ids, POSITIONS: positions, CACHE: cache}
         given = dict(self.call.constants) | {name: values[role] for name, role in self.call.roles}
         if cache is not None:
             given["use_cache"] = True
+        if mask is not None:
+            given[MASK] = mask
         made: Tensor = self.part(**given)[0]
-        return made[0]
+        return made
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""

@@ -17,6 +17,7 @@ from quire.layers.adapted import AdapterSites
 from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.planning import WAY_OUT
+from quire.models.fallback.seen import Seen
 from quire.models.fallback.trial import bound_for, trial
 
 
@@ -27,17 +28,12 @@ def build_fallback(
     """Side by side if what that computes is what Transformers does, else a sequence at a time;
     with slots for LoRA adapters in its products, if it is to have some."""
     name, seen = type(loaded.module).__name__, loaded.seen
-    why = seen.why_rows
-    on_gpu = next(loaded.module.parameters()).is_cuda
-    if seen.calls:
+    why = why_one_by_one(loaded, kernels, shape)
+    if not why:
         model = TransformersModel(loaded.module, loaded.call, seen, kernels, shape)
-        why = _why_not(model, shape, loaded.expected)
-        if not why and on_gpu and model.needs_lengths:
-            why = "its attention has sinks, or softcaps that differ by layer"
-        elif not why:
-            if adapters is not None:
-                add_slots(loaded.module, adapters)
-            return model
+        if adapters is not None:
+            add_slots(loaded.module, adapters)
+        return model
     if adapters is not None:
         raise UnsupportedModel(
             f"{name} takes no adapters: {why}, and adapters need sequences side by side. Merge the "
@@ -48,11 +44,6 @@ def build_fallback(
             f"{name} is not run on several ranks: {why}. Run replicas of the whole model: "
             "data_parallel_size."
         )
-    if on_gpu:
-        raise UnsupportedModel(
-            f"{name} is not run on a GPU: {why}, and there sequences are computed side by side "
-            "alone. Set device='cpu'."
-        )
     model, failed = _one_by_one(loaded, why, kernels, shape)
     if failed:
         way_out = f" {WAY_OUT}" if seen.attending and not loaded.whole_texts else ""
@@ -60,9 +51,23 @@ def build_fallback(
     said = model.seen.why_rows
     if model.seen.is_whole:
         note(f"{name} computes every text anew for each of its tokens, which is very slow: {said}")
+    elif model.together:
+        note(f"{name} computes a prompt at a time, which is slower: {said}")
     else:
-        note(f"{name} computes a sequence at a time, which is slower: {said}")
+        note(f"{name} computes a sequence at a time, which is much slower: {said}")
     return model
+
+
+@torch.inference_mode()
+def why_one_by_one(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> str:
+    """Why its sequences are not computed side by side; empty if they are."""
+    if not loaded.seen.calls:
+        return loaded.seen.why_rows
+    model = TransformersModel(loaded.module, loaded.call, loaded.seen, kernels, shape)
+    why = _why_not(model, shape, loaded.expected)
+    if not why and model.needs_lengths and next(loaded.module.parameters()).is_cuda:
+        return "its attention has sinks, or softcaps that differ by layer"
+    return why
 
 
 def _one_by_one(
@@ -70,18 +75,19 @@ def _one_by_one(
 ) -> tuple[TransformersModel, str]:
     """The best way in which a sequence at a time comes out right, and "", or why none does."""
     seen = replace(loaded.seen, calls=(), why_rows=why)
-    tried = [(seen, True)]
+    ways: list[tuple[Seen, dict[str, bool]]] = [(seen, {"together": True}), (seen, {})]
     if seen.stateful:
         slow = f"{why}, and takes up one token at a time behind the first block of a text"
-        tried.append((replace(seen, why_rows=slow), False))
+        slowly = replace(seen, why_rows=slow)
+        ways += [(slowly, {"takes_up_chunks": False, "together": on}) for on in (True, False)]
     if seen.attending and loaded.whole_texts:
         # Tokens take the place of keys and values in the first layer that keeps them.
         whole = replace(seen, kept=(), states=(), why_rows="in chunks its logits are others")
-        tried.append((whole, True))
-    for how, takes_up_chunks in tried:
-        model = TransformersModel(
-            *(loaded.module, loaded.call, how, kernels, shape), takes_up_chunks=takes_up_chunks
-        )
+        ways.append((whole, {}))
+    if seen.is_whole:
+        ways = [(seen, {})]
+    for how, given in ways:
+        model = TransformersModel(loaded.module, loaded.call, how, kernels, shape, **given)
         failed = _why_not(model, shape)
         if not failed:
             break

@@ -57,15 +57,17 @@ class KeptStates:
         """Layers for the first tokens of a text."""
         return cache_layers(self._config)
 
-    def load(self, layers: Sequence[Any], layer: int, pool: Tensor, block: int) -> None:
-        """Have a layer go on from the states in a block of its pool [2, N, kv_heads, S, D]."""
+    def load(self, layers: Sequence[Any], layer: int, pool: Tensor, blocks: Sequence[int]) -> None:
+        """Have a layer go on from the states in blocks of its pool [2, N, kv_heads, S, D], one of
+        each sequence."""
         shapes = self._shapes[layer]
         sizes = [torch.Size(one.shape).numel() for one in shapes]
-        blocks = StateBlocks(pool[0], pool[1], sum(sizes))
-        numbers = blocks.load(torch.tensor([block]), 0, sum(sizes))[0]
+        held = StateBlocks(pool[0], pool[1], sum(sizes))
+        numbers = held.load(torch.tensor(blocks, device=pool.device), 0, sum(sizes))
         to = layers[layer]
-        for one, part in zip(shapes, torch.split(numbers, sizes), strict=True):
-            state = part.view(one.shape).to(self._dtypes[layer, one.recurs, one.number], copy=True)
+        for one, part in zip(shapes, torch.split(numbers, sizes, dim=1), strict=True):
+            whole = part.reshape(len(blocks) * one.shape[0], *one.shape[1:])
+            state = whole.to(self._dtypes[layer, one.recurs, one.number], copy=True)
             _states(to, recurs=one.recurs)[one.number] = state
             to.has_previous_state[one.number] = True
             if one.recurs:
@@ -75,16 +77,16 @@ class KeptStates:
                 to.conv_kernel_size[one.number] = state.shape[-1]
                 to.dtype, to.device = state.dtype, state.device
 
-    def store(self, layers: Sequence[Any], layer: int, pool: Tensor, block: int) -> None:
+    def store(self, layers: Sequence[Any], layer: int, pool: Tensor, blocks: Sequence[int]) -> None:
         """The other way round."""
         numbers = []
         for one in self._shapes[layer]:
             state = _states(layers[layer], recurs=one.recurs)[one.number]
             self._dtypes[layer, one.recurs, one.number] = state.dtype
-            numbers.append(state.flatten().float())
-        joined = torch.cat(numbers)
-        blocks = StateBlocks(pool[0], pool[1], len(joined))
-        blocks.store(torch.tensor([block]), 0, joined[None])
+            numbers.append(state.reshape(len(blocks), -1).float())
+        joined = torch.cat(numbers, dim=1)
+        held = StateBlocks(pool[0], pool[1], joined.shape[1])
+        held.store(torch.tensor(blocks, device=pool.device), 0, joined)
 
 
 def _keeps_state(layer: Any) -> bool:

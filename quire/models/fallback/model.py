@@ -3,14 +3,15 @@
 Three ways through a pass. Where every layer calls the attention interface in a way that quire's
 kernels compute, all sequences go side by side through one call. Else each sequence goes through
 by itself with Transformers' own attention, over keys and values that are read from quire's blocks
-and written there, as are states that Transformers' cache would hold. A model that keeps anything
+and written there, as are states that Transformers' cache would hold; those that go on by one token
+go together where that comes out right. A model that keeps anything
 else between tokens is given the whole text of each sequence in every pass; the blocks then hold
 tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,9 +28,12 @@ from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing, configs_of, own_attention
 from quire.models.fallback.kept_states import KeptStates
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
-from quire.models.fallback.paged_cache import Paged, PagedCache
+from quire.models.fallback.paged_cache import Paged, PagedCache, PagedTogether
 from quire.models.fallback.seen import Seen
+from quire.models.fallback.sequences import LastTokens, OneSequence, joined, sequences_of
 from quire.models.model import KVCache
+
+BlocksOf = Callable[[int], Sequence[int]]  # of a group of layers, one of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +67,20 @@ class TransformersModel:
         shape: HeadShape,
         *,
         takes_up_chunks: bool = True,
+        together: bool = False,
     ) -> None:
-        """`takes_up_chunks`: states take up more tokens at once where a text goes on, too."""
+        """`takes_up_chunks`: states take up more tokens at once where a text goes on, too.
+        `together`: of sequences that go on by one token each, several are computed in one call."""
         self.module, self.seen, self.kernels, self._shape = module, seen, kernels, shape
         self.body = Body(module, call)
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
         self.packed = bool(seen.calls)
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
         self._current, self._configs = CurrentPass(), configs_of(module)
-        self._takes_up_chunks = takes_up_chunks
+        self._takes_up_chunks, self.together = takes_up_chunks, together
         self._states = KeptStates(module.config, seen.states)
+        # Of layers that keep states their places in the cache, and their numbers.
+        self._stateful = tuple(enumerate(seen.stateful, len(seen.attending)))
         self._groups = dict.fromkeys(range(seen.num_layers), 0)
         layers = [PackedLayer(i, c, shape, self._current) for i, c in enumerate(seen.calls)]
         self._needs_inputs = any(layer.is_plain for layer in layers)
@@ -85,16 +93,29 @@ class TransformersModel:
         """The last hidden states [T, H]. Of each layer the cache is [2, N, kv_heads, S, D]."""
         if self.packed:
             return self._side_by_side(batch, cache)
-        compute = self._whole_text if self.seen.is_whole else self._tokens_of_one
         with computing(self._configs, attention=own_attention(self._configs)):
-            parts = [compute(sequence, cache) for sequence in _sequences(batch)]
-        spare = len(batch.token_ids) - batch.num_tokens
-        return torch.cat([*parts, parts[-1].new_zeros(spare, parts[-1].shape[-1])])
+            parts = list(self._parts(list(sequences_of(batch)), cache))
+        made = parts[0][1].new_zeros(len(batch.token_ids), self.seen.hidden_size)
+        for lines, hidden in parts:
+            made[lines] = hidden
+        return made
+
+    def _parts(
+        self, sequences: Sequence[OneSequence], cache: KVCache
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Hidden states of some tokens of a pass, and which those are."""
+        compute = self._whole_text if self.seen.is_whole else self._tokens_of_one
+        together = [one for one in sequences if self.together and one.goes_on]
+        for one in sequences:
+            if not (self.together and one.goes_on):
+                yield list(range(one.first, one.first + len(one.token_ids))), compute(one, cache)
+        for some in joined(together):
+            yield [one.first for one in some], self._tokens_together(some, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before: side by side alone."""
         work = PackedPass(cache, shared.attention, None)
-        return self._packed_pass(token_ids, shared.positions, work)
+        return self.packed_pass(token_ids, shared.positions, work)
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -139,17 +160,18 @@ class TransformersModel:
         steps = {kind: self.kernels.plan_attention(inputs, kind[1]) for kind in self.kinds}
         kept = inputs if self._needs_inputs else None
         work = PackedPass(cache, steps, kept)
-        return self._packed_pass(batch.token_ids, batch.positions, work)
+        return self.packed_pass(batch.token_ids, batch.positions, work)
 
-    def _packed_pass(self, token_ids: Tensor, positions: Tensor, work: PackedPass) -> Tensor:
+    def packed_pass(self, token_ids: Tensor, positions: Tensor, work: PackedPass) -> Tensor:
+        """All sequences side by side, in one call."""
         self._current.now = work
         try:
             with computing(self._configs, attention=PACKED):
-                return self.body.hidden(token_ids[None], positions[None], None)
+                return self.body.hidden(token_ids[None], positions[None], None)[0]
         finally:
             self._current.now = None
 
-    def _tokens_of_one(self, sequence: _Sequence, cache: KVCache) -> Tensor:
+    def _tokens_of_one(self, sequence: OneSequence, cache: KVCache) -> Tensor:
         """The new tokens of a sequence, over what its blocks hold."""
         if not self.seen.stateful:
             return self._over_blocks(sequence, cache, ())
@@ -162,67 +184,57 @@ class TransformersModel:
         pieces = (sequence.piece(first - start, last - start) for first, last in pairwise(cuts))
         return torch.cat([self._with_states(piece, cache) for piece in pieces])
 
-    def _with_states(self, sequence: _Sequence, cache: KVCache) -> Tensor:
+    def _with_states(self, sequence: OneSequence, cache: KVCache) -> Tensor:
         """Tokens within one block, from the states behind the token before them."""
         layers, size = self._states.fresh(), self._shape.block_size
-        places = list(enumerate(self.seen.stateful, len(self.seen.attending)))
         if sequence.start:
-            for place, layer in places:
-                block = sequence.block(self._groups[place], (sequence.start - 1) // size)
-                self._states.load(layers, layer, cache[place], block)
+            at = (sequence.start - 1) // size
+            self._load(layers, cache, lambda group: [sequence.block(group, at)])
         made = self._over_blocks(sequence, cache, layers)
-        for place, layer in places:
-            block = sequence.block(self._groups[place], sequence.start // size)
-            self._states.store(layers, layer, cache[place], block)
+        self._store(layers, cache, lambda group: [sequence.block(group, sequence.start // size)])
         return made
 
-    def _over_blocks(self, sequence: _Sequence, cache: KVCache, layers: Sequence[Any]) -> Tensor:
+    def _over_blocks(self, sequence: OneSequence, cache: KVCache, layers: Sequence[Any]) -> Tensor:
         paged = {
             layer: self._paged(place, sequence, cache)
             for place, layer in enumerate(self.seen.attending)
         }
         kept = PagedCache(paged, sequence.start, layers)
-        return self.body.hidden(sequence.token_ids[None], None, kept)
+        return self.body.hidden(sequence.token_ids[None], None, kept)[0]
 
-    def _whole_text(self, sequence: _Sequence, cache: KVCache) -> Tensor:
+    def _whole_text(self, sequence: OneSequence, cache: KVCache) -> Tensor:
         """The same by computing everything anew."""
         text = self._paged(0, sequence, cache).exchange_tokens(sequence.token_ids, sequence.start)
-        return self.body.hidden(text[None], None, None)[sequence.start :]
+        return self.body.hidden(text[None], None, None)[0][sequence.start :]
 
-    def _paged(self, place: int, sequence: _Sequence, cache: KVCache) -> Paged:
+    def _paged(self, place: int, sequence: OneSequence, cache: KVCache) -> Paged:
         group = self._groups[place]
         count = -(-sequence.end // self._shape.block_size)
         blocks = sequence.tables[group, :count].to(torch.int64)
         return Paged(cache[place], blocks, sequence.slots[group])
 
+    def _tokens_together(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
+        """The new token of each of several sequences, over what their blocks hold. [B, H]"""
+        last, size = LastTokens.of(sequences), self._shape.block_size
+        layers = self._states.fresh() if self.seen.stateful else ()
+        self._load(layers, cache, lambda group: last.blocks_of(group, 1, size))
+        attending = dict(enumerate(self.seen.attending))
+        groups = {self._groups[place] for place in attending}
+        places = {group: (*last.places(group, size), last.slots(group)) for group in groups}
+        paged = {
+            layer: PagedTogether(cache[place], *places[self._groups[place]])
+            for place, layer in attending.items()
+        }
+        kept = PagedCache(paged, last.longest - 1, layers)
+        made = self.body.hidden(last.ids, last.positions, kept, last.mask if paged else None)
+        self._store(layers, cache, lambda group: last.blocks_of(group, 0, size))
+        return made[:, 0]
 
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    """One sequence of a batch: its new tokens, where they go in each group of layers, and where
-    its blocks are."""
+    def _load(self, layers: Sequence[Any], cache: KVCache, blocks_of: BlocksOf) -> None:
+        """Have layers that keep states go on from those in the blocks of their group."""
+        for place, layer in self._stateful:
+            self._states.load(layers, layer, cache[place], blocks_of(self._groups[place]))
 
-    token_ids: Tensor
-    slots: Tensor
-    start: int
-    tables: Tensor
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.token_ids)
-
-    def block(self, group: int, number: int) -> int:
-        return int(self.tables[group, number])
-
-    def piece(self, first: int, last: int) -> _Sequence:
-        """Some of the new tokens, behind those before them."""
-        part = slice(first, last)
-        return _Sequence(self.token_ids[part], self.slots[:, part], self.start + first, self.tables)
-
-
-def _sequences(batch: Batch) -> Iterator[_Sequence]:
-    starts = batch.query_starts.tolist()
-    for i, length in enumerate(batch.context_lens.tolist()):
-        first, last = starts[i : i + 2]
-        new = slice(first, last)
-        start = length - (last - first)
-        yield _Sequence(batch.token_ids[new], batch.slots[:, new], start, batch.tables[:, i])
+    def _store(self, layers: Sequence[Any], cache: KVCache, blocks_of: BlocksOf) -> None:
+        for place, layer in self._stateful:
+            self._states.store(layers, layer, cache[place], blocks_of(self._groups[place]))

@@ -120,10 +120,34 @@ class Paged:
         return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
 
 
-class PagedCache(SequenceCache):
-    """Keys and values of one sequence: new ones are stored, all of them come back in order."""
+@dataclass(frozen=True, slots=True)
+class PagedTogether:
+    """The same of several sequences with one new token each, which goes to its slot; token (i, j)
+    of all is at `places` of block `blocks`, [B, L] both."""
 
-    def __init__(self, paged: Mapping[int, Paged], start: int, layers: Sequence[Any] = ()) -> None:
+    pool: Tensor
+    blocks: Tensor
+    places: Tensor
+    slots: Tensor
+
+    def exchange(self, half: int, new: Tensor, start: int) -> Tensor:
+        """new [B, heads, 1, D'] -> [B, heads, L, D']"""
+        _, heads, _, width = new.shape
+        pool, size = self.pool[half][:, :heads, :, :width], self.pool.shape[3]
+        pool[self.slots // size, :, self.slots % size] = new[:, :, 0].to(pool.dtype)
+        return pool[self.blocks, :, self.places].transpose(1, 2).to(new.dtype)
+
+
+class PagedCache(SequenceCache):
+    """Keys and values of the sequences of a call: new ones are stored, all of them come back in
+    order."""
+
+    def __init__(
+        self,
+        paged: Mapping[int, Paged] | Mapping[int, PagedTogether],
+        start: int,
+        layers: Sequence[Any] = (),
+    ) -> None:
         super().__init__(len(paged), start, layers)
         self._paged = paged
 

@@ -37,10 +37,7 @@ def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = 
     plain call of the whole class, where this model is a part of it."""
     texts = trial_texts(model.seen, model.module, shape.block_size)
     device = next(model.module.parameters()).device
-    count = sum(-(-len(text) // shape.block_size) for text in texts)
-    slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
-    cache = torch.zeros(model.seen.num_layers, 2, count, *slots, dtype=shape.dtype, device=device)
-    groups = _groups(model.seen)
+    cache, groups = _cache(model, shape, texts), _groups(model.seen)
     model.use_groups(groups)
     expected = [one.to(device) for one in known] or [plain(model.module, text) for text in texts]
     worst = 0.0
@@ -49,6 +46,21 @@ def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = 
         wanted = torch.cat([expected[i][first:last] for i, first, last in places])
         worst = max(worst, float((made.float() - wanted).abs().max()))
     return worst / max(float(logits.abs().max()) for logits in expected)
+
+
+def decode_rows(model: TransformersModel, shape: HeadShape) -> tuple[Batch, Tensor]:
+    """The last pass of a trial, the last token of each text, over a cache of zeros."""
+    texts = trial_texts(model.seen, model.module, shape.block_size)
+    device = next(model.module.parameters()).device
+    *_, (batch, _) = _passes(texts, shape.block_size, len(_groups(model.seen)), device)
+    return batch, _cache(model, shape, texts)
+
+
+def _cache(model: TransformersModel, shape: HeadShape, texts: list[list[int]]) -> Tensor:
+    device = next(model.module.parameters()).device
+    count = sum(-(-len(text) // shape.block_size) for text in texts)
+    slots = (shape.num_kv_heads, shape.block_size, shape.head_dim)
+    return torch.zeros(model.seen.num_layers, 2, count, *slots, dtype=shape.dtype, device=device)
 
 
 def _groups(seen: Seen) -> tuple[KVGroup, ...]:

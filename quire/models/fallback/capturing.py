@@ -1,0 +1,48 @@
+"""Whether passes of a model that Transformers computes can be captured as a CUDA graph.
+
+A graph repeats what was launched. Code that asks the device for a value while it is captured fails
+there; code that decides by something else than shapes would be repeated wrongly. So a pass over two
+decode rows is captured, given other tokens, and must come out as it does without.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.backends.ops import HeadShape
+from quire.base.boundary import reason
+from quire.layers.attention import attention_inputs
+from quire.models.fallback.model import TransformersModel
+from quire.models.fallback.packed import PackedPass
+from quire.models.fallback.trial import bound_for, decode_rows
+
+_OURS = "thread_local"  # other threads may use the device meanwhile
+
+
+@torch.inference_mode()
+def why_not_captured(model: TransformersModel, shape: HeadShape) -> str:
+    """Why its passes are launched one by one; empty if they can be captured."""
+    batch, cache = decode_rows(model, shape)
+    inputs = attention_inputs(batch)
+    steps = {kind: model.kernels.plan_attention(inputs, kind[1]) for kind in model.kinds}
+    work, ids = PackedPass(cache, steps, None), batch.token_ids
+
+    def step() -> torch.Tensor:
+        return model.logits(model.packed_pass(ids, batch.positions, work))
+
+    step()  # what is made once is made now
+    try:
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode=_OURS):
+            made = step()
+        ids.copy_(ids.flip(0))
+        graph.replay()
+        repeated, wanted = made.float().clone(), step().float()
+    except RuntimeError as error:  # what was just computed cannot be captured
+        torch.cuda.synchronize()
+        return reason(error)
+    found = float((repeated - wanted).abs().max() / wanted.abs().max())
+    if found <= bound_for(shape.dtype):
+        return ""
+    return f"a captured pass repeats its first tokens: {found:.1%} of the largest logit off"
