@@ -59,11 +59,10 @@ def _norms(fields: Fields) -> NormPlaces:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    """The newer kind is known by the number of its KV heads; with one norm it is not in GGUF."""
+    """The newer kind is known by the number of its KV heads."""
     kv_heads = config["num_key_value_heads"]
-    newer = kv_heads != 1
     return {
-        "new_decoder_architecture": newer,
+        "new_decoder_architecture": kv_heads != 1,
         "num_kv_heads": kv_heads,
         "ffn_hidden_size": config["intermediate_size"],
     }

@@ -93,7 +93,7 @@ def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[s
         "n_shared_experts": said.count("expert_shared_count", 1),
         "first_k_dense_replace": said.values.get("leading_dense_block_count") or 0,
         "routed_scaling_factor": said.positive("expert_weights_scale", 1.0),
-        "norm_topk_prob": said.flag("expert_weights_norm", gate == SIGMOID),
+        "norm_topk_prob": said.flag("expert_weights_norm", False),  # written only where it holds
         "n_group": said.count("expert_group_count", 1),
         "topk_group": said.count("expert_group_used_count", 1),
     }

@@ -43,10 +43,10 @@ def sources_of(
         if name not in stored:
             raise _missing(name, stored, files)
         source = within.of_stored(stored[name], (part.rows, *weight.shape[1:]), str(files.path))
-        if source.format.name not in READABLE:
+        if source.format.name not in (READABLE if len(source.shape) > 1 else PLAIN):
             raise UnsupportedModel(
                 f"{files.path}: tensor {name!r} is stored as {source.format.name}; "
-                f"quire reads {', '.join(PLAIN)} from safetensors"
+                f"quire reads {', '.join(PLAIN)} from safetensors, and vectors in these alone"
             )
         found.append(source)
     return found
@@ -84,6 +84,8 @@ def _stored_place(
 ) -> tuple[str, Within]:
     """The tensor that a part is in, and which of it it is."""
     if files.kind == "gguf":
+        if part.gguf not in stored and part.gguf_else and part.gguf_else[0] in stored:
+            return part.gguf_else
         return part.gguf, part.gguf_within
     name = stored_name(part.hf, stored)
     if part.hf_else is not None and name not in stored:
@@ -130,7 +132,7 @@ def _names(source: Source) -> list[str]:
 
 def _is_empty_bias(tensor: StoredTensor) -> bool:
     """Whether a tensor is a bias of zeros, as some tools write beside every weight."""
-    is_bias = tensor.name.endswith(".bias") and tensor.format.name in READABLE
+    is_bias = tensor.name.endswith(".bias") and tensor.format.name in PLAIN
     return is_bias and not bool(read_tensor(tensor).any())
 
 

@@ -52,6 +52,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "classifier.output_labels": "what is scored, which is read with the head",
     "rope.scaling.finetuned": "how the model was trained",
 }
+_MAY_BE_BIASED = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
 # Factors that leave a model as it is when they are 1.
 _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 
@@ -66,7 +67,8 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
         spec = _with_factors(spec, factors, fields.source)
     if not overrides:
         check_windows(fields, config, spec)
-    return replace(spec, layers=tuple(_with_biases(layer, file) for layer in spec.layers))
+    layers = (_with_biases(layer, i, file) for i, layer in enumerate(spec.layers))
+    return replace(spec, layers=tuple(layers))
 
 
 def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> ModelSpec:
@@ -76,18 +78,17 @@ def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> M
     return spec.with_attention(lambda attention: replace(attention, rope=rope))
 
 
-def _with_biases(layer: LayerPlan, file: GgufFile) -> LayerPlan:
+def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
     """The layer with the biases that the file has, which its metadata do not mention."""
+    biased = {name: f"blk.{index}.{name}.bias" in file.tensors for name in _MAY_BE_BIASED}
     attention = replace(
         layer.attention,
-        qkv_bias=layer.attention.qkv_bias
-        or any(f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_qkv")),
-        o_bias="blk.0.attn_output.bias" in file.tensors,
+        qkv_bias=biased["attn_q"] or biased["attn_qkv"],
+        o_bias=biased["attn_output"],
     )
     if not isinstance(layer.mlp, MlpPlan):
         return replace(layer, attention=attention)
-    mlp = replace(layer.mlp, bias="blk.0.ffn_down.bias" in file.tensors)
-    return replace(layer, attention=attention, mlp=mlp)
+    return replace(layer, attention=attention, mlp=replace(layer.mlp, bias=biased["ffn_down"]))
 
 
 def _gating(file: GgufFile) -> dict[str, int]:
@@ -126,7 +127,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         **_eps(fields, arch),
         "rope_theta": shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
         "rope_scaling": _rope_scaling(file, fields, arch, family),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **_read_off_the_tensors(file),
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
         "dtype": stored_dtype(file),
@@ -139,6 +140,15 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         config["sliding_window"] = window
     # A family may know the window, and give layers that have it a theta of their own.
     return config if config.get("sliding_window") is None else config | layer_types(fields, config)
+
+
+def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
+    """What no metadata mention, by the words of those families that differ in it."""
+    return {
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1,
+    }
 
 
 def _eps(fields: Fields, arch: str) -> dict[str, float]:

@@ -10,6 +10,9 @@ from quire.layer_plan import NormPlan
 from quire.weights.row_order import RowOrder
 from quire.weights.within import WHOLE, Within
 
+# Gates and ups of all experts as one, which converters of llama.cpp write where they are asked to.
+GGUF_FUSED = "ffn_gate_up_exps"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -17,8 +20,8 @@ class Part:
     in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
     is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
     some of a stored tensor, `within` says which. `zeros`: so many rows of those before it are
-    stored nowhere. `hf_else`: where else files of Hugging Face may have it. `gguf_minus_exp`: a
-    GGUF file has -exp of it."""
+    stored nowhere. `hf_else`, `gguf_else`: where else files of either kind may have it.
+    `gguf_minus_exp`: a GGUF file has -exp of it."""
 
     hf: str
     gguf: str
@@ -30,6 +33,7 @@ class Part:
     gguf_within: Within = WHOLE
     zeros: int = 0
     hf_else: tuple[str, Within] | None = None
+    gguf_else: tuple[str, Within] | None = None
     gguf_minus_exp: bool = False
 
 
@@ -125,9 +129,12 @@ class LayerParts:
                 within = replace(within, first=sum(rows[:number]), of=sum(rows))
             stored = self.stored(replace(name, hf=name.hf.format(expert)))
             part = Part("", "", count, hf_within=within, gguf_within=Within(expert=expert))
+            place = Within(expert=expert, first=sum(rows[:number]), of=sum(rows))
+            if expert is not None and len(names) > 1:
+                fused = self.stored(Name("", GGUF_FUSED)).stored("weight")[1]
+                part = replace(part, gguf_else=(fused, place))
             if expert is not None and self.names.expert_stacks is not None:
                 stack = self.stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
-                place = Within(expert=expert, first=sum(rows[:number]), of=sum(rows))
                 part = replace(part, hf_else=(stack, place))
             made.append(Stored(stored, part))
         return tuple(made)

@@ -169,9 +169,10 @@ def write(
     said: dict[str, Any],
     *,
     packed: tuple[str, ...] = (),
+    fused: bool = False,
 ) -> None:
     """The model of a directory as a GGUF file with this metadata beside the usual ones; tensors
-    with one of the names `packed` in blocks."""
+    with one of the names `packed` in blocks; `fused`: gates and ups of experts as one tensor."""
     writer = gguf.GGUFWriter(path, arch)
     usual = {
         "block_count": config.num_hidden_layers,
@@ -191,7 +192,11 @@ def write(
             (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     stored = load_file(directory / "model.safetensors")
-    for name, values in Converter(arch, config).tensors(stored).items():
+    tensors = Converter(arch, config).tensors(stored)
+    for gate in [name for name in tensors if fused and "ffn_gate_exps" in name]:
+        pair = [tensors.pop(name) for name in (gate, gate.replace("_gate_", "_up_"))]
+        tensors[gate.replace("_gate_", "_gate_up_")] = np.concatenate(pair, axis=1)
+    for name, values in tensors.items():
         values = np.ascontiguousarray(values)
         if any(f"_{one}." in name for one in packed):
             kind = gguf.GGMLQuantizationType.Q8_0

@@ -104,6 +104,16 @@ ROUTING = {
     "expert_group_count": 4,
     "expert_group_used_count": 2,
 }
+GLM4_MOE = {
+    **(RMS | FEED | WIDE | EIGHT),
+    "rope.dimension_count": 8,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 2,
+    "leading_dense_block_count": 1,
+    "expert_gating_func": 2,
+    "expert_weights_scale": 1.7,
+    "expert_weights_norm": True,
+}
 # As many key heads as value heads, which GGUF files have in the order of directories.
 PAIRED = {**HYBRID, "linear_num_key_heads": 4}
 SSM = {
@@ -153,19 +163,16 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         Glm4Config(**SIZES, pad_token_id=0),
         RMS | FEED | WIDE | {"rope.dimension_count": 8},
     ),
-    "glm4 moe": (
+    "glm4, no bias": (  # 32B
+        "glm4",
+        Glm4Config(**SIZES, pad_token_id=0, attention_bias=False),
+        RMS | FEED | WIDE | {"rope.dimension_count": 8},
+    ),
+    "glm4 moe": ("glm4moe", Glm4MoeConfig(**SIZES, **ROUTED, use_qk_norm=False), GLM4_MOE),
+    "glm4 moe, q and k normed": (  # 4.5 and 4.6, but for Air
         "glm4moe",
-        Glm4MoeConfig(**SIZES, **ROUTED, use_qk_norm=False),
-        {
-            **(RMS | FEED | WIDE | EIGHT),
-            "rope.dimension_count": 8,
-            "expert_feed_forward_length": 32,
-            "expert_shared_count": 2,
-            "leading_dense_block_count": 1,
-            "expert_gating_func": 2,
-            "expert_weights_scale": 1.7,
-            "expert_weights_norm": True,
-        },
+        Glm4MoeConfig(**SIZES, **ROUTED, use_qk_norm=True, attention_bias=True),
+        GLM4_MOE,
     ),
     "deepseek v2, groups, yarn": (
         "deepseek2",
@@ -186,6 +193,11 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             # That scores are made by sigmoids is not said: experts have a bias.
             **(ROUTING | {"expert_weights_norm": True}),
         },
+    ),
+    "deepseek v3, not renormalised": (
+        "deepseek2",
+        DeepseekV3Config(**LATENT, n_group=4, topk_group=2, norm_topk_prob=False),
+        DEEPSEEK | ROUTING,
     ),
     "cohere": (
         "command-r",
@@ -227,6 +239,13 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         "falcon",
         FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2),
         LAYER | {"feed_forward_length": 384, "tensor_data_layout": "jploski"},
+    ),
+    "falcon, newer, one norm": (  # Falcon 2
+        "falcon",
+        FalconConfig(
+            **FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1
+        ),
+        LAYER | {"feed_forward_length": 384},
     ),
     "qwen2 moe": (
         "qwen2moe",
@@ -319,6 +338,20 @@ def test_a_gguf_file_is_the_model_of_its_directory(name: str, tmp_path: Path) ->
     assert found.keys() == wanted.keys()
     for key, tensor in wanted.items():
         assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
+
+
+def test_gates_and_ups_of_experts_as_one_tensor(tmp_path: Path) -> None:
+    """As converters write them where they are asked to."""
+    from tests.weights.gguf_families import write
+
+    arch, config, said = CASES["qwen3 next"]
+    random_model(config).save_pretrained(tmp_path)
+    made = {}
+    for fused in (False, True):
+        write(tmp_path, path := tmp_path / f"{fused}.gguf", config, arch, said, fused=fused)
+        made[fused] = weights(path, spec_from_gguf(GgufFile(path)))
+    assert ("blk.0.ffn_gate_exps.weight" in GgufFile(path).tensors) is False
+    assert all(torch.equal(made[True][key], tensor) for key, tensor in made[False].items())
 
 
 def test_heads_that_a_gguf_file_has_in_turn(tmp_path: Path) -> None:

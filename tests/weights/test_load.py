@@ -222,6 +222,12 @@ def test_a_quantised_gguf_gives_what_the_gguf_package_gives(
     assert_same(weights, as_quire_names_them(rounded, spec))
 
 
+def test_a_vector_in_blocks_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", quantised="Q8_0", vectors=True)
+    with pytest.raises(UnsupportedModel, match=r"norm.weight' is stored as Q8_0; .* vectors in"):
+        read(path)
+
+
 def test_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tiny_model("llama"), tmp_path / "m.gguf", quantised="Q8_0")
     _, whole = read(tmp_path / "m.gguf")

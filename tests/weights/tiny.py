@@ -107,12 +107,13 @@ def write_gguf(
     path: Path,
     *,
     quantised: str = "F32",
+    vectors: bool = False,
     metadata: Mapping[str, int | float | str | list[bool]] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     split: int = 0,
 ) -> Path:
-    """The model as a GGUF file, matrices in the given format; `split`: in parts of so many
-    tensors, after a first one that has none."""
+    """The model as a GGUF file, matrices in the given format, `vectors`, too, which no tool does;
+    `split`: in parts of so many tensors, after a first one that has none."""
     config = model.config
     other = {"mistral": "llama", "gemma3_text": "gemma3"}
     arch = other.get(config.model_type, config.model_type)
@@ -140,7 +141,7 @@ def write_gguf(
         kinds[type(value)](key.format(arch=arch), value)
     kind = gguf.GGMLQuantizationType[quantised]
     for name, tensor in {**model.state_dict(), **(tensors or {})}.items():
-        _add(writer, name, np.asarray(tensor), config, arch, kind)
+        _add(writer, name, np.asarray(tensor), config, arch, kind, 1 if vectors else 2)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -148,7 +149,9 @@ def write_gguf(
     return path
 
 
-def _add(writer: Any, name: str, values: np.ndarray, config: Any, arch: str, kind: Any) -> None:
+def _add(
+    writer: Any, name: str, values: np.ndarray, config: Any, arch: str, kind: Any, dims: int
+) -> None:
     if name == "lm_head.weight" and config.tie_word_embeddings:
         return
     if arch == "llama":
@@ -159,7 +162,7 @@ def _add(writer: Any, name: str, values: np.ndarray, config: Any, arch: str, kin
     if arch == "gemma3" and name.endswith("norm.weight"):
         values = values + 1  # as its converter does
     stored = gguf_name(name, arch) if name.startswith(("model.", "lm_head.")) else name
-    if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
+    if values.ndim >= dims and kind != gguf.GGMLQuantizationType.F32:
         writer.add_tensor(stored, gguf.quants.quantize(values, kind), raw_dtype=kind)
     else:
         writer.add_tensor(stored, values)
