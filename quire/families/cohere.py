@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -43,6 +43,7 @@ FAMILY = Family(
     name="cohere",
     architectures=("CohereForCausalLM",),
     read=read,
+    unsaid=sizes(256_000, 8192, 22_528, 40, 64, 8192),
     gguf="command-r",
     gguf_words=_gguf_words,
     gguf_reads=("logit_scale",),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -52,6 +52,7 @@ FAMILY = Family(
     name="cohere2",
     architectures=("Cohere2ForCausalLM",),
     read=read,
+    unsaid=sizes(256_000, 8192, 22_528, 40, 64, 8192),
     gguf="cohere2",
     gguf_windows=True,
     gguf_words=_gguf_words,

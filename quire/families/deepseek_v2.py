@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames
+from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.latents import WITHOUT_EFFECT, read_latent_decoder
 from quire.families.mixtures import SHARED_NAMES, read_routed_experts, with_experts
@@ -29,6 +29,7 @@ FAMILY = Family(
     name="deepseek_v2",
     architectures=("DeepseekV2ForCausalLM",),
     read=read,
+    unsaid=sizes(102_400, 4096, 11_008, 32, 32, 2048),
     names=LayerNames(**SHARED_NAMES),
     without_effect=WITHOUT_EFFECT,
     only={

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames
+from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.latents import GGUF_READS, WITHOUT_EFFECT, gguf_latent, read_latent_decoder
 from quire.families.mixtures import (
@@ -47,6 +47,7 @@ FAMILY = Family(
     architectures=("DeepseekV3ForCausalLM",),
     model_types=("deepseek_v3", "kimi_k2"),
     read=read,
+    unsaid=sizes(129_280, 7168, 18_432, 61, 128, 4096),
     gguf=GGUF,
     gguf_experts=True,
     gguf_words=_gguf_words,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import Heads, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
@@ -24,7 +24,7 @@ def read(fields: Fields) -> ModelSpec:
         "falcon",
         fields,
         heads,
-        rope=read_rope(fields.under({}, max_position_embeddings=2048), heads.head_dim),
+        rope=read_rope(fields, heads.head_dim),
         norm=NormPlan(fields.positive("layer_norm_epsilon", 1e-5), kind="layer", bias=True),
         mlp=MlpPlan(width, activation, gated=False, bias=biased),
         qkv_bias=biased,
@@ -79,6 +79,7 @@ FAMILY = Family(
     name="falcon",
     architectures=("FalconForCausalLM",),
     read=read,
+    unsaid=sizes(65_024, 4544, 0, 32, 71, 2048),
     gguf="falcon",
     gguf_words=_gguf_words,
     outer_names=ModelNames(

@@ -124,6 +124,20 @@ class LayerNames:
     shared_gate: Name = Name("mlp.shared_expert_gate", "ffn_gate_inp_shexp")
 
 
+def sizes(
+    vocab: int, hidden: int, width: int, layers: int, heads: int, length: int
+) -> dict[str, Any]:
+    """By the words that most configs have for them."""
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family of models."""
@@ -159,7 +173,8 @@ class Family:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # Values of keys beyond which it would be another model; null and absent are fine.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # Sizes that configs leave out where it is the text of a model that sees.
+    # What its config means that does not say it, where that is no matter of other fields: files of
+    # large models leave sizes out, and Transformers' class for them has these.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import MlpPlan, NormPlan
@@ -28,6 +28,7 @@ FAMILY = Family(
     name="gemma",
     architectures=("GemmaForCausalLM",),
     read=read,
+    unsaid=sizes(256_000, 3072, 24_576, 28, 16, 8192),
     gguf="gemma",
     only={
         # The first files say gelu, and mean its approximation.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -66,6 +66,7 @@ FAMILY = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
     read=read,
+    unsaid=sizes(256_000, 2304, 9216, 26, 8, 8192),
     gguf="gemma2",
     gguf_windows=True,
     gguf_words=_gguf_words,

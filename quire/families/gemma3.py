@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -28,7 +28,7 @@ LAYERS_SCALED_BY_WIDTH = 62
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads = read_heads(fields, head_dim=256)
+    heads = read_heads(fields, kv_heads=4, head_dim=256)
     period = fields.count("sliding_window_pattern", PERIOD)
     local = fields.positive("rope_local_base_freq", THETAS["sliding_attention"])
     thetas = THETAS | {"sliding_attention": local}
@@ -69,6 +69,7 @@ FAMILY = Family(
     architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     model_types=("gemma3_text", "gemma3"),
     read=read,
+    unsaid=sizes(262_208, 2304, 9216, 26, 8, 131_072),
     gguf="gemma3",
     gguf_windows=True,
     gguf_words=_gguf_words,

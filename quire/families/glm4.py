@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_half_turned
 from quire.spec import ModelSpec
@@ -16,6 +16,7 @@ FAMILY = Family(
     name="glm4",
     architectures=("Glm4ForCausalLM",),
     read=read,
+    unsaid=sizes(151_552, 4096, 13_696, 40, 32, 131_072),
     gguf="glm4",
     partial_rotary=True,
     names=LayerNames(

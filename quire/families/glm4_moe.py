@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import (
     GGUF_ROUTING,
@@ -47,6 +47,7 @@ FAMILY = Family(
     name="glm4_moe",
     architectures=("Glm4MoeForCausalLM",),
     read=read,
+    unsaid=sizes(151_552, 4096, 10_944, 46, 96, 131_072),
     gguf="glm4moe",
     gguf_experts=True,
     gguf_words=_gguf_words,

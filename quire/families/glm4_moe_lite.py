@@ -3,7 +3,7 @@ the layers that have none. No torch."""
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames
+from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.latents import SIZES, WITHOUT_EFFECT, read_latent_decoder
 from quire.families.mixtures import SHARED_NAMES, read_routed_experts, with_experts
@@ -34,6 +34,7 @@ FAMILY = Family(
     name="glm4_moe_lite",
     architectures=("Glm4MoeLiteForCausalLM",),
     read=read,
+    unsaid=sizes(154_880, 2048, 10_240, 47, 20, 202_752),
     names=LayerNames(**SHARED_NAMES),
     without_effect=WITHOUT_EFFECT,
 )

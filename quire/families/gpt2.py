@@ -47,6 +47,7 @@ FAMILY = Family(
     name="gpt2",
     architectures=("GPT2LMHeadModel",),
     read=read,
+    unsaid={"vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12},
     gguf="gpt2",
     gguf_words=lambda fields, config: {
         **{own: config[word] for word, own in WORDS.items()},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
@@ -52,6 +52,7 @@ FAMILY = Family(
     name="gpt_neox",
     architectures=("GPTNeoXForCausalLM",),
     read=read,
+    unsaid=sizes(50_432, 6144, 24_576, 44, 64, 2048),
     gguf="gptneox",
     gguf_words=_gguf_words,
     gguf_reads=("use_parallel_residual",),

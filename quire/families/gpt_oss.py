@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_count, with_experts
 from quire.families.reading import (
@@ -70,6 +70,7 @@ FAMILY = Family(
     name="gpt_oss",
     architectures=("GptOssForCausalLM",),
     read=read,
+    unsaid=sizes(201_088, 2880, 2880, 36, 64, 131_072),
     gguf="gpt-oss",
     gguf_experts=True,
     gguf_windows=True,

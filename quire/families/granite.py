@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.spec import LogitsPlan, ModelSpec
@@ -44,6 +44,7 @@ FAMILY = Family(
     name="granite",
     architectures=("GraniteForCausalLM",),
     read=read,
+    unsaid=sizes(32_000, 4096, 11_008, 32, 32, 2048),
     gguf="granite",
     gguf_interleaved=True,
     gguf_words=gguf_factors,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.granite import GGUF_FACTORS, gguf_factors
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
@@ -33,6 +33,7 @@ FAMILY = Family(
     name="granitemoe",
     architectures=("GraniteMoeForCausalLM",),
     read=read,
+    unsaid=sizes(32_000, 4096, 11_008, 32, 32, 2048),
     gguf="granitemoe",
     gguf_experts=True,
     gguf_interleaved=True,

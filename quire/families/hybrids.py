@@ -75,9 +75,9 @@ def hybrid_words(fields: Fields, config: dict[str, Any], *, in_turn: bool) -> di
     heads, inner = said.count("ssm.time_step_rank"), said.count("ssm.inner_size")
     if inner % heads:
         raise said.wrong("ssm.inner_size", f"a multiple of the {heads} heads")
-    ahead = said.values.get("nextn_predict_layers") or 0  # layers that guess ahead, at the end
+    ahead = said.whole("nextn_predict_layers", 0)  # layers that guess ahead, at the end
     return {
-        "num_hidden_layers": config["num_hidden_layers"] - int(ahead),
+        "num_hidden_layers": config["num_hidden_layers"] - ahead,
         "linear_conv_kernel_dim": said.count("ssm.conv_kernel"),
         "linear_key_head_dim": said.count("ssm.state_size"),
         "linear_num_key_heads": said.count("ssm.group_count"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.spec import ModelSpec
@@ -22,14 +22,7 @@ FAMILY = Family(
     name="llama",
     architectures=("LlamaForCausalLM",),
     read=read,
+    unsaid=sizes(32_000, 4096, 11_008, 32, 32, 2048),
     gguf="llama",
     gguf_interleaved=True,
-    unsaid={
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-    },
 )

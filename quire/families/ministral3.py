@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope, rope_fields, yarn_scale
@@ -65,6 +65,7 @@ FAMILY = Family(
     architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     model_types=("ministral3", "mistral3"),
     read=read,
+    unsaid=sizes(131_072, 4096, 14_336, 34, 32, 262_144),
     gguf=GGUF,
     gguf_interleaved=True,
     gguf_words=_gguf_words,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window, windows_by_kind
 from quire.spec import ModelSpec
@@ -25,16 +25,8 @@ FAMILY = Family(
     architectures=("MistralForCausalLM", "MinistralForCausalLM"),
     model_types=("mistral", "ministral"),
     read=read,
+    unsaid=sizes(32_000, 4096, 14_336, 32, 32, 131_072),
     gguf="llama",
     gguf_windows=True,
     gguf_interleaved=True,
-    unsaid={
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-    },
 )

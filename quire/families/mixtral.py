@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_heads, read_plain_decoder, read_window
@@ -31,6 +31,7 @@ FAMILY = Family(
     name="mixtral",
     architectures=("MixtralForCausalLM",),
     read=read,
+    unsaid=sizes(32_000, 4096, 14_336, 32, 32, 131_072),
     gguf="llama",
     gguf_experts=True,
     gguf_windows=True,

@@ -86,10 +86,10 @@ def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[s
     said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_ROUTING}, fields.source)
     if (gate := said.count("expert_gating_func", SOFTMAX)) not in (SOFTMAX, SIGMOID):
         raise said.wrong("expert_gating_func", "1 (softmax) or 2 (sigmoids)")
-    ahead = said.values.get("nextn_predict_layers") or 0  # layers that guess ahead, at the end
+    ahead = said.whole("nextn_predict_layers", 0)  # layers that guess ahead, at the end
     return {
         "by_sigmoid": gate == SIGMOID,
-        "num_hidden_layers": config["num_hidden_layers"] - int(ahead),
+        "num_hidden_layers": config["num_hidden_layers"] - ahead,
         "n_shared_experts": said.count("expert_shared_count", 1),
         "first_k_dense_replace": said.values.get("leading_dense_block_count") or 0,
         "routed_scaling_factor": said.positive("expert_weights_scale", 1.0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import NormPlan
@@ -26,5 +26,6 @@ FAMILY = Family(
     name="olmo2",
     architectures=("Olmo2ForCausalLM",),
     read=read,
+    unsaid=sizes(50_304, 4096, 11_008, 32, 32, 2048),
     gguf="olmo2",
 )

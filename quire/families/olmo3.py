@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -53,6 +53,7 @@ FAMILY = Family(
     name="olmo3",
     architectures=("Olmo3ForCausalLM",),
     read=read,
+    unsaid=sizes(50_304, 4096, 11_008, 32, 32, 2048),
     gguf="olmo2",
     gguf_windows=True,
     gguf_words=_gguf_words,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
@@ -31,6 +31,7 @@ FAMILY = Family(
     name="olmoe",
     architectures=("OlmoeForCausalLM",),
     read=read,
+    unsaid=sizes(50_304, 2048, 2048, 16, 16, 4096),
     gguf="olmoe",
     gguf_experts=True,
     without_effect=ROUTER_KEYS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_decoder_with_table
 from quire.layer_plan import MlpPlan
@@ -21,7 +21,7 @@ def read(fields: Fields) -> ModelSpec:
     return read_decoder_with_table(
         "opt",
         fields,
-        max_len=fields.count("max_position_embeddings", 2048),
+        max_len=fields.count("max_position_embeddings"),
         before=OFFSET,
         mlp=MlpPlan(fields.count("ffn_dim"), activation="relu", gated=False, bias=biased),
         norm_eps=EPS,
@@ -34,6 +34,7 @@ FAMILY = Family(
     name="opt",
     architectures=("OPTForCausalLM",),
     read=read,
+    unsaid=sizes(50_272, 768, 0, 12, 12, 2048) | {"ffn_dim": 3072},
     outer_names=ModelNames(
         layer=Name("model.decoder.layers.{}", "blk.{}"),
         embed=Name("model.decoder.embed_tokens", "token_embd"),

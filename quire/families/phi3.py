@@ -3,7 +3,7 @@ be turned, longrope. No torch."""
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
@@ -27,6 +27,7 @@ FAMILY = Family(
     name="phi3",
     architectures=("Phi3ForCausalLM",),
     read=read,
+    unsaid=sizes(32_064, 3072, 8192, 32, 32, 4096),
     gguf="phi3",
     gguf_windows=True,
     partial_rotary=True,

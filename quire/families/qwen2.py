@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, windows_from_a_layer_on
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, *, kv_heads: int = 32) -> ModelSpec:
     return read_plain_decoder(
         "qwen2",
         fields,
-        read_heads(fields, kv_heads=32),
+        read_heads(fields, kv_heads=kv_heads),
         qkv_bias=True,
         windows=windows_from_a_layer_on(fields),
     )
@@ -22,13 +22,6 @@ FAMILY = Family(
     name="qwen2",
     architectures=("Qwen2ForCausalLM",),
     read=read,
+    unsaid=sizes(151_936, 4096, 22_016, 32, 32, 32_768),
     gguf="qwen2",
-    unsaid={
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 32768,
-    },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import (
@@ -54,6 +54,7 @@ FAMILY = Family(
     name="qwen2_moe",
     architectures=("Qwen2MoeForCausalLM",),
     read=read,
+    unsaid=sizes(151_936, 2048, 5632, 24, 16, 32_768),
     gguf="qwen2moe",
     gguf_experts=True,
     gguf_words=_gguf_words,

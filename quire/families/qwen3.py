@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     read_biases,
@@ -28,13 +28,6 @@ FAMILY = Family(
     name="qwen3",
     architectures=("Qwen3ForCausalLM",),
     read=read,
+    unsaid=sizes(151_936, 4096, 22_016, 32, 32, 32_768),
     gguf="qwen3",
-    unsaid={
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 32768,
-    },
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from quire.families.axes import read_with_axes
-from quire.families.family import Family, LayerNames
+from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import GGUF_READS, MLP_NORM, SECTIONS, hybrid_words, read_hybrid
 from quire.layer_plan import MlpPlan
@@ -27,6 +27,7 @@ FAMILY = Family(
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     model_types=("qwen3_5_text", "qwen3_5"),
     read=read,
+    unsaid=sizes(248_320, 4096, 12_288, 32, 16, 32_768),
     gguf="qwen35",
     gguf_words=partial(hybrid_words, in_turn=True),
     gguf_reads=GGUF_READS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from quire.families.axes import read_with_axes
-from quire.families.family import Family, LayerNames
+from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import (
     GGUF_READS,
@@ -33,6 +33,7 @@ FAMILY = Family(
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
     read=read,
+    unsaid=sizes(248_320, 2048, 0, 40, 16, 32_768),
     gguf="qwen35moe",
     gguf_experts=True,
     gguf_words=partial(hybrid_words, in_turn=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_biases, read_heads, read_plain_decoder, read_window
@@ -29,6 +29,7 @@ FAMILY = Family(
     name="qwen3_moe",
     architectures=("Qwen3MoeForCausalLM",),
     read=read,
+    unsaid=sizes(151_936, 2048, 6144, 24, 32, 32_768),
     gguf="qwen3moe",
     gguf_experts=True,
     # GGUF files do not say it, and what runs them does it.

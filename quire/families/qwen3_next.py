@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import (
     GGUF_READS,
@@ -31,6 +31,7 @@ FAMILY = Family(
     name="qwen3_next",
     architectures=("Qwen3NextForCausalLM",),
     read=read,
+    unsaid=sizes(151_936, 2048, 5632, 48, 16, 32_768),
     gguf="qwen3next",
     gguf_experts=True,
     gguf_words=partial(hybrid_words, in_turn=False),

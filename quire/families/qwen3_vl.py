@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.families import qwen3
 from quire.families.axes import read_with_axes
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.spec import ModelSpec
 
@@ -18,4 +18,5 @@ FAMILY = Family(
     architectures=("Qwen3VLForConditionalGeneration",),
     model_types=("qwen3_vl", "qwen3_vl_text"),
     read=read,
+    unsaid=sizes(151_936, 4096, 22_016, 32, 32, 128_000) | {"rope_theta": 5e5},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
     num_layers,
@@ -24,9 +24,10 @@ INTERVAL, THETA = 4, 2_000_000.0
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=4)
     turned = _turned(fields)
+    window = read_window(fields, unsaid=None)
+    # The flag says which layers have it, unless those are listed.
     windowed = fields.flag("use_sliding_window", False)
-    window = read_window(fields, unsaid=None) if windowed else None
-    unturned = tuple(None if each else window for each in turned)
+    unturned = tuple(window if windowed and not each else None for each in turned)
     spec = read_plain_decoder(
         "smollm3",
         fields,
@@ -60,6 +61,7 @@ FAMILY = Family(
     name="smollm3",
     architectures=("SmolLM3ForCausalLM",),
     read=read,
+    unsaid=sizes(128_256, 2048, 11_008, 36, 16, 32_768),
     gguf="smollm3",
     gguf_interleaved=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family
+from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
@@ -34,6 +34,7 @@ FAMILY = Family(
     name="stablelm",
     architectures=("StableLmForCausalLM",),
     read=read,
+    unsaid=sizes(50_304, 2560, 6912, 32, 32, 4096),
     gguf="stablelm",
     gguf_words=_gguf_words,
     gguf_reads=("use_parallel_residual",),

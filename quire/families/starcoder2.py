@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.families.family import Family, LayerNames, Name
+from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.layer_plan import MlpPlan, NormPlan
@@ -30,6 +30,7 @@ FAMILY = Family(
     name="starcoder2",
     architectures=("Starcoder2ForCausalLM",),
     read=read,
+    unsaid=sizes(49_152, 3072, 12_288, 30, 24, 4096),
     gguf="starcoder2",
     names=LayerNames(up=Name("mlp.c_fc", "ffn_up"), down=Name("mlp.c_proj", "ffn_down")),
     without_effect={"residual_dropout": "training", "embedding_dropout": "training"},

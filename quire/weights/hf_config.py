@@ -7,6 +7,7 @@ Every key that Transformers knows for a family is read, or listed as one that ch
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +91,8 @@ def spec_from_hf(
     fields = Fields(said, source, false_nulls=True)
     family = _family(fields)
     fields.check_only({**ONLY, **family.only})
-    spec = family.read(fields)
+    known = ChainMap(said, dict(family.unsaid))  # null is said, and refused
+    spec = family.read(Fields(known, source, false_nulls=True))
     # A length that was asked for holds, whatever a scaling would stretch to.
     asked = Fields(overrides or {}, source).count("max_position_embeddings", spec.max_model_len)
     return replace(spec, max_model_len=min(spec.max_model_len, asked))

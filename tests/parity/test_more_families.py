@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.smollm3 import SmolLM3Config
 
-from quire.families.registry import BY_MODEL_TYPE
+from quire.families.family import Family
+from quire.families.registry import BY_MODEL_TYPE, FAMILIES
 from quire.weights import hf_config
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
@@ -24,6 +26,11 @@ from tests.weights.test_config_keys import keys_read
 
 ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS}
 RUNS = ((7, 33), (0, 0))
+# Without which their classes make no model.
+NEEDED: dict[str, dict[str, int]] = {
+    "glm4_moe": {"head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 3},
+}
 KINDS = sorted({type(config) for config in ALL.values()}, key=str)
 
 
@@ -90,3 +97,25 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     bare = spec_from_hf({**given, **named, "dtype": "float32"})
     left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these
     assert replace(bare, **left) == replace(whole, **left)
+
+
+@pytest.mark.parametrize(
+    "family", [one for one in FAMILIES if one.name != "whisper"], ids=lambda one: one.name
+)
+def test_a_config_without_sizes_has_those_of_transformers(family: Family) -> None:
+    """Google's Gemma 3 of 4B says neither its heads nor its vocabulary."""
+    named = {"architectures": [family.architectures[0]], "model_type": family.model_types[0]}
+    given = {**NEEDED.get(family.name, {}), **named, "dtype": "float32"}
+    config = CONFIG_MAPPING[family.model_types[0]]()
+    whole = spec_from_hf({**getattr(config, "text_config", config).to_dict(), **given})
+    left = {"eos_ids": (), "bos_id": None}
+    assert replace(spec_from_hf(given), **left) == replace(whole, **left)
+
+
+def test_layers_that_are_listed_have_a_window_without_the_flag() -> None:
+    """As eager and sdpa of Transformers mask them."""
+    listed = ["sliding_attention", "full_attention"]
+    sizes = {"num_hidden_layers": 2, "sliding_window": 7, "use_sliding_window": False}
+    config = SmolLM3Config(**sizes, layer_types=listed).to_dict()
+    named = {"architectures": ["SmolLM3ForCausalLM"]}
+    assert spec_from_hf({**config, **named}).windows == (7, None)

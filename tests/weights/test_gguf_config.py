@@ -106,6 +106,19 @@ def test_what_quire_does_not_run_is_refused(
         spec_from_gguf(GgufFile(tmp_path / "m"))
 
 
+def test_a_number_of_layers_that_guess_ahead_must_be_one(tmp_path: Path) -> None:
+    from tests.parity.more_families import random_model
+    from tests.weights.gguf_families import write
+    from tests.weights.test_gguf_families import CASES
+
+    arch, config, said = CASES["deepseek v3, not renormalised"]
+    random_model(config).save_pretrained(tmp_path)
+    path = tmp_path / "m.gguf"
+    write(tmp_path, path, config, arch, {**said, "nextn_predict_layers": float("nan")})
+    with pytest.raises(CorruptModel, match="nextn_predict_layers must be a whole number from 0"):
+        spec_from_gguf(GgufFile(path))
+
+
 @pytest.mark.parametrize("quantised", ["F16", "BF16", "Q8_0", "F32"])
 def test_the_dtype_is_the_one_the_layers_are_stored_in(quantised: str, tmp_path: Path) -> None:
     write_gguf(tiny_model("qwen3"), tmp_path / "m", quantised=quantised)
