@@ -28,13 +28,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 NAMES = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
 # Vocabularies in other formats, which transformers knows how to convert.
 _CONVERTIBLE = (
@@ -45,6 +39,9 @@ _CONVERTIBLE = (
 _PLAIN_PIECES = (
     *("", "LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast"),
 )
+# Classes of any vocabulary, which give models types of tokens only where they are told to.
+_ANY_VOCABULARY = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_TYPES = "token_type_ids"
 _LARGEST_FILE = 512 * 2**20
 _PREFIX = "continuing_subword_prefix"
 # A letter written as an escape, which no writer of JSON does and which would hide a name.
@@ -75,13 +72,15 @@ def _built(directory: Path) -> Tokenizer:
         backend = _converted(directory, config)
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
     length, inputs = config.get("model_max_length"), config.get("model_input_names")
+    if not isinstance(inputs, list):
+        inputs = () if config.get("tokenizer_class") in _ANY_VOCABULARY else (_TYPES,)
     return Tokenizer(
         backend,
         special_tokens=special,
         chat_templates=_chat_templates(directory, config),
         model_max_length=length if isinstance(length, int) and length > 0 else None,
         clean_up_spaces=bool(config.get("clean_up_tokenization_spaces", False)),
-        gives_types=not isinstance(inputs, list) or "token_type_ids" in inputs,
+        gives_types=_TYPES in inputs,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.errors import CorruptModel
+from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.encoders.family import Dense, HeadPart
 from quire.models.encoder_ops import Norm, activation
 from quire.pooling.spec import (
@@ -149,7 +149,13 @@ def _projection(
     one: Projection, stored: Mapping[str, StoredTensor], directory: Path, width: int
 ) -> Op:
     if one.folder:
-        stored = read_header(check_inside(directory, directory / one.folder / SINGLE))
+        path = directory / one.folder / SINGLE
+        if not path.exists():
+            raise UnsupportedModel(
+                f"{path} is not there, and quire reads no other file of a module: save the model "
+                "again with sentence-transformers, which then writes it"
+            )
+        stored = read_header(check_inside(directory, path))
     op, rows = _part(one.part, stored, "", width, f"{one.folder}/{SINGLE}")
     if (one.columns, one.rows) != (width, rows):
         raise CorruptModel(

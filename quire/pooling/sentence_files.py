@@ -123,11 +123,6 @@ def _config(directory: Path, folder: str) -> Fields:
 
 
 def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, ...]:
-    if not fields.flag("include_prompt", True) and any(prompts.values()):
-        raise UnsupportedModel(
-            f"{fields.source}: include_prompt is false, which leaves a prompt's tokens out of the "
-            "mean; quire counts every token"
-        )
     named = fields.values.get("pooling_mode")
     if named is not None:  # the newer form: one word, or several
         words, known = named if isinstance(named, list) else [named], _NAMED
@@ -142,7 +137,14 @@ def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, .
             raise UnsupportedModel(
                 f"{fields.source}: {str(word)[:60]!r} is not built; quire has {', '.join(_NAMED)}"
             )
-    return tuple(known[word] for word in words)
+    kinds = tuple(known[word] for word in words)
+    counts_all = fields.flag("include_prompt", True) or not any(prompts.values())
+    if not counts_all and not {*kinds} <= {"cls", "last"}:  # which see one token, prompt or not
+        raise UnsupportedModel(
+            f"{fields.source}: include_prompt is false, which leaves a prompt's tokens out of "
+            f"{', '.join(kinds)}; quire counts every token"
+        )
+    return kinds
 
 
 def _token_rows(fields: Fields) -> TokenRows:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from quire.errors import InvalidPrompt, NotSupported, PromptTooLong, QuireError, UnsupportedModel
 from tests.pooling.tiny import (
@@ -119,6 +120,34 @@ def test_a_cross_encoder_by_the_files_beside_it(tmp_path: Path) -> None:
     assert score.outputs.score == pytest.approx(float(expected), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["TokenizersBackend", "BertTokenizer"])
+def test_which_of_two_texts_a_token_is_of_is_told_as_transformers_does(
+    kind: str, tmp_path: Path
+) -> None:
+    """A class of any vocabulary tells it where model_input_names says so alone."""
+    model = write_model(tmp_path, ENCODERS["bert"], "classes", num_labels=1)
+    change(tmp_path / "tokenizer_config.json", tokenizer_class=kind)
+    with open_llm(tmp_path) as llm:
+        [score] = llm.score("w1 w2", "w3", use_tqdm=False)
+    told = "token_type_ids" in AutoTokenizer.from_pretrained(tmp_path).model_input_names
+    assert told is (kind == "BertTokenizer")
+    types = torch.tensor([[0, 0, 0, 0, int(told), int(told)]])  # <s> w1 w2 </s> w3 </s>
+    with torch.no_grad():
+        ids = torch.tensor([score.prompt_token_ids])
+        expected = model(ids, token_type_ids=types).logits.sigmoid()
+    assert score.outputs.score == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_a_dense_layer_that_is_pickled_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    write_model(tmp_path, ENCODERS["bert"])
+    write_sentence_files(tmp_path, "cls_token", dense=24, include_prompt=False)
+    # One token is taken, so that it does not matter whether those of a prompt count.
+    change(tmp_path / "config_sentence_transformers.json", prompts={"a": "w1 "})
+    (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match=r"2_Dense/model.safetensors is not there"):
+        open_llm(tmp_path)
+
+
 def test_an_empty_text_is_what_the_tokenizer_puts_around_it(tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS["bert"])
     with open_llm(tmp_path) as llm:
@@ -159,14 +188,15 @@ MESSAGE: Mapping[str, Any] = {"modality_config": {"message": {}}}
         ("1_Pooling/config.json", {"pooling_mode": []}, "no kind of pooling"),
         ("1_Pooling/config.json", {"pooling_mode": [3]}, "'3'"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim"),
-        ("config_sentence_transformers.json", {"prompts": {"a": "w1 "}}, "include_prompt"),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "max"]}, "out of cls, max"),
     ],
 )
 def test_what_is_not_built_is_refused(
     name: str, said: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     write_model(tmp_path, ENCODERS["bert"])
-    write_sentence_files(tmp_path, "cls_token", include_prompt=False)  # fine without prompts
+    write_sentence_files(tmp_path, "cls_token", include_prompt=False)  # fine by itself
+    change(tmp_path / "config_sentence_transformers.json", prompts={"a": "w1 "})
     change(tmp_path / name, **said)
     with pytest.raises(QuireError, match=why):
         open_llm(tmp_path)
