@@ -84,9 +84,8 @@ def _stored_place(
 ) -> tuple[str, Within]:
     """The tensor that a part is in, and which of it it is."""
     if files.kind == "gguf":
-        if part.gguf not in stored and part.gguf_else and part.gguf_else[0] in stored:
-            return part.gguf_else
-        return part.gguf, part.gguf_within
+        places = ((part.gguf, part.gguf_within), *part.gguf_else)
+        return next((one for one in places if one[0] in stored), places[0])
     name = stored_name(part.hf, stored)
     if part.hf_else is not None and name not in stored:
         other = stored_name(part.hf_else[0], stored)

@@ -11,6 +11,7 @@ from quire.weights.row_order import RowOrder
 from quire.weights.within import WHOLE, Within
 
 # Gates and ups of all experts as one, which converters of llama.cpp write where they are asked to.
+# Before 2024-04 they wrote every expert by itself.
 GGUF_FUSED = "ffn_gate_up_exps"
 
 
@@ -33,7 +34,7 @@ class Part:
     gguf_within: Within = WHOLE
     zeros: int = 0
     hf_else: tuple[str, Within] | None = None
-    gguf_else: tuple[str, Within] | None = None
+    gguf_else: tuple[tuple[str, Within], ...] = ()
     gguf_minus_exp: bool = False
 
 
@@ -130,9 +131,11 @@ class LayerParts:
             stored = self.stored(replace(name, hf=name.hf.format(expert)))
             part = Part("", "", count, hf_within=within, gguf_within=Within(expert=expert))
             place = Within(expert=expert, first=sum(rows[:number]), of=sum(rows))
-            if expert is not None and len(names) > 1:
+            if expert is not None:
+                alone = f"{stored.gguf.removesuffix('_exps')}.{expert}.weight"
                 fused = self.stored(Name("", GGUF_FUSED)).stored("weight")[1]
-                part = replace(part, gguf_else=(fused, place))
+                others = ((alone, WHOLE), (fused, place))
+                part = replace(part, gguf_else=others[: len(names)])
             if expert is not None and self.names.expert_stacks is not None:
                 stack = self.stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
                 part = replace(part, hf_else=(stack, place))

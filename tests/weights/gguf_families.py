@@ -170,9 +170,10 @@ def write(
     *,
     packed: tuple[str, ...] = (),
     fused: bool = False,
+    alone: bool = False,
 ) -> None:
     """The model of a directory as a GGUF file with this metadata beside the usual ones; tensors
-    with one of the names `packed` in blocks; `fused`: gates and ups of experts as one tensor."""
+    with one of the names `packed` in blocks; gates and ups of experts `fused`, or `alone`."""
     writer = gguf.GGUFWriter(path, arch)
     usual = {
         "block_count": config.num_hidden_layers,
@@ -196,6 +197,9 @@ def write(
     for gate in [name for name in tensors if fused and "ffn_gate_exps" in name]:
         pair = [tensors.pop(name) for name in (gate, gate.replace("_gate_", "_up_"))]
         tensors[gate.replace("_gate_", "_gate_up_")] = np.concatenate(pair, axis=1)
+    for stack in [name for name in tensors if alone and "_exps." in name]:
+        for i, expert in enumerate(tensors.pop(stack)):
+            tensors[stack.replace("_exps.", f".{i}.")] = expert
     for name, values in tensors.items():
         values = np.ascontiguousarray(values)
         if any(f"_{one}." in name for one in packed):

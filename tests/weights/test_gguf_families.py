@@ -340,18 +340,19 @@ def test_a_gguf_file_is_the_model_of_its_directory(name: str, tmp_path: Path) ->
         assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
 
 
-def test_gates_and_ups_of_experts_as_one_tensor(tmp_path: Path) -> None:
-    """As converters write them where they are asked to."""
+@pytest.mark.parametrize(("how", "case"), [("fused", "qwen3 next"), ("alone", "mixtral")])
+def test_experts_that_are_not_stacked_one_kind_by_one(how: str, case: str, tmp_path: Path) -> None:
+    """Gates and ups as one tensor, where a converter was asked to; each by itself, before 2024."""
     from tests.weights.gguf_families import write
 
-    arch, config, said = CASES["qwen3 next"]
+    arch, config, said = CASES[case]
     random_model(config).save_pretrained(tmp_path)
     made = {}
-    for fused in (False, True):
-        write(tmp_path, path := tmp_path / f"{fused}.gguf", config, arch, said, fused=fused)
-        made[fused] = weights(path, spec_from_gguf(GgufFile(path)))
-    assert ("blk.0.ffn_gate_exps.weight" in GgufFile(path).tensors) is False
-    assert all(torch.equal(made[True][key], tensor) for key, tensor in made[False].items())
+    for path, options in ((tmp_path / "usual.gguf", {}), (tmp_path / "other.gguf", {how: True})):
+        write(tmp_path, path, config, arch, said, **options)
+        made[path.stem] = weights(path, spec_from_gguf(GgufFile(path)))
+    assert "blk.0.ffn_gate_exps.weight" not in GgufFile(path).tensors
+    assert all(torch.equal(made["other"][key], tensor) for key, tensor in made["usual"].items())
 
 
 def test_heads_that_a_gguf_file_has_in_turn(tmp_path: Path) -> None:
