@@ -6,6 +6,7 @@ rotary frequencies, and how experts are scored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
@@ -52,6 +53,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "classifier.output_labels": "what is scored, which is read with the head",
     "rope.scaling.finetuned": "how the model was trained",
 }
+_LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _MAY_BE_BIASED = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
 # Factors that leave a model as it is when they are 1.
 _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
@@ -81,11 +83,8 @@ def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> M
 def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
     """The layer with the biases that the file has, which its metadata do not mention."""
     biased = {name: f"blk.{index}.{name}.bias" in file.tensors for name in _MAY_BE_BIASED}
-    attention = replace(
-        layer.attention,
-        qkv_bias=biased["attn_q"] or biased["attn_qkv"],
-        o_bias=biased["attn_output"],
-    )
+    qkv = biased["attn_q"] or biased["attn_qkv"]
+    attention = replace(layer.attention, qkv_bias=qkv, o_bias=biased["attn_output"])
     if not isinstance(layer.mlp, MlpPlan):
         return replace(layer, attention=attention)
     return replace(layer, attention=attention, mlp=replace(layer.mlp, bias=biased["ffn_down"]))
@@ -119,7 +118,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "vocab_size": _vocab_size(file, fields, arch),
         "hidden_size": hidden,
         "intermediate_size": _width(fields, arch),
-        "num_hidden_layers": fields.count(f"{arch}.block_count"),
+        "num_hidden_layers": _num_layers(file, fields, arch),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
         "head_dim": fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1)),
@@ -173,6 +172,14 @@ def _experts(fields: Fields, arch: str) -> dict[str, int]:
         "num_experts_per_tok": fields.count(f"{arch}.expert_used_count"),
         "moe_intermediate_size": fields.count(f"{arch}.expert_feed_forward_length", width),
     }
+
+
+def _num_layers(file: GgufFile, fields: Fields, arch: str) -> int:
+    count = fields.count(key := f"{arch}.block_count")
+    last = max((int(found[1]) for name in file.tensors if (found := _LAYER.match(name))), default=0)
+    if last >= count:
+        raise CorruptModel(f"{fields.source}: {key} is {count}; there are tensors of blk.{last}")
+    return count
 
 
 def _width(fields: Fields, arch: str) -> int:

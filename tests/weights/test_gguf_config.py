@@ -106,6 +106,15 @@ def test_what_quire_does_not_run_is_refused(
         spec_from_gguf(GgufFile(tmp_path / "m"))
 
 
+def test_fewer_layers_than_there_are_tensors_of_is_refused(tmp_path: Path) -> None:
+    """They were left out, and the rest ran."""
+    model = tiny_model("llama")
+    more = {"blk.2.attn_norm.weight": np.ones(64, np.float32)}
+    path = write_gguf(model, tmp_path / "m.gguf", tensors=more)
+    with pytest.raises(CorruptModel, match=r"block_count is 2; there are tensors of blk\.2"):
+        spec_from_gguf(GgufFile(path))
+
+
 def test_a_number_of_layers_that_guess_ahead_must_be_one(tmp_path: Path) -> None:
     from tests.parity.more_families import random_model
     from tests.weights.gguf_families import write
