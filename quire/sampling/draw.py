@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.cpu.native.noise import can_search, candidates
-from quire.sampling.scan import flat_at_least, flat_nonzero
+from quire.backends.cpu.native.noise import Border, can_search, candidates
+from quire.sampling.scan import flat_nonzero
 from quire.sampling.seeds import (
     LANE,
     LANES,
@@ -27,7 +27,6 @@ from quire.sampling.seeds import (
     gumbel,
     noise,
     uniform,
-    uniforms,
 )
 
 # Blocks worked on together: small enough for a CPU's second-level cache.
@@ -38,39 +37,25 @@ _NO_TOKEN = 2**62
 _FEW_LINES = 8
 
 
-def draw_among(scores: Tensor, tokens: Tensor, num_kept: Tensor, keys: NoiseKeys) -> Tensor:
-    """One token per line out of its first num_kept candidates.
-
-    Scores and tokens are [lines, any], the largest score of a line first.
-    """
-    if _is_sooner_here(scores):
-        given = (scores.cpu(), tokens.cpu(), num_kept.cpu(), keys.on_cpu())
-        return draw_among(*given).to(scores.device)
-    width = int(num_kept.max())
-    kept = torch.arange(width, device=scores.device) < num_kept[:, None]
-    scores, tokens = scores[:, :width].masked_fill(~kept, -torch.inf), tokens[:, :width]
-    step = max(1, _num_blocks(scores) // width)
-    parts = [slice(begin, begin + step) for begin in range(0, len(scores), step)]
-    chances = torch.cat([uniforms(tokens[part], keys.take(part)) for part in parts])
-    to_beat = scores[:, 0] + gumbel(chances[:, 0])
-    hits = flat_at_least(torch.exp(scores - _bound(to_beat)), chances)
-    noisy = scores.flatten()[hits] + gumbel(chances.flatten()[hits])
-    return _winners(hits // width, tokens.flatten()[hits], noisy, to_beat, tokens[:, 0])
-
-
-def draw_from_all(scores: Tensor, top: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:
+def draw_from_all(
+    scores: Tensor, top: Tensor, top_tokens: Tensor, keys: NoiseKeys, border: Border | None = None
+) -> Tensor:
     """One token per line out of the whole vocabulary: scores [lines, vocab], float32.
 
-    `top` and `top_tokens` are each line's largest score and where it is.
+    `top` and `top_tokens` are each line's largest score and where it is. Where lines are cut, it
+    is drawn out of what stays of them.
     """
     if _is_sooner_here(scores):
         here, tokens, mine = scores.cpu(), top_tokens.cpu(), keys.on_cpu()
         to_beat = top.cpu() + noise(tokens[:, None], mine)[:, 0]
+        if border is not None:
+            here = Border(border.values.cpu(), border.last.cpu()).masked(here)
         # Without C, which may have to be compiled first where a GPU does the rest.
         return _draw_by_blocks(here.float(), to_beat, tokens, mine).to(scores.device)
     to_beat = top + noise(top_tokens[:, None], keys)[:, 0]
     if scores.dtype == torch.float32 and can_search(scores):
-        return _draw_natively(scores, to_beat, top_tokens, keys)
+        return _draw_natively(scores, to_beat, top_tokens, keys, border)
+    scores = scores if border is None else border.masked(scores)
     return _draw_by_blocks(scores, to_beat, top_tokens, keys)
 
 
@@ -80,17 +65,22 @@ def _is_sooner_here(scores: Tensor) -> bool:
     return scores.is_cuda and len(scores) <= _FEW_LINES
 
 
-def _draw_natively(scores: Tensor, to_beat: Tensor, top_tokens: Tensor, keys: NoiseKeys) -> Tensor:
+def _draw_natively(
+    scores: Tensor,
+    to_beat: Tensor,
+    top_tokens: Tensor,
+    keys: NoiseKeys,
+    border: Border | None,
+) -> Tensor:
     """C leaves next to nothing of each line; a line it cannot decide is searched here."""
     words = (keys.low, keys.high, keys.sample, keys.position)
-    few = candidates(scores, to_beat, *words)
+    few = candidates(scores, to_beat, *words, border)
     noisy = few.score + gumbel(few.uniform)
     drawn = _winners(few.line, few.token, noisy, to_beat, top_tokens)
     if few.crowded.any():
         rest = few.crowded
-        drawn[rest] = _draw_by_blocks(
-            scores[rest], to_beat[rest], top_tokens[rest], keys.take(rest)
-        )
+        some = scores[rest] if border is None else border.take(rest).masked(scores[rest])
+        drawn[rest] = _draw_by_blocks(some, to_beat[rest], top_tokens[rest], keys.take(rest))
     return drawn
 
 

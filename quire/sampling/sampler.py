@@ -41,7 +41,7 @@ from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
 from quire.sampling.sampled import DrawLines, Sampled
 from quire.sampling.scan import best, index
-from quire.sampling.truncation import draw_kept, mask_out, truncate
+from quire.sampling.truncation import truncate
 from quire.step import DrawnScores, Masks, RowStart
 from quire.steps.handles import Handles
 
@@ -279,10 +279,10 @@ class Sampler:
         at, some = index(lines, self._device), part.take(lines)
         mine = scores if len(lines) == len(part) else scores[at]
         keys = self._rows.noise_keys(some)
-        kept = truncate(mine, top[at], self._rows.limits(some))
-        drawn[at] = draw_kept(mine, kept, keys)
+        border = truncate(mine, top[at], self._rows.limits(some))
+        drawn[at] = draw_from_all(mine, top[at], drawn[at], keys, border)
         if not self._from_raw:
-            scores[at] = mask_out(mine, kept)
+            scores[at] = border.masked(mine)
 
     def _draw_whole(
         self, scores: Tensor, drawn: Tensor, top: Tensor, part: Call, lines: Lines

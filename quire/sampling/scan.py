@@ -24,7 +24,7 @@ _WIDTHS = (64, 256, 1024, 4096)
 _PIECE = 2**22
 _LOW = 0xFFFFFFFF
 _ALL_BUT_SIGN = 0x7FFFFFFF
-_LOWEST = torch.finfo(torch.float32).min
+LOWEST = torch.finfo(torch.float32).min
 _BLOCK, _BLOCKS_A_TOKEN = 32, 4
 _PADDING = 0x7F800000 << 32  # the key of -inf and token 0
 
@@ -45,7 +45,7 @@ class Head:
     @property
     def complete(self) -> Tensor:
         """Whether every token above -inf is in it."""
-        return self.bounds <= _LOWEST
+        return self.bounds <= LOWEST
 
 
 def best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def heads(scores: Tensor, bounds: Tensor, lines: Tensor) -> Iterator[Head]:
     length."""
     vocab = scores.shape[1]
     inside = scores if len(lines) == len(scores) else scores[lines]
-    bound = bounds.clamp(min=_LOWEST)  # -inf >= -inf holds, and tokens at -inf are never wanted
+    bound = bounds.clamp(min=LOWEST)  # -inf >= -inf holds, and tokens at -inf are never wanted
     flat = flat_at_least(inside, bound[:, None])
     begins = torch.arange(len(lines) + 1, device=flat.device) * vocab
     counts = torch.searchsorted(flat, begins).diff()

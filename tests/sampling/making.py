@@ -16,6 +16,7 @@ from quire.sampling.keys import noise_key
 from quire.sampling.sampled import Sampled
 from quire.sampling.sampler import Sampler
 from quire.sampling.seeds import NoiseKeys, noise
+from quire.sampling.truncation import NO_TOP_K, Limits
 from quire.sampling_params import SamplingParams
 from quire.step import DrawnScores, Masks, RowStart
 
@@ -85,6 +86,14 @@ def sample_one(
 ) -> Sampled:
     lines = np.asarray([row], np.int32)
     return sampler.sample(logits.reshape(1, -1), lines, np.asarray([position], np.int32), masks)
+
+
+def limits_of(all_params: Sequence[SamplingParams], vocab: int) -> Limits:
+    return Limits(
+        torch.tensor([p.top_k if 0 < p.top_k < vocab else NO_TOP_K for p in all_params]),
+        torch.tensor([math.log(p.min_p) if p.min_p else -math.inf for p in all_params]),
+        torch.tensor([p.top_p for p in all_params], dtype=torch.float64),
+    )
 
 
 def keys_for(seeds: Sequence[int], position: int = 0, sample: int = 0) -> NoiseKeys:

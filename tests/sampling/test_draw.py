@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sampling import draw
-from quire.sampling.draw import draw_among, draw_from_all
+from quire.sampling.draw import draw_from_all
 from quire.sampling.seeds import noise
 from tests.sampling.making import keys_for, plain_draw
 
@@ -55,9 +55,6 @@ def test_among_equal_scores_the_lowest_token_wins() -> None:
     level = -noisy + 4.0
     tied = level + noisy
     assert (tied == 4.0).all()
-    order = torch.tensor([[2, 0, 1]])
-    drawn = draw_among(level[:, order[0]], order, torch.tensor([3]), keys)
-    assert drawn.item() == 0
     top, top_tokens = level.max(1)
     assert draw_from_all(level, top, top_tokens, keys).item() == 0
 

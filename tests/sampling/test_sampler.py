@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.sampling import truncation
+from quire.sampling import draw, scan, truncation
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Masks
@@ -376,10 +376,9 @@ def test_a_masked_line_draws_what_the_allowed_tokens_alone_would(temperature: fl
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logits"])
-def test_of_many_kept_tokens_the_same_one_is_drawn_as_of_few(
+def test_without_a_compiler_the_same_tokens_are_drawn(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Among all of the vocabulary, with what was cut off at -inf, or among the kept ones."""
     vocab, logits = 6000, torch.randn(20, 6000, generator=torch.Generator().manual_seed(2)) * 2
     limits: tuple[dict[str, Any], ...] = (
         {"top_k": 3000},
@@ -389,8 +388,9 @@ def test_of_many_kept_tokens_the_same_one_is_drawn_as_of_few(
         {},
     )
     drawn = []
-    for wide in (truncation._WIDE, 1 << 40):
-        monkeypatch.setattr(truncation, "_WIDE", wide)
+    for is_native in (True, False):
+        for module in () if is_native else (scan, draw, truncation):
+            monkeypatch.setattr(module, "can_search", lambda scores: False)
         starts = [
             make_start(row, make_params(temperature=1.5, seed=row, **limits[row % 5]))
             for row in range(20)

@@ -34,7 +34,7 @@ from quire.models.fallback.loaded import LoadedModule
 from quire.models.parts import Weights
 from quire.models.registry import build_any_model
 from quire.request import Ints, Request
-from quire.sampling.draw import draw_among, draw_from_all
+from quire.sampling.draw import draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.scan import best
 from quire.sampling.seeds import NoiseKeys
@@ -223,12 +223,9 @@ class PlainOps(PlainGuesses):
             )
             scores = logits[some].float() / temperature[some, None]
             highest = top[some] / temperature[some]
-            if is_open[some[0]]:
-                tokens[some] = draw_from_all(scores, highest, tokens[some], keys)
-                continue
             kinds = torch.where(top_k > 0, top_k, NO_TOP_K)[some], log_min_p[some], top_p[some]
-            (kept,) = truncate(scores, highest, Limits(*kinds))
-            tokens[some] = draw_among(kept.values, kept.tokens, kept.num_kept, keys)
+            border = None if is_open[some[0]] else truncate(scores, highest, Limits(*kinds))
+            tokens[some] = draw_from_all(scores, highest, tokens[some], keys, border)
         return tokens, failed
 
     def score(

@@ -17,7 +17,7 @@ import torch
 from quire.backends.cpu.native.build import BuildFailed, Built, built
 from quire.base.notes import note
 
-ABI = 3
+ABI = 4
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quire.h
 
 NEON, NEON_DOT, NEON_I8MM = 1 << 0, 1 << 1, 1 << 2

@@ -24,7 +24,7 @@ class _Draw(ctypes.Structure):
 
     _fields_ = [
         *((name, _WORD) for name in ("lines", "vocab", "stride")),
-        *((name, _POINTER) for name in ("scores", "to_beat")),
+        *((name, _POINTER) for name in ("scores", "to_beat", "values", "last")),
         *((name, _POINTER) for name in ("key_low", "key_high", "sample", "position")),
         *((name, _POINTER) for name in ("counts", "tokens", "found", "uniforms")),
     ]
@@ -37,6 +37,34 @@ class _Best(ctypes.Structure):
         *((name, _WORD) for name in ("type", "lines", "vocab", "stride")),
         *((name, _POINTER) for name in ("scores", "tokens", "values")),
     ]
+
+
+class _Cut(ctypes.Structure):
+    """struct quire_cut"""
+
+    _fields_ = [
+        *((name, _WORD) for name in ("lines", "vocab", "stride")),
+        *((name, _POINTER) for name in ("scores", "chances", "top", "least")),
+        *((name, _POINTER) for name in ("counts", "shares", "wholes", "values", "last", "room")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where lines are cut: tokens with larger scores stay, and of equal ones the ids up to
+    `last`."""
+
+    values: Tensor  # float32 [lines]
+    last: Tensor  # int64 [lines]
+
+    def take(self, lines: Tensor) -> Border:
+        return Border(self.values[lines], self.last[lines])
+
+    def masked(self, scores: Tensor) -> Tensor:
+        """The scores [lines, vocab] with -inf for whatever does not stay."""
+        value, tokens = self.values[:, None], torch.arange(scores.shape[1], device=scores.device)
+        out = (scores < value) | ((scores == value) & (tokens > self.last[:, None]))
+        return scores.masked_fill(out, -torch.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +105,50 @@ def best_of_lines(scores: Tensor) -> tuple[Tensor, Tensor]:
     return tokens, values
 
 
+def cut_lines(
+    scores: Tensor,
+    top: Tensor,
+    least: Tensor,
+    counts: Tensor,
+    shares: Tensor,
+    chances: Tensor | None,
+    wholes: Tensor | None,
+) -> Border:
+    """Where lines of scores [lines, vocab], float32, are cut, as quire.h says it of its struct."""
+    lines, vocab = scores.shape
+    border = Border(torch.empty(lines), torch.empty(lines, dtype=torch.int64))
+    room = torch.empty(_loaded().quire_num_threads(), vocab, dtype=torch.int32)
+    numbers = {"top": top.float(), "least": least, "counts": counts, "shares": shares.double()}
+    given = {name: values.contiguous() for name, values in numbers.items()}
+    work = _Cut(
+        lines=lines,
+        vocab=vocab,
+        stride=scores.stride(0),
+        scores=scores.data_ptr(),
+        chances=_address(chances),
+        wholes=_address(wholes),
+        values=border.values.data_ptr(),
+        last=border.last.data_ptr(),
+        room=room.data_ptr(),
+        **{name: values.data_ptr() for name, values in given.items()},
+    )
+    _loaded().quire_cut_lines(ctypes.byref(work))
+    return border
+
+
 def candidates(
-    scores: Tensor, to_beat: Tensor, low: Tensor, high: Tensor, sample: Tensor, position: Tensor
+    scores: Tensor,
+    to_beat: Tensor,
+    low: Tensor,
+    high: Tensor,
+    sample: Tensor,
+    position: Tensor,
+    border: Border | None = None,
 ) -> Candidates:
     """Who may have the largest score + noise in each line of scores [lines, vocab], float32.
 
-    `to_beat` [lines] is a noisy score of one of its tokens; the rest are the words that key the
-    noise of each line, int64.
+    `to_beat` [lines] is a noisy score of one of its tokens; then the words that key the noise of
+    each line, int64, and where it is cut.
     """
     lines = len(scores)
     keys = [words.contiguous() for words in (low, high, sample, position)]
@@ -97,6 +162,8 @@ def candidates(
         stride=scores.stride(0),
         scores=scores.data_ptr(),
         to_beat=to_beat.data_ptr(),
+        values=_address(border.values if border else None),
+        last=_address(border.last if border else None),
         key_low=keys[0].data_ptr(),
         key_high=keys[1].data_ptr(),
         sample=keys[2].data_ptr(),
@@ -110,6 +177,10 @@ def candidates(
     there = torch.arange(CANDIDATES) < counts[:, None]
     line = torch.arange(lines)[:, None].expand_as(there)[there]
     return Candidates(line, tokens[there], found[0][there], found[1][there], counts < 0)
+
+
+def _address(numbers: Tensor | None) -> int | None:
+    return None if numbers is None else numbers.data_ptr()
 
 
 def _loaded() -> ctypes.CDLL:

@@ -104,12 +104,24 @@ int main(void)
     struct quire_best b = {QUIRE_FLOAT32, 1, n[VOCAB], n[VOCAB], scores, &token, &best};
     quire_best_of_lines(&b);
     to_beat = best - 3;
-    struct quire_draw d = {1, n[VOCAB], n[VOCAB], scores, &to_beat, key, key + 1, &sample,
-                           &position, &count, tokens, found, uniforms};
+    struct quire_draw d = {1, n[VOCAB], n[VOCAB], scores, &to_beat, NULL, NULL, key, key + 1,
+                           &sample, &position, &count, tokens, found, uniforms};
     quire_draw_lines(&d);
     give(&token, 8);
     give(&count, 8);
     give(tokens, 8);
     give(uniforms, 4);
+    const float least = -1e9f;
+    const int64_t likeliest = 100;
+    const double share = 0.25, whole = 1;
+    float value, *chances = malloc(n[VOCAB] * 4);
+    int64_t last;
+    for (int64_t i = 0; i < n[VOCAB]; i++)
+        chances[i] = 1.0f / 1024; /* so that of the hundred the first 25 stay */
+    struct quire_cut c = {1, n[VOCAB], n[VOCAB], scores, chances, &best, &least, &likeliest,
+                          &share, &whole, &value, &last, malloc(n[VOCAB] * 4)};
+    quire_cut_lines(&c);
+    give(&value, 4);
+    give(&last, 8);
     return 0;
 }

@@ -22,7 +22,7 @@ from quire.backends.cpu.native import build
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.ops import HeadShape
 from quire.backends.texts import Sight, attend_texts
-from quire.sampling.seeds import uniforms
+from quire.sampling.seeds import NoiseKeys, uniforms
 from tests.backends.cpu.native.test_kernels import close, keys_back, keys_turned
 from tests.backends.passes import random_pass
 from tests.backends.reference import ReferenceKernels
@@ -147,8 +147,14 @@ def test_every_kernel_computes_the_same_there(
         assert torch.allclose(texts, attend_texts(q, k, v, groups, sight), atol=1e-5, rtol=1e-5)
         between = F.gelu(F.layer_norm(texts + attended, (hidden,), weight))
         assert torch.allclose(reader.take(dtype, count, hidden), between, atol=1e-5, rtol=1e-5)
+    check_draws(reader, scores, noise_keys)
+
+
+def check_draws(reader: Reader, scores: Tensor, noise_keys: NoiseKeys) -> None:
     best, few, drawn = (int(reader.take(torch.int64, 1)) for _ in range(3))
     assert best == int(scores.argmax()) and few == 1
     assert drawn == int(plain_draw(scores, noise_keys)[0])
     chance = uniforms(torch.tensor([[drawn]]), noise_keys)[0]
     assert torch.equal(reader.take(torch.float32, 1), chance)
+    cut_at = reader.take(torch.float32, 1), reader.take(torch.int64, 1)
+    assert cut_at == tuple(column[0, 24:25] for column in scores.sort(descending=True))

@@ -93,16 +93,27 @@ INLINE V NAMED(some_scores)(const float *scores, int64_t at, int64_t vocab)
     return load(room);
 }
 
+/* The same, with minus infinity for tokens that the line was cut of, too. */
+INLINE V NAMED(kept_scores)(const struct quire_draw *d, int64_t line, int64_t at)
+{
+    const V scores = NAMED(some_scores)(d->scores + line * d->stride, at, d->vocab);
+    if (!d->values)
+        return scores;
+    const V least = splat(d->values[line]);
+    const VI late = lane_numbers() > (VI){0} + (int32_t)(d->last[line] - at);
+    const VI out = (VI)(scores < least) | ((VI)(scores == least) & late);
+    return choose(out, splat(-__builtin_inff()), scores);
+}
+
 TARGET static void NAMED(draw_line)(const struct quire_draw *d, int64_t line)
 {
-    const float *scores = d->scores + line * d->stride;
     struct search search = begin_search(d, line);
     for (int64_t block = 0; block < (d->vocab + SPREAD - 1) / SPREAD * LANE; block += LANES) {
         const int64_t first = block / LANE * SPREAD + block % LANE;
         V theirs[4];
         VI near = (VI){0};
         for (int w = 0; w < 4; w++) {
-            theirs[w] = NAMED(some_scores)(scores, first + w * LANE, d->vocab);
+            theirs[w] = NAMED(kept_scores)(d, line, first + w * LANE);
             near |= (VI)(theirs[w] >= splat(search.bound - LARGEST_NOISE));
         }
         if (!any_of(near))

@@ -12,7 +12,7 @@
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
 /* Changes when a prototype or a struct does; the loader refuses any other number. */
-#define QUIRE_ABI 3
+#define QUIRE_ABI 4
 
 /* What the processor (and the system, where registers must be saved) can do. */
 enum {
@@ -208,10 +208,12 @@ QUIRE_EXPORT void quire_int8_rows(
 enum { QUIRE_CANDIDATES = 16 };
 
 /* For each line the tokens that may have the largest score + noise; `to_beat` is one of these
- * sums. counts[line] is -1 where there are too many. */
+ * sums. Out of tokens above values[line] and those at it up to the id last[line] (NULL: of all).
+ * counts[line] is -1 where there are too many. */
 struct quire_draw {
     int64_t lines, vocab, stride;
-    const float *scores, *to_beat;
+    const float *scores, *to_beat, *values;
+    const int64_t *last;
     const int64_t *key_low, *key_high, *sample, *position;
     int64_t *counts;          /* [lines] */
     int64_t *tokens;          /* [lines, QUIRE_CANDIDATES], and the next two */
@@ -227,6 +229,24 @@ struct quire_best {
     float *values;
 };
 QUIRE_EXPORT void quire_best_of_lines(const struct quire_best *best);
+
+/* --- cut.c ---------------------------------------------------------------------------------- */
+
+/* Which tokens of each line stay: those above values[line], and those at it up to last[line]. They
+ * are the likeliest counts[line] of what reaches least[line], with all that tie with the last of
+ * these, and of those the fewest that have the share of their mass; of all mass, `wholes`, where
+ * nothing else cuts the line. counts >= vocab and shares >= 1 cut nothing. */
+struct quire_cut {
+    int64_t lines, vocab, stride;
+    const float *scores, *chances; /* chances [lines, vocab]: NULL where no line has a share */
+    const float *top, *least;      /* finite */
+    const int64_t *counts;
+    const double *shares, *wholes;
+    float *values;
+    int64_t *last;
+    int32_t *room; /* vocab numbers for each thread */
+};
+QUIRE_EXPORT void quire_cut_lines(const struct quire_cut *cut);
 
 /* --- product.c ------------------------------------------------------------------------------ */
 
