@@ -127,6 +127,7 @@ _FIELDS = [
         ("prompt", "text or a list", "Text, token ids, or a list of either."),
         ("logprobs", "true, false or a whole number", "At most 20."),
         ("echo", "true or false", "The prompt before the answer, scored if logprobs are."),
+        ("best_of", "a whole number", "As many as n: all that are written are answered."),
         required=("prompt",),
     ),
     *table(
@@ -292,7 +293,6 @@ _FIELDS = [
         _TEXT,
         ("suffix", "text", "Write the whole prompt.", ""),
         ("prompt_embeds", "anything", "Give text or token ids."),
-        ("best_of", "a whole number", "Use n.", 1),
     ),
     *table(
         "refused",

@@ -42,7 +42,10 @@ def limited(name: str, value: int, low: int, high: int) -> int:
 def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """All but logprobs, which chats and completions ask for in ways of their own."""
     params = {name: given[name] for name in _SAME if name in given}
-    limited("n", params.get("n", 1), 1, MOST_ANSWERS)
+    answers = limited("n", params.get("n", 1), 1, MOST_ANSWERS)
+    if (written := given.get("best_of", 1)) not in (1, answers):  # 1: what clients say by default
+        way_out = "ask for that n with logprobs, and keep the likeliest"
+        raise bad(f"best_of is n ({answers}), not {show(written)}; {way_out}", param="best_of")
     for name, most in _MOST.items():
         value = params.get(name, ())
         value = (value,) if isinstance(value, str) else value

@@ -154,3 +154,18 @@ def test_a_developer_is_the_system() -> None:
 def test_an_empty_schema_says_nothing(form: dict[str, Any], wanted: dict[str, Any]) -> None:
     [row] = read_body(CHAT, {**BODIES[CHAT], "response_format": form}).rows
     assert row["params"]["structured_outputs"] == wanted
+
+
+@pytest.mark.parametrize("fields", [{"n": 3, "best_of": 3}, {"n": 3, "best_of": 1}, {"best_of": 1}])
+def test_as_many_written_as_answered_is_what_happens_anyway(fields: dict[str, int]) -> None:
+    asked = read_body(COMPLETIONS, BODIES[COMPLETIONS] | fields)
+    (row,) = asked.rows
+    assert asked.n == row["params"].get("n", 1) == fields.get("n", 1)
+    assert "best_of" not in row["params"]
+
+
+@pytest.mark.parametrize("fields", [{"n": 2, "best_of": 3}, {"best_of": 2}, {"best_of": 0}])
+def test_more_written_than_answered_is_refused(fields: dict[str, int]) -> None:
+    with pytest.raises(ApiError, match=r"best_of is n .*keep the likeliest") as refused:
+        read_body(COMPLETIONS, BODIES[COMPLETIONS] | fields)
+    assert refused.value.param == "best_of"
