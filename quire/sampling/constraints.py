@@ -8,6 +8,7 @@ whose rows asked, and only the tokens concerned; a forbidden token is at -inf.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,58 +16,15 @@ import torch
 from torch import Tensor
 
 from quire.request import Ints
+from quire.sampling.row_lists import Asked, RowOffsets, RowTokens
 from quire.sampling.rows import Call, Flags, Lines, Slots
-from quire.sampling.scan import index
-from quire.step import Floats, Masks, RowStart
+from quire.sampling.scan import flat_nonzero, index
+from quire.step import Masks, RowStart
 from quire.steps.handles import Handles
 
 _NO_TOKEN = -2
 _ANY_TOKEN = -1
 _ENDLESS = 1 << 40  # outputs
-
-
-class RowTokens:
-    """Token ids of some rows, with or without a number each.
-
-    {row 3: [7 9], row 5: [7]} asked for lines whose rows are [5 4 3] -> line [0 2 2], token [7 7 9]
-    """
-
-    def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._device = device
-        self._tokens: dict[int, npt.NDArray[np.int64]] = {}
-        self._numbers: dict[int, npt.NDArray[np.float32]] = {}
-        self.has: Flags = np.zeros(max_rows, np.bool_)
-        # Decode asks for the same rows step after step.
-        self._last_rows = b""
-        self._last: tuple[Tensor, Tensor, Tensor]
-
-    def set(self, row: int, tokens: Sequence[int] | Ints, numbers: Floats | None = None) -> None:
-        self._tokens[row] = np.asarray(tokens, np.int64)
-        self._numbers[row] = np.asarray(np.zeros(len(tokens)) if numbers is None else numbers, "f4")
-        self.has[row] = True
-        self._last_rows = b""
-
-    def end(self, rows: Ints) -> None:
-        for row in rows[self.has[rows]].tolist():
-            del self._tokens[row], self._numbers[row]
-            self._last_rows = b""
-        self.has[rows] = False
-
-    def at(self, rows: Lines) -> tuple[Tensor, Tensor, Tensor] | None:
-        """(line, token, number) of every token of these rows; None where there is none."""
-        if not self.has[rows].any():
-            return None
-        if rows.tobytes() != self._last_rows:
-            lines = np.flatnonzero(self.has[rows])
-            tokens = [self._tokens[row] for row in rows[lines].tolist()]
-            numbers = np.concatenate([self._numbers[row] for row in rows[lines].tolist()])
-            self._last = (
-                index(np.repeat(lines, [len(some) for some in tokens]), self._device),
-                index(np.concatenate(tokens), self._device),
-                torch.from_numpy(numbers).to(self._device),
-            )
-            self._last_rows = rows.tobytes()
-        return self._last
 
 
 class GrammarMask:
@@ -146,21 +104,61 @@ class _ListedTokens:
         return self._tokens.has[call.rows]
 
 
-class AllowedTokens(_ListedTokens):
+class _LongLists(_ListedTokens):
+    """Of lists that may name most of the vocabulary."""
+
+    def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        super().__init__(max_rows=max_rows, device=device)
+        self._offsets = RowOffsets(vocab_size=vocab_size, max_rows=max_rows, device=device)
+
+    def end(self, rows: Ints) -> None:
+        super().end(rows)
+        self._offsets.end(rows)
+
+    def wanted(self, call: Call) -> Flags:
+        return super().wanted(call) | self._offsets.has[call.rows]
+
+
+class AllowedTokens(_LongLists):
     """allowed_token_ids: nothing else may come."""
 
     def start(self, start: RowStart) -> None:
-        if start.sampling.allowed_ids is not None:
-            self._tokens.set(start.row, start.sampling.allowed_ids)
+        allowed = start.sampling.allowed_ids
+        if allowed is None:
+            return
+        if self._offsets.takes(allowed):
+            self._offsets.set(start.row, allowed, 0.0, -np.inf)
+        else:
+            self._tokens.set(start.row, allowed)
 
     def apply(self, logits: Tensor, call: Call) -> None:
+        self._offsets.add_to(logits, call.rows)
         entries = self._tokens.at(call.rows)
         if entries is None:
             return
         line, token, _ = entries
         values = logits[line, token]
-        logits[index(np.flatnonzero(self.wanted(call)), logits.device)] = -torch.inf
+        logits[index(np.flatnonzero(self._tokens.has[call.rows]), logits.device)] = -torch.inf
         logits[line, token] = values
+
+
+@dataclass(frozen=True, slots=True)
+class _Spelled:
+    """Words of several tokens: [4 5 6] is before [5 4], last 6."""
+
+    before: npt.NDArray[np.int64]  # [words, longest - 1], newest first
+    last: npt.NDArray[np.int64]  # [words]
+
+    @classmethod
+    def of(cls, words: Sequence[Ints]) -> _Spelled:
+        before = np.full((len(words), max(map(len, words)) - 1), _ANY_TOKEN, np.int64)
+        for number, word in enumerate(words):
+            before[number, : len(word) - 1] = word[-2::-1]
+        return cls(before, np.array([word[-1] for word in words], np.int64))
+
+    def padded(self, width: int) -> npt.NDArray[np.int64]:
+        missing = width - self.before.shape[1]
+        return np.pad(self.before, ((0, 0), (0, missing)), constant_values=_ANY_TOKEN)
 
 
 class BadWords:
@@ -173,11 +171,11 @@ class BadWords:
         self._device = device
         self._single = RowTokens(max_rows, device)
         self._slots = Slots(max_rows)
-        self._words: dict[int, list[Ints]] = {}  # by row: those of several tokens
+        self._words: dict[int, _Spelled] = {}  # by row: those of several tokens
+        self._newest: tuple[Sequence[Ints], _Spelled] | None = None
         # The last outputs of each slot, newest first: output [.. 4 5] -> [5 4 .. none].
         self._tails = torch.empty(0, 0, dtype=torch.int64, device=device)
-        self._last_rows = b""
-        self._last: tuple[Tensor, Tensor, Tensor, Tensor]
+        self._known = Asked[tuple[Tensor, Tensor, Tensor, Tensor]]()
 
     def start(self, start: RowStart) -> None:
         words = start.sampling.bad_words
@@ -187,10 +185,12 @@ class BadWords:
         several = [word for word in words if len(word) > 1]
         if not several:
             return
-        self._words[start.row] = several
-        self._last_rows = b""
+        if self._newest is None or self._newest[0] is not words:  # rows often share theirs
+            self._newest = words, _Spelled.of(several)
+        self._words[start.row] = spelled = self._newest[1]
+        self._known.clear()
         slot = self._slots.take(start.row)
-        self._reserve(slot + 1, max(len(word) for word in several) - 1)
+        self._reserve(slot + 1, spelled.before.shape[1])
         width = self._tails.shape[1]
         newest = start.output_ids[::-1][:width]
         self._tails[slot] = _NO_TOKEN
@@ -201,7 +201,7 @@ class BadWords:
         self._slots.release(rows)
         for row in rows.tolist():
             if self._words.pop(row, None) is not None:
-                self._last_rows = b""
+                self._known.clear()
 
     def wanted(self, call: Call) -> Flags:
         return self._single.has[call.rows] | (self._slots.of[call.rows] >= 0)
@@ -213,7 +213,11 @@ class BadWords:
         lines, _ = self._slots.here(call)
         if len(lines) == 0:
             return
-        line, slot, before, last = self._patterns(call)
+        line, slot, before, last = self._known.of(call.rows, self._patterns)
+        if self._device.type == "cpu":
+            # Few words go on behind the newest token; to pick them a GPU would have to wait.
+            few = flat_nonzero(before[:, 0] == self._tails[slot, 0])
+            line, slot, before, last = line[few], slot[few], before[few], last[few]
         matches = ((before == self._tails[slot]) | (before == _ANY_TOKEN)).all(1)
         # Added, because two words may forbid the same token of a line, and one may not match.
         ban = torch.where(matches, -torch.inf, 0.0)
@@ -227,27 +231,20 @@ class BadWords:
         slot, drawn = index(slots, self._device), tokens[index(lines, self._device)]
         self._tails[slot] = torch.cat([drawn[:, None], self._tails[slot, :-1]], 1)
 
-    def _patterns(self, call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _patterns(self, rows: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of every word: its line, its slot, what must come before (as in _tails), its last."""
-        if call.rows.tobytes() != self._last_rows:
-            owned = [
-                (line, slot, word)
-                for line, slot in zip(*self._slots.here(call), strict=True)
-                for word in self._words[int(call.rows[line])]
-            ]
-            before = np.full((len(owned), self._tails.shape[1]), _ANY_TOKEN, np.int64)
-            for number, (_, _, word) in enumerate(owned):
-                before[number, : len(word) - 1] = word[-2::-1]
-            columns = (
-                [line for line, _, _ in owned],
-                [slot for _, slot, _ in owned],
-                before,
-                [word[-1] for _, _, word in owned],
-            )
-            line, slot, pattern, last = (index(column, self._device) for column in columns)
-            self._last = (line, slot, pattern, last)
-            self._last_rows = call.rows.tobytes()
-        return self._last
+        slots = self._slots.of[rows]
+        lines = np.flatnonzero(slots >= 0)
+        spelled = [self._words[row] for row in rows[lines].tolist()]
+        counts, width = [len(some.last) for some in spelled], self._tails.shape[1]
+        columns = (
+            np.repeat(lines, counts),
+            np.repeat(slots[lines], counts),
+            np.concatenate([some.padded(width) for some in spelled]),
+            np.concatenate([some.last for some in spelled]),
+        )
+        line, slot, pattern, last = (index(column, self._device) for column in columns)
+        return line, slot, pattern, last
 
     def _reserve(self, slots: int, width: int) -> None:
         old_slots, old_width = self._tails.shape
@@ -261,14 +258,18 @@ class BadWords:
         self._tails = tails
 
 
-class LogitBias(_ListedTokens):
+class LogitBias(_LongLists):
     """logit_bias: a number added to a token's logit."""
 
     def start(self, start: RowStart) -> None:
-        if len(start.sampling.bias_ids):
-            self._tokens.set(start.row, start.sampling.bias_ids, start.sampling.biases)
+        tokens, biases = start.sampling.bias_ids, start.sampling.biases
+        if self._offsets.takes(tokens):
+            self._offsets.set(start.row, tokens, biases, 0.0)
+        elif len(tokens):
+            self._tokens.set(start.row, tokens, biases)
 
     def apply(self, logits: Tensor, call: Call) -> None:
+        self._offsets.add_to(logits, call.rows)
         entries = self._tokens.at(call.rows)
         if entries is not None:
             line, token, bias = entries

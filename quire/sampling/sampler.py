@@ -85,9 +85,9 @@ class Sampler:
         self._mask = GrammarMask(handles or Handles())
         # In this order, after the mask, and before greedy and temperature.
         self._operations: tuple[Operation, ...] = (
-            AllowedTokens(max_rows=max_rows, device=device),
+            AllowedTokens(vocab_size=vocab_size, max_rows=max_rows, device=device),
             bad_words,
-            LogitBias(max_rows=max_rows, device=device),
+            LogitBias(vocab_size=vocab_size, max_rows=max_rows, device=device),
             *(Banned(of, max_rows=max_rows, device=device) for of in BANS),
             self._batch,
             penalties,

@@ -26,9 +26,7 @@ from quire.sampling.scan import LOWEST, Head, bounds_of, flat_nonzero, heads
 # The whole mass of a line. Leaves 13 bits above it, and rounds a token's mass by 2**-50.
 _ONE = 2**50
 NO_TOP_K = 2**62
-# How far below the likeliest token (in nats) the first head is cut where neither top_k nor min_p
-# says it.
-_DEPTH = 6.0
+_DEPTH = 6.0  # nats below the likeliest token: where the first head is cut if top_p alone says it
 
 
 @dataclass(frozen=True, slots=True)

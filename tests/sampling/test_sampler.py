@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.sampling import draw, scan, truncation
+from quire.sampling import sampler as sampler_module
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Masks
@@ -104,6 +107,43 @@ def test_history_grows_with_every_token_drawn(
                 expected = int(plain_draw(torch.from_numpy(edited)[None], keys))
             assert sampled.tokens[row] == expected
             outputs[row].append(expected)
+
+
+def test_rows_with_lists_come_and_go_in_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked up for one piece is not taken for another, or for the row's next owner."""
+    monkeypatch.setattr(sampler_module, "_PIECE", 2 * VOCAB)  # two lines at a time
+    made = random.Random(5)
+    generator, sampler = torch.Generator().manual_seed(5), make_sampler(VOCAB)
+
+    def half(first: int) -> SamplingParams:
+        """Behind any token every other one is forbidden."""
+        pairs = [[token, last] for token in range(VOCAB) for last in range(first, VOCAB, 2)]
+        return make_params(temperature=0, bad_words=pairs)
+
+    shared = half(0)
+    lists: list[Callable[[], SamplingParams]] = [
+        lambda: make_params(temperature=0, allowed_token_ids=made.sample(range(VOCAB), 20)),
+        lambda: make_params(temperature=0, allowed_token_ids=made.sample(range(VOCAB), 4)),
+        lambda: make_params(temperature=0, logit_bias={made.randrange(VOCAB): 9.0}),
+        lambda: make_params(temperature=0, logit_bias={token: token * 0.3 for token in range(20)}),
+        lambda: shared,
+        lambda: half(1),
+        lambda: make_params(temperature=0),
+    ]
+    params: dict[int, SamplingParams] = {}
+    outputs: dict[int, list[int]] = {}
+    rows = np.arange(8, dtype=np.int32)
+    for step in range(24):
+        for row in rows.tolist() if step == 0 else made.sample(range(8), step % 3):
+            params[row], outputs[row] = made.choice(lists)(), []
+            sampler.start(make_start(row, params[row]))
+        logits = torch.randn(8, VOCAB, generator=generator)
+        positions = np.array([1 + len(outputs[row]) for row in rows.tolist()], np.int32)
+        tokens = sampler.sample(logits, rows, positions, None).tokens.tolist()
+        for row, token in enumerate(tokens):
+            edited = plain_edit(logits[row].numpy(), params[row], [1], outputs[row])
+            assert token == int(edited.argmax())
+            outputs[row].append(token)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
