@@ -109,7 +109,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", {"logit_bias": {-1: 1.0}}),
     ("logit_bias", {"logit_bias": [1]}),
     ("allowed_token_ids", {"allowed_token_ids": []}),
-    ("allowed_token_ids", {"allowed_token_ids": ["a"]}),
+    *(("allowed_token_ids", {"allowed_token_ids": ids}) for ids in (["a"], np.array(3))),
     ("extra_args", {"extra_args": [1]}),
     ("routed_experts_prompt_start", {"routed_experts_prompt_start": -1}),
     ("bad_words", {"bad_words": [""]}),

@@ -120,6 +120,7 @@ def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
 def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
     """A list of token ids that a device integer can hold, each once; which exist, the model says
     later."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         fail(error, name, "a list of token ids", value)
     if not _plain_ids(value):
