@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.request import Ints
-from quire.sampling.scan import bounds_of, count_larger, flat_nonzero, heads, index
+from quire.sampling.scan import all_falling, bounds_of, count_larger, flat_nonzero, heads, index
 from quire.step import Scores
 
 WHOLE_VOCABULARY = -1
@@ -78,7 +78,7 @@ def likeliest(values: Tensor, num_top: int) -> Tensor:
     """The tokens with the largest values [lines, num_top], the lowest ids among equals."""
     lines, vocab = values.shape
     if num_top == WHOLE_VOCABULARY or num_top >= vocab:
-        return values.sort(dim=1, descending=True, stable=True).indices
+        return all_falling(values)
     chosen = torch.empty(lines, num_top, dtype=torch.int64, device=values.device)
     if num_top == 0:
         return chosen
@@ -93,8 +93,7 @@ def likeliest(values: Tensor, num_top: int) -> Tensor:
     if len(pending := torch.cat(few)) == 0:
         return chosen
     # Lines with few tokens above -inf, or with NaN, end here too: the sort takes any of them.
-    whole = values[pending].sort(dim=1, descending=True, stable=True).indices
-    chosen[pending] = whole[:, :num_top]
+    chosen[pending] = all_falling(values[pending])[:, :num_top]
     return chosen
 
 

@@ -128,6 +128,15 @@ def heads(scores: Tensor, bounds: Tensor, lines: Tensor) -> Iterator[Head]:
         yield Head(lines[members], bound[members], *_falling(mine, counts[members]))
 
 
+def all_falling(values: Tensor) -> Tensor:
+    """Every token of each line [lines, vocab], likeliest first, the lowest id among equals."""
+    if values.device.type != "cpu":
+        return values.sort(dim=1, descending=True, stable=True).indices
+    keys = _keys(values.float(), torch.arange(values.shape[1]))
+    keys.numpy().sort(axis=1)
+    return keys & _LOW
+
+
 def _keys(values: Tensor, tokens: Tensor) -> Tensor:
     """One 64-bit number per token that rises as its value falls, and with its id among equals.
 

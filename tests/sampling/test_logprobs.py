@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.sampling.logprobs import log_probabilities, score_tokens
+from quire.sampling.logprobs import likeliest, log_probabilities, score_tokens
 from quire.sampling_params import SamplingParams
 from tests.sampling.making import entries, make_params, make_sampler, make_start, sample_one
 
@@ -148,3 +148,14 @@ def test_scores_are_bitwise_the_same_in_any_company() -> None:
         alone = score_tokens(values, tokens[:0], tokens[i : i + 1], 3, NONE)
         assert torch.equal(alone.logprobs, whole.logprobs[i : i + 1])
         assert torch.equal(alone.top_logprobs, whole.top_logprobs[i : i + 1])
+
+
+def test_the_whole_vocabulary_stands_in_the_order_of_a_stable_sort() -> None:
+    values = torch.randn(5, 3000, generator=torch.Generator().manual_seed(8)) * 3
+    values[1] = (values[1] * 2).round() / 2  # many equals, minus zero among them
+    values[2, 5:900] = -math.inf
+    values[3, 77] = math.nan
+    values[4] = 0.25
+    expected = values.sort(dim=1, descending=True, stable=True).indices
+    assert torch.equal(likeliest(values, -1), expected)
+    assert torch.equal(likeliest(values, 2500), expected[:, :2500])
