@@ -10,6 +10,7 @@ DEEPEST, MOST_INNER = 64, 1 << 16  # levels of lists and objects, and how many i
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 32 << 10
 MOST_EMPTY_BYTES = 512 << 10  # between two pieces of a body, or behind it: what says nothing
 HEADER_SECONDS = 10.0  # until the headers are there
+LOOK_SECONDS = 0.02  # until it is first looked whether a client that ended its sending is gone
 MOST_UNSENT = 1 << 20  # bytes that a reader may leave unread
 PING_SECONDS = 15.0  # a stream that says nothing for so long shows that it lives
 SLOW_READER_SECONDS = 30.0  # with that many unread, it is cut

@@ -9,6 +9,7 @@ the client has read its answer and left, or has sent too much for too long.
 from __future__ import annotations
 
 import asyncio
+import socket
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from quire.openai_api.errors import ApiError
 from quire.server.limits import (
     HEADER_SECONDS,
     LATE_SECONDS,
+    LOOK_SECONDS,
     MOST_EMPTY_BYTES,
     MOST_HEADER_BYTES,
     MOST_HEADERS,
@@ -29,6 +31,7 @@ from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 PROTOCOL_REFUSALS = frozenset(_REASONS)
+_GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _TOO_LONG = f"a request has at most {MOST_HEADERS} headers, and {MOST_HEADER_BYTES:,} bytes of them"
 
@@ -54,6 +57,28 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_patience()
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # see _AnswerTransport
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. Whoever has left does that, and so does one that ends its
+        sending with its request and reads on: what is written comes back from the first alone, and
+        every client passes over this line. HTTP/1.0 has none, and is taken for gone."""
+        cycle = self.cycle
+        is_whole = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        if not is_whole or self.is_over or cycle.scope["http_version"] == "1.0":
+            return False
+        self._stays_open = cycle.keep_alive = False
+        if not self.pipeline and not cycle.response_started:
+            self.transport.write(_GO_ON)
+        self._look_whether_gone(LOOK_SECONDS)
+        return True
+
+    def _look_whether_gone(self, seconds: float) -> None:
+        read_from: socket.socket = self.transport.get_extra_info("socket")
+        if read_from.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        later = min(2 * seconds, 1.0)
+        self._patience = self.loop.call_later(seconds, self._look_whether_gone, later)
 
     def _begin_headers(self) -> None:
         self._header_bytes, self._in_headers = 0, True

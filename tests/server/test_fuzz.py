@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import socket
@@ -19,7 +20,7 @@ from quire.anthropic_api.messages import COUNTED
 from quire.openai_api.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES, TABLE
 from quire.server import batch_routes, health, tokens
 from quire.server.serve import Serving
-from tests.server.serving import KEY, chat, client, serving
+from tests.server.serving import HEAD, KEY, chat, client, serving
 from tests.server.stored import chat_line, lines_of
 
 COUNT = "/v1/messages/count_tokens"
@@ -232,6 +233,23 @@ def test_bytes_that_are_no_request(server: Serving) -> None:
                 assert b" 500 " not in made.recv(1 << 16)
     with client(server) as http:
         assert http.post(CHAT, json=chat(max_tokens=1)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_ends_its_sending_with_its_request_reads_its_answer(
+    server: Serving, stream: bool
+) -> None:
+    """As `nc -N` does. Whoever has left ends it too, and is not written for."""
+    body = json.dumps(chat(max_tokens=20, ignore_eos=True, stream=stream)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}\r\n\r\n".encode()
+    first = f"GET /v1/models HTTP/1.1\r\n{HEAD}\r\n".encode()
+    for data, answers in ((head + body, 1), (first + head + body, 2), (head + body[:-9], 0)):
+        with socket.create_connection(server.socket.getsockname(), timeout=10) as made:
+            made.sendall(data)
+            made.shutdown(socket.SHUT_WR)
+            came = b"".join(iter(lambda: made.recv(1 << 16), b""))
+        assert came.count(b"HTTP/1.1 200 OK\r\n") == answers
+        assert not answers or came.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
 
 
 def slowest(http: httpx.Client, count: int) -> float:
