@@ -37,6 +37,7 @@ from quire.server.batch_lines import SUMMED, line_of
 from quire.server.batches import StoredBatch
 from quire.server.storage import second_name
 
+_UNANSWERED_GROUP = 4096  # lines without an answer that are synced together
 _ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
 
 
@@ -196,8 +197,8 @@ class BatchJob:
         self._journal.commit()
         return self.counts()
 
-    def _append(self, record: ResultRecord) -> None:
-        kept = self._journal.append(record)
+    def _append(self, record: ResultRecord, *, group: int = 0) -> None:
+        kept = self._journal.append(record, group=group)
         self._completed += not kept.failed
         self._failed += kept.failed
 
@@ -215,7 +216,8 @@ class BatchJob:
             self._append(
                 ResultRecord(
                     row.row, row.key, row.content, self.epoch, error=message, error_type=code
-                )
+                ),
+                group=_UNANSWERED_GROUP,
             )
         self._journal.commit()
 

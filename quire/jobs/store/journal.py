@@ -104,16 +104,16 @@ class Journal:
         sync_directory(self._job_dir)
         return _Segment(number, file, end)
 
-    def append(self, record: ResultRecord) -> ResultRecord:
+    def append(self, record: ResultRecord, *, group: int = 0) -> ResultRecord:
         """Take a result in, and return it as it is kept; it is acknowledged at the next commit,
-        which may be now."""
+        which may be now. Results that cost nothing to make again may come in a larger `group`."""
         record, line = fitted(record, self._job)
         segment = self._errors if record.failed else self._results
         segment.pending.append((record.row, line))
         self._num_pending += 1
         if self._oldest_pending is None:
             self._oldest_pending = self._clock()
-        if self._num_pending >= self._group:
+        if self._num_pending >= (group or self._group):
             self.commit()
         return record
 
