@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -41,11 +41,11 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    requests: list[_Asked]
+Read = TypeVar("Read", bound=_Asked)
 
 
-_decode = msgspec.json.Decoder(_Body).decode
+class _Body(msgspec.Struct, Generic[Read], forbid_unknown_fields=True):
+    requests: list[Read]
 
 
 class Lines(NamedTuple):
@@ -82,20 +82,32 @@ def _write_lines(body: int, size: int, writer: Writer) -> int:
     return len(asked)
 
 
-def _requests(body: mmap.mmap | bytes) -> list[_Asked]:
+def _requests(body: mmap.mmap | bytes) -> Sequence[_Asked]:
+    count = 0
+
+    class Counted(_Asked):
+        """Counted as it is read: millions of tiny ones would take a gigabyte before their list is
+        there to be counted."""
+
+        def __post_init__(self) -> None:
+            nonlocal count
+            count += 1
+            if count > MOST_REQUESTS:
+                raise _wrong_count("more")
+
     try:
-        asked = _decode(body).requests
+        asked = msgspec.json.decode(body, type=_Body[Counted]).requests
     except msgspec.ValidationError as error:
         message = "the body has requests, a list of objects with custom_id and params, and no more"
         raise bad(f"{message}: {show(str(error))}", param="requests") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         raise bad("the body is not JSON as the standard has it", code="invalid_json") from None
-    if not 1 <= len(asked) <= MOST_REQUESTS:
-        raise bad(f"requests has 1 to {MOST_REQUESTS:,} of them, not {len(asked):,}")
+    if not asked:
+        raise _wrong_count("none")
     return asked
 
 
-def _lines(asked: list[_Asked]) -> Iterator[bytes]:
+def _lines(asked: Sequence[_Asked]) -> Iterator[bytes]:
     seen = set[str]()
     for i, one in enumerate(asked):
         if _ID.fullmatch(one.custom_id) is None:
@@ -116,6 +128,10 @@ def _lines(asked: list[_Asked]) -> Iterator[bytes]:
         if not isinstance(read["body"], dict):
             raise _wrong(i, f"params is an object, not {show(read['body'])}")
         yield line
+
+
+def _wrong_count(found: str) -> ApiError:
+    return bad(f"requests has 1 to {MOST_REQUESTS:,} of them, not {found}", param="requests")
 
 
 def _wrong(i: int, message: str) -> ApiError:

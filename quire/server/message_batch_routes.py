@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -42,6 +43,15 @@ LIFE = 86400  # seconds until what is not answered expires
 _PAGE = {"default": 20, "most": 1000}
 _KINDS = (MESSAGE_BATCH,)
 _LINES = "application/x-jsonl"
+# What proxies add, each its own behind a comma: the first is the client's.
+_FORWARDED = {
+    name: re.compile(rf"({rule})(?:\s*,.*)?", re.ASCII)
+    for name, rule in {
+        "x-forwarded-proto": "https?",
+        "x-forwarded-host": r"[\w.:\[\]-]+",
+        "x-forwarded-prefix": r"(?:/[\w.~-]+)+/?",
+    }.items()
+}
 
 
 class MessageBatchRoutes:
@@ -171,8 +181,10 @@ def _page(query: Mapping[str, str]) -> tuple[Page, str]:
 
 
 def _address(request: Request) -> str:
-    """The server's, as the client called it. A proxy that ended TLS says so; whoever lies in that
-    header misleads nobody but himself."""
-    said = request.headers.get("x-forwarded-proto", "")
-    scheme = said if said in ("http", "https") else request.url.scheme
-    return f"{scheme}://{request.url.netloc}"
+    """The server's, as the client called it. A proxy says what it changed of that (it ended TLS,
+    has another name, took a path away); whoever lies to it misleads nobody but himself."""
+    scheme, host, prefix = (
+        found[1].rstrip("/") if (found := rule.fullmatch(request.headers.get(name, ""))) else ""
+        for name, rule in _FORWARDED.items()
+    )
+    return f"{scheme or request.url.scheme}://{host or request.url.netloc}{prefix}"

@@ -75,7 +75,17 @@ async def test_each_request_has_its_result(client: Client) -> None:
     for at in ("created_at", "expires_at", "ended_at"):
         assert TIME.fullmatch(batch[at])
     assert batch["cancel_initiated_at"] is None and batch["archived_at"] is None
-    assert batch["results_url"] == f"http://127.0.0.1{BATCHES}/{batch['id']}/results"
+    path = f"{BATCHES}/{batch['id']}"
+    assert batch["results_url"] == f"http://127.0.0.1{path}/results"
+    for said, address in (
+        (("https", "llm.example:8443", "/quire/"), "https://llm.example:8443/quire"),
+        (("https, http", "llm.example, inner", "/a/b, /c"), "https://llm.example/a/b"),
+        (("file", "evil/x", "//evil"), "http://127.0.0.1"),
+    ):
+        headers = dict(zip(("proto", "host", "prefix"), said, strict=True))
+        headers = {f"x-forwarded-{name}": value for name, value in headers.items()}
+        told = (await client.http.get(path, headers=headers)).json()
+        assert told["results_url"] == f"{address}{path}/results"
     lines = await results(client, batch)
     assert list(lines) == [one["custom_id"] for one in (*good, *wrong)]
     message = lines["good-1"]["message"]
@@ -212,8 +222,11 @@ async def test_a_body_has_its_bounds(client: Client, monkeypatch: pytest.MonkeyP
     large = await client.http.post(BATCHES, json={"requests": [asked("a", "x" * (1 << 18))]})
     assert large.status_code == 413 and large.json()["error"]["type"] == "request_too_large"
     monkeypatch.setattr(message_batch_input, "MOST_REQUESTS", 2)
-    many = await client.http.post(BATCHES, json={"requests": [asked(str(i), "x") for i in "abc"]})
-    assert many.status_code == 400 and "not 3" in many.json()["error"]["message"]
+    three = ",".join(json.dumps(asked(i, "x")) for i in "abc")
+    for rest in ("]}", ", what comes behind the third is not read"):
+        content, kind = f'{{"requests": [{three}{rest}', {"content-type": "application/json"}
+        many = await client.http.post(BATCHES, content=content, headers=kind)
+        assert many.status_code == 400 and "1 to 2 of them" in many.json()["error"]["message"]
 
 
 def test_keys_are_apart(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ quire.client = (() => {
     }
   }
 
+  // From where the page is: a proxy may have the server below a path of its own.
+  const here = (path) => `.${path}`;
+
   async function request(method, path, body) {
     const options = { method, headers: headers(), cache: "no-store" };
     if (body !== undefined) {
@@ -32,7 +35,7 @@ quire.client = (() => {
     }
     let response;
     try {
-      response = await fetch(path, options);
+      response = await fetch(here(path), options);
     } catch {
       throw new Refused(0, "The server does not answer.");
     }
@@ -48,7 +51,7 @@ quire.client = (() => {
       form.append("purpose", "batch");
       form.append("file", file, name);
       const sending = new XMLHttpRequest();
-      sending.open("POST", "/v1/files");
+      sending.open("POST", here("/v1/files"));
       for (const [header, value] of Object.entries(headers())) sending.setRequestHeader(header, value);
       sending.upload.addEventListener("progress", (event) => {
         if (event.lengthComputable) progress(event.loaded / event.total);
@@ -65,7 +68,7 @@ quire.client = (() => {
   // The link works once and for a minute, so a browser may follow it without the key.
   async function download(path) {
     const { url } = await request("POST", path);
-    const link = quire.element("a", { href: url, download: "" });
+    const link = quire.element("a", { href: here(url), download: "" });
     document.body.append(link);
     link.click();
     link.remove();
