@@ -238,7 +238,8 @@ def first_text(output: Output) -> str:
 def text_scores(
     scores: Sequence[TokenScore | None], *, offset: int = 0, first_text: str = ""
 ) -> TextScores:
-    """`logprobs` of a completion."""
+    """`logprobs` of a completion. A token is among the likeliest of its place even where it is
+    none of them: programs look it up there."""
     told: TextScores = {
         "text_offset": [],
         "token_logprobs": [],
@@ -250,9 +251,10 @@ def text_scores(
         told["text_offset"].append(offset)
         told["tokens"].append(text)
         told["token_logprobs"].append(None if score is None else score.logprob)
-        told["top_logprobs"].append(
-            None if score is None else {t: logprob for _, t, logprob in score.top}
-        )
+        top = None if score is None else {t: logprob for _, t, logprob in score.top}
+        if score is not None and top is not None:
+            top.setdefault(score.text, score.logprob)
+        told["top_logprobs"].append(top)
         offset += len(text)
     return told
 

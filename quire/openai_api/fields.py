@@ -259,6 +259,7 @@ _FIELDS = [
         ("request_id", "text", "The server's own is in `x-request-id`."),
         ("verbosity", "text", "No model here knows it."),
     ),
+    *table("moot", _BOTH, ("guided_decoding_backend", "text", "There is one.")),
     *table("moot", (*_BOTH, MESSAGES), ("metadata", "an object", "Not stored.")),
     *table(
         "moot",

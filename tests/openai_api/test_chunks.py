@@ -69,8 +69,8 @@ def test_calls_that_are_whole_outlive_a_cut(number: int, cut: str) -> None:
 def test_the_scores_of_an_echo_are_those_of_the_whole_answer() -> None:
     """The prompt's first token has a text and a place, though nothing predicts it."""
     body = {"prompt": "Hi you", "echo": True, "logprobs": 1}
-    told = (None, TokenScore(8, " you", -1.0))
-    scores = (TokenScore(9, "!", -2.0),)
+    told = (None, TokenScore(8, " you", -1.0, ((8, " you", -1.0),)))
+    scores = (TokenScore(9, "!", -2.0, ((7, "?", -0.5),)),)
     answer = Answer(0, "!", (9,), "stop", logprobs=scores)
     output = Output((answer,), True, prompt="Hi you", prompt_logprobs=told)
     about: Any = {"id": "x", "created": 0, "model": "m"}
@@ -80,6 +80,9 @@ def test_the_scores_of_an_echo_are_those_of_the_whole_answer() -> None:
     assert chunk["choices"][0]["logprobs"] == whole["choices"][0]["logprobs"]
     assert chunk["choices"][0]["logprobs"]["tokens"] == ["Hi", " you", "!"]
     assert chunk["choices"][0]["logprobs"]["text_offset"] == [0, 2, 6]
+    # Each token is there, also one that is not among the likeliest.
+    top = [None, {" you": -1.0}, {"?": -0.5, "!": -2.0}]
+    assert chunk["choices"][0]["logprobs"]["top_logprobs"] == top
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
