@@ -10,7 +10,7 @@ import asyncio
 import sqlite3
 import time
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -157,11 +157,16 @@ class BatchService:
 
     async def delete_file(self, key_id: str, file_id: str) -> StoredFile:
         file = await self.database.write(
-            lambda connection: files.delete(connection, key_id, file_id)
+            lambda connection: files.delete(connection, key_id, file_id), frees=True
         )
-        await asyncio.to_thread(self.storage.remove_file, file.storage)
+        await self._remove([file.storage])
         await self._remove_jobs([file])
         return file
+
+    async def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            await asyncio.to_thread(self.storage.remove_file, name)
+        await asyncio.to_thread(self.database.keep_room)
 
     async def delete(self, key_id: str, batch_id: str, kinds: tuple[str, ...]) -> StoredBatch:
         """Forget a batch that has ended, with all that it read and wrote."""
@@ -170,9 +175,8 @@ class BatchService:
             batch = batches.delete(connection, key_id, batch_id, kinds)
             return batch, files.take_of_batch(connection, batch.files)
 
-        batch, gone = await self.database.write(work)
-        for file in gone:
-            await asyncio.to_thread(self.storage.remove_file, file.storage)
+        batch, gone = await self.database.write(work, frees=True)
+        await self._remove(file.storage for file in gone)
         await asyncio.to_thread(self.storage.remove_batch, batch.storage)
         return batch
 
@@ -180,10 +184,9 @@ class BatchService:
         """Remove the files, uploads, batches and links whose time is over."""
         self.links.drop_old()
         now = int(time.time())
-        gone = await self.database.write(partial(files.take_expired, now=now))
-        parts = await self.database.write(partial(uploads.take_expired, now=now))
-        for name in [*(file.storage for file in gone), *parts]:
-            await asyncio.to_thread(self.storage.remove_file, name)
+        gone = await self.database.write(partial(files.take_expired, now=now), frees=True)
+        await self._remove(file.storage for file in gone)
+        await self._remove(await self.database.write(partial(uploads.take_expired, now=now)))
         await self._remove_jobs(gone)
         old = await self.database.write(
             partial(batches.take_old, ended_before=now - KEPT_AFTER_END)

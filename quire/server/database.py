@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from quire.errors import CorruptJob
+from quire.jobs.store.durable import keep_room
 from quire.openai_api.errors import ApiError, server_error
 
 Made = TypeVar("Made")
@@ -101,6 +102,7 @@ _STEPS = (_SCHEMA, "ALTER TABLE batches ADD COLUMN causes TEXT")
 VERSION = len(_STEPS)
 
 
+_RESERVE_BYTES = 1 << 20  # for what makes room, where there is none
 WRITE_REFUSALS = frozenset({507})  # the disk is full
 
 
@@ -114,7 +116,8 @@ class Database:
     was committed. Both can be awaited, or waited for with `.result()` from another thread."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._reserve = path.with_name(f"{path.name}.reserve")
+        keep_room(self._reserve, _RESERVE_BYTES)
         self._writer = ThreadPoolExecutor(1, "quire-database-writer")
         self._reader = ThreadPoolExecutor(1, "quire-database-reader")
         self._writing = self._writer.submit(_opened, path, create=True).result()
@@ -126,15 +129,23 @@ class Database:
     def submit_read(self, work: Work[Made]) -> Future[Made]:
         return self._reader.submit(work, self._reading)
 
-    async def write(self, work: Work[Made]) -> Made:
+    async def write(self, work: Work[Made], *, frees: bool = False) -> Made:
         """What the work returns, once its changes are on disk. A caller that is cancelled does not
-        take the change back."""
+        take the change back. Work that `frees` room is done on a full disk, too."""
         try:
             return await asyncio.wrap_future(self.submit_write(work))
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-            raise disk_full() from None
+        if frees and self._reserve.exists():
+            self._reserve.unlink(missing_ok=True)
+            return await self.write(work)
+        raise disk_full()
+
+    def keep_room(self) -> None:
+        """Again, once something was freed."""
+        if not self._reserve.exists():
+            keep_room(self._reserve, _RESERVE_BYTES)
 
     async def read(self, work: Work[Made]) -> Made:
         return await asyncio.wrap_future(self.submit_read(work))

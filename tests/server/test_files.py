@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -260,6 +261,27 @@ async def test_a_disk_that_is_full_for_the_database_is_507(client: Client, tmp_p
     limit(1 << 20)
     assert (await client.upload(b"x")).status_code == 200
     assert len(stored_bytes(tmp_path)) == codes.count(200) + 1
+
+
+@served()
+async def test_what_makes_room_is_done_on_a_full_disk(client: Client, tmp_path: Path) -> None:
+    """It has room of its own, which is kept anew once something was removed."""
+    database, reserve = client.service.database, tmp_path / "server.sqlite.reserve"
+    assert reserve.stat().st_size == 1 << 20
+
+    def work(connection: sqlite3.Connection) -> None:
+        is_full = reserve.exists()
+        connection.execute(f"PRAGMA max_page_count = {1 if is_full else 1 << 20}")
+        connection.execute("CREATE TABLE more (x)")
+
+    with pytest.raises(ApiError, match="disk is full"):
+        await database.write(work)
+    assert reserve.exists()
+    await database.write(work, frees=True)
+    assert not reserve.exists()
+    file = (await client.upload(b"x")).json()
+    assert (await client.http.delete(f"/v1/files/{file['id']}")).status_code == 200
+    assert reserve.exists()
 
 
 @served()

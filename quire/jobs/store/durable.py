@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from quire.base.system import sync
+from quire.base.system import reserve, sync
 from quire.errors import CorruptJob
 
 _OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
@@ -140,3 +140,12 @@ def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace the file by `data`, or leave it as it was."""
     with replacing(path, shared=shared) as file:
         file.write(data)
+
+
+def keep_room(path: Path, size: int) -> None:
+    """Have a file of so many bytes, to be given up when the disk is full; none where it is now."""
+    try:
+        with open(open_own(path, os.O_WRONLY), "wb") as file:
+            reserve(file.fileno(), size)
+    except OSError:
+        path.unlink(missing_ok=True)

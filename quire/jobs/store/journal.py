@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from quire.base.system import reserve, sync, sync_data
+from quire.base.system import sync, sync_data
 from quire.errors import JobStopped
-from quire.jobs.store.durable import open_own, sync_directory
+from quire.jobs.store.durable import keep_room, open_own, sync_directory
 from quire.jobs.store.lock import JobLock
 from quire.jobs.store.record import ResultRecord, fitted
 from quire.jobs.store.segments import Damage, ResultIndex, Scan, position_of, scan, segment_name
@@ -190,12 +190,7 @@ class Journal:
 
     def _keep_reserve(self) -> None:
         """Room for one last group; without it (no space even for that) the job begins anyway."""
-        path = self._job_dir / RESERVE
-        try:
-            with open(open_own(path, os.O_WRONLY), "wb") as file:
-                reserve(file.fileno(), RESERVE_BYTES)
-        except OSError:
-            path.unlink(missing_ok=True)
+        keep_room(self._job_dir / RESERVE, RESERVE_BYTES)
 
     def close(self) -> None:
         """Commit what is pending and close the files."""
