@@ -124,12 +124,14 @@ class RequestMaker:
         arrival: float = 0.0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         media_options: Mapping[str, Any] | None = None,
+        wanted: Callable[[str | None, SamplingParams], Mapping[str, Any]] = lambda text, params: {},
     ) -> list[Request | QuireError]:
         """A request, or what is wrong, for each prompt in order.
 
         `params` are private copies, one for each prompt (the same object may serve several).
         Request i gets number first_number + i; an error names index first_index + i.
         A prompt that is an error already (a chat that could not be rendered) is passed on.
+        `wanted` gives further fields of a Request: what is wanted of its answer.
         """
         encoding = read_tokenization(tokenization_kwargs)
         parsed = [
@@ -139,10 +141,8 @@ class RequestMaker:
         if self._media is not None:
             with self._media.for_call(media_options or {}) as call:
                 parsed = self._with_media(self._media, call, parsed)
-        resolved: dict[int, _Resolved | QuireError] = {}
-        for each in params:
-            if id(each) not in resolved:
-                resolved[id(each)] = self._attempt(self._resolve, each)
+        distinct = {id(each): each for each in params}
+        resolved = {key: self._attempt(self._resolve, each) for key, each in distinct.items()}
         encoded = self._encode(parsed, encoding)
         made: list[Request | QuireError] = []
         for i, (prompt, ids) in enumerate(zip(parsed, encoded, strict=True)):
@@ -150,7 +150,8 @@ class RequestMaker:
             failed = next((x for x in (prompt, ids, meaning) if isinstance(x, QuireError)), None)
             number, priority = first_number + i, priorities[i] if priorities else 0
             result = failed or self._attempt(
-                self._request, prompt, ids, params[i], meaning, encoding, number, priority, arrival
+                *(self._request, prompt, ids, params[i], meaning, encoding),
+                *(number, priority, arrival, wanted),
             )
             is_new = isinstance(result, QuireError) and result is not prompts[i]
             made.append(_at(result, first_index + i) if is_new else result)
@@ -258,12 +259,9 @@ class RequestMaker:
             encoded = self._tokenizer.encode_each(
                 [text for _, text in texts], encoding.add_special_tokens and not crossed
             )
+            check = known_tokens.check_encoded
             for (i, _), row in zip(texts, encoded, strict=True):
-                ids[i] = (
-                    row
-                    if isinstance(row, QuireError)
-                    else known_tokens.check_encoded(row, self._vocab_size)
-                )
+                ids[i] = row if isinstance(row, QuireError) else check(row, self._vocab_size)
         return ids
 
     def _request(
@@ -276,6 +274,7 @@ class RequestMaker:
         number: int,
         priority: int,
         arrival: float,
+        wanted: Callable[[str | None, SamplingParams], Mapping[str, Any]],
     ) -> Request:
         grown = self._grown(prompt, ids) if isinstance(prompt, PromptWithMedia) else None
         if grown is not None:
@@ -310,6 +309,7 @@ class RequestMaker:
             delta=0 if grown is None else grown.delta,
             heard=None if grown is None else grown.heard,
             named=known_tokens.named_tokens(len(ids), params),
+            **wanted(prompt.text, params),
         )
 
     def _grown(self, prompt: PromptWithMedia, ids: Ints) -> Grown | None:

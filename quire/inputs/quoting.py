@@ -10,6 +10,7 @@ are taken out again, and say where no special token begins.
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -55,10 +56,13 @@ class SpecialTokens:
         self._by_beginning = {begin: tuple(some) for begin, some in begun.items()}
         self._firsts = sorted({token[0] for token in lowered})
         self._longest = max(map(len, lowered), default=0)
+        # Most texts hold none of these, and are passed over without further ado.
+        firsts = "".join(map(re.escape, self._firsts))
+        self._may_begin = re.compile(f"[{firsts}]" if firsts else "(?!)").search
 
     def found(self, text: str) -> Iterator[int]:
         """Where a special token begins, and where one may that goes on behind the text."""
-        if not any(first in text for first in self._firsts):
+        if not self._may_begin(text):
             return
         lowered = text.translate(_LOWER)
         end = len(lowered.rstrip())
@@ -79,7 +83,9 @@ class SpecialTokens:
     def quote(self, value: Any) -> Any:
         """A message's data, with texts that hold special tokens Quoted; itself where none does."""
         if isinstance(value, str):
-            return value if next(self.found(value), None) is None else Quoted(value)
+            if not self._may_begin(value) or next(self.found(value), None) is None:
+                return value
+            return Quoted(value)
         if isinstance(value, dict):
             quoted = {self.quote(key): self.quote(item) for key, item in value.items()}
             same = all(a is b for a, b in zip(value.values(), quoted.values(), strict=True))

@@ -6,6 +6,8 @@ channels.py.
 
 from __future__ import annotations
 
+from functools import cache
+
 from quire.inputs.channels import AFTER_REASONING, CHANNEL
 from quire.params.reasoning import TAGS
 
@@ -44,6 +46,7 @@ def closings(tag: str = "") -> tuple[str, ...]:
     return (*(closing for _, closing in pairs(tag)), *channels)
 
 
+@cache  # asked for each prompt, and tags are few
 def pairs(tag: str) -> tuple[tuple[str, str], ...]:
     """Of the tags that may open and close reasoning, those that count."""
     return tuple(pair for pair in TAGS if not tag or pair[0] == tag)

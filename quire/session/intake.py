@@ -55,17 +55,14 @@ class _Call:
         if self.priority is not None and len(self.priority) != num_prompts:
             raise wrong_priorities(f"has {len(self.priority)} entries for {num_prompts} prompts")
 
-    def completed(self, request: Request) -> Request:
-        """The request, with what is wanted of its answer."""
-        how = None if self.reading is None else self.reading(request.prompt)
+    def wanted(self, prompt: str | None, params: SamplingParams) -> dict[str, Any]:
+        """What is wanted of the answer to a prompt, as fields of its Request."""
+        how = None if self.reading is None else self.reading(prompt)
         if how is not None and how.began_in_prompt:
-            began = not begins_in_format(request.params.structured_outputs)
-            how = replace(how, began_in_prompt=began)
+            how = replace(how, began_in_prompt=not begins_in_format(params.structured_outputs))
         # Unless the parameters ask for the end alone.
-        watched = self.watched and request.params.output_kind is not RequestOutputKind.FINAL_ONLY
-        if how is None and not watched and not self.background:
-            return request
-        return replace(request, reading=how, watched=watched, background=self.background)
+        watched = self.watched and params.output_kind is not RequestOutputKind.FINAL_ONLY
+        return {"reading": how, "watched": watched, "background": self.background}
 
 
 class Intake:
@@ -242,11 +239,12 @@ class Intake:
             arrival=time.time(),
             tokenization_kwargs=call.tokenization_kwargs,
             media_options=call.media_options,
+            wanted=call.wanted,
         )
         if call.adapters is not None:
             made = call.adapters.onto(made, first)
         return [
-            call.completed(item) if isinstance(item, Request) else Refused(number + i, item)
+            item if isinstance(item, Request) else Refused(number + i, item)
             for i, item in enumerate(made)
         ]
 

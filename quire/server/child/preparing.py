@@ -187,7 +187,8 @@ class Preparing:
             [ids] = self._encode([text])
         if isinstance(ids, QuireError):
             raise ids
-        return self._prompt(row, text, ids)
+        prompt = self._prompt(row, text, ids)
+        return prompt if ids is None else {**prompt, "prompt_token_ids": ids.tolist()}
 
     def _prompt(self, row: Message, text: _Text | None, ids: Ints | None) -> dict[str, Any]:
         if text is None or ids is None:
@@ -195,7 +196,7 @@ class Preparing:
         if not len(ids):
             raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
         chat = text.chat
-        return {"prompt_token_ids": ids.tolist(), "prompt": chat.text, **self._media(chat)}
+        return {"prompt_token_ids": ids, "prompt": chat.text, **self._media(chat)}
 
     def _text_of(self, row: Message, params: SamplingParams | None) -> _Text | None:
         """What is to be encoded, cut as the parameters say, and whole where there are none; None
