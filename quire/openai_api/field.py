@@ -32,6 +32,15 @@ _JSON_TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
+# What other servers and clients call things, and where they go here.
+_FOREIGN = {
+    "enable_thinking": 'it goes into chat_template_kwargs: {"enable_thinking": ...}',
+    "extra_body": "what is in it goes beside the other fields",
+    "options": "what is in it goes beside the other fields, under OpenAI's names",
+    "repeat_penalty": "it is repetition_penalty here",
+    **dict.fromkeys(("max_new_tokens", "num_predict"), "it is max_tokens here"),
+    "num_ctx": "the server has one length for all: --option max_model_len=...",
+}
 LONGEST_NAME = 100  # characters of a name that an error repeats
 Body = Mapping[str, "Field"]  # by their names
 FieldRow = tuple[str, str, str] | tuple[str, str, str, Any]
@@ -151,4 +160,5 @@ def _unknown(name: str, known: Body, elsewhere: Mapping[str, Body]) -> ApiError:
     owners = [endpoint for endpoint, body in elsewhere.items() if name in body]
     if owners:
         hint = f"; it belongs to {owners[0]}"
+    hint = f"; {_FOREIGN[name]}" if name in _FOREIGN else hint
     return bad(f"there is no field {shown!r}{hint}", param=shown, code="unknown_parameter")

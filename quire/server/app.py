@@ -175,6 +175,8 @@ def _instead(path: str) -> str:
         return (
             ": addresses of Azure's are not built. Use OpenAI's client, with an address up to /v1"
         )
+    if path in ("/embed", "/v1/embed", "/v2/embed"):
+        return ": POST /v1/embeddings embeds, as OpenAI has it"
     if path.startswith("/v1/realtime"):
         return ": Realtime is not built. POST /v1/chat/completions streams"
     if path == "/v1/responses/input_tokens":

@@ -90,6 +90,15 @@ def test_a_field_of_another_endpoint_is_said_to_be_so() -> None:
         read_body(CHAT, {**BODIES[CHAT], "echo": True})
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("enable_thinking", "chat_template_kwargs"), ("num_predict", "max_tokens"), ("options", "go")],
+)
+def test_names_of_other_servers_say_where_they_go(name: str, hint: str) -> None:
+    with pytest.raises(ApiError, match=f"no field '{name}'; .*{hint}"):
+        read_body(CHAT, {**BODIES[CHAT], name: {}})
+
+
 def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
