@@ -103,7 +103,7 @@ VERSION = len(_STEPS)
 
 
 _RESERVE_BYTES = 1 << 20  # for what makes room, where there is none
-WRITE_REFUSALS = frozenset({507})  # the disk is full
+WRITE_REFUSALS = frozenset({503, 507})  # the database is held, the disk is full
 
 
 def disk_full() -> ApiError:
@@ -135,6 +135,9 @@ class Database:
         try:
             return await asyncio.wrap_future(self.submit_write(work))
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # for ten seconds
+                why = "another program holds the server's database; try again later"
+                raise server_error(why, code="unavailable", status=503, retry=True) from None
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
         if frees and self._reserve.exists():

@@ -8,6 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -261,6 +262,21 @@ async def test_a_disk_that_is_full_for_the_database_is_507(client: Client, tmp_p
     limit(1 << 20)
     assert (await client.upload(b"x")).status_code == 200
     assert len(stored_bytes(tmp_path)) == codes.count(200) + 1
+
+
+@served()
+async def test_a_database_that_another_program_holds_is_503(client: Client, tmp_path: Path) -> None:
+    database = client.service.database
+    database._writer.submit(database._writing.execute, "PRAGMA busy_timeout = 50").result()
+    with closing(sqlite3.connect(tmp_path / "server.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        held = await client.upload(b"x")
+        assert held.status_code == 503 and "another program" in held.text
+        assert "x-should-retry" not in held.headers
+        assert (await client.http.get("/v1/files")).status_code == 200
+        other.execute("ROLLBACK")
+    assert (await client.upload(b"x")).status_code == 200
+    assert len(stored_bytes(tmp_path)) == 1
 
 
 @served()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.server.serve import Serving
-from tests.server.serving import KEY, serving, until
+from tests.server.serving import KEY, client, serving, until
 
 TEXT = "/v1/completions"
 
@@ -99,6 +99,10 @@ def test_a_bug_is_answered_without_its_words(tmp_path: Path, streamed: bool) -> 
             status, came = asyncio.run(ask(server, {"prompt": prompt, "stream": streamed}))
             assert status == 500 and b"internal_error" in came and b"secret" not in came
             assert b"x-request-id" in came
+        with client(server) as http:  # which keeps its connections, unless it is told
+            for _ in range(2):
+                answer = http.post(TEXT, json={"model": "fake", "prompt": "hello"})
+                assert answer.status_code == 500 and answer.headers["connection"] == "close"
 
 
 def _resident() -> int:
