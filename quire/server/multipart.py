@@ -5,6 +5,7 @@ Nothing is held but a few short fields, whatever is sent.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from quire.openai_api.errors import ApiError, bad
+
+# A broken form is answered; a line for each could fill a disk.
+logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 MOST_PARTS, LONGEST_FIELD = 16, 4096
 MOST_HEADERS, LONGEST_HEADER = 8, 4096  # of a part

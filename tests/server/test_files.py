@@ -195,7 +195,7 @@ async def test_forms_that_are_none_of_ours(
         assert set(found.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_form_cut_anywhere_into_pieces_reads_the_same() -> None:
+def test_a_form_cut_anywhere_into_pieces_reads_the_same(caplog: pytest.LogCaptureFixture) -> None:
     body = part("purpose", b"batch") + part("file", b"a\r\n--Bx\r\n-", b'; filename="f"') + END
     for size in (1, 2, 3, 7, 64, 1000):
         reader = FormReader(FORM, file="file", known=("purpose",))
@@ -209,6 +209,9 @@ def test_a_form_cut_anywhere_into_pieces_reads_the_same() -> None:
         with pytest.raises(ApiError):
             reader.feed(body[:end])
             reader.finish()
+    with pytest.raises(ApiError):
+        FormReader(FORM, file="file", known=("purpose",)).feed(b"no form at all")
+    assert not caplog.records  # a client fills no log
 
 
 @served(max_file_bytes=100_000)
