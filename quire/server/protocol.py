@@ -73,6 +73,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _look_whether_gone(self, seconds: float) -> None:
+        if self.transport.is_closing():
+            return
         read_from: socket.socket = self.transport.get_extra_info("socket")
         if read_from.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
