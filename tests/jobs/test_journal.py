@@ -95,6 +95,14 @@ def test_a_journal_cut_at_every_byte_keeps_every_whole_record(
             assert (job_dir / segment_name(1)).read_bytes() == whole
 
 
+def test_what_costs_nothing_is_acknowledged_in_larger_groups(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        for row in range(2 * GROUP):
+            assert journal.index.counts() == (0, 0)
+            journal.append(record(row, failed=True), group=2 * GROUP)
+        assert journal.index.counts() == (0, 2 * GROUP)
+
+
 def test_no_flipped_bit_makes_a_wrong_row(tmp_path: Path, long_mode: bool) -> None:
     count = 20 if long_mode else 6
     whole = filled(tmp_path, count)
