@@ -166,7 +166,7 @@ class BatchService:
     async def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             await asyncio.to_thread(self.storage.remove_file, name)
-        await asyncio.to_thread(self.database.keep_room)
+        await self.database.keep_room()
 
     async def delete(self, key_id: str, batch_id: str, kinds: tuple[str, ...]) -> StoredBatch:
         """Forget a batch that has ended, with all that it read and wrote."""

@@ -123,8 +123,17 @@ class Database:
         self._writing = self._writer.submit(_opened, path, create=True).result()
         self._reading = self._reader.submit(_opened, path, create=False).result()
 
-    def submit_write(self, work: Work[Made]) -> Future[Made]:
-        return self._writer.submit(_in_transaction, self._writing, work)
+    def submit_write(self, work: Work[Made], *, frees: bool = False) -> Future[Made]:
+        return self._writer.submit(self._written, work, frees)
+
+    def _written(self, work: Work[Made], frees: bool) -> Made:
+        try:
+            return _in_transaction(self._writing, work)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL or not frees:
+                raise
+        self._reserve.unlink(missing_ok=True)
+        return _in_transaction(self._writing, work)
 
     def submit_read(self, work: Work[Made]) -> Future[Made]:
         return self._reader.submit(work, self._reading)
@@ -133,22 +142,19 @@ class Database:
         """What the work returns, once its changes are on disk. A caller that is cancelled does not
         take the change back. Work that `frees` room is done on a full disk, too."""
         try:
-            return await asyncio.wrap_future(self.submit_write(work))
+            return await asyncio.wrap_future(self.submit_write(work, frees=frees))
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # for ten seconds
                 why = "another program holds the server's database; try again later"
                 raise server_error(why, code="unavailable", status=503, retry=True) from None
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-        if frees and self._reserve.exists():
-            self._reserve.unlink(missing_ok=True)
-            return await self.write(work)
-        raise disk_full()
+            raise disk_full() from None
 
-    def keep_room(self) -> None:
-        """Again, once something was freed."""
+    async def keep_room(self) -> None:
+        """Again, once something was freed; not while somebody uses it."""
         if not self._reserve.exists():
-            keep_room(self._reserve, _RESERVE_BYTES)
+            await asyncio.wrap_future(self._writer.submit(keep_room, self._reserve, _RESERVE_BYTES))
 
     async def read(self, work: Work[Made]) -> Made:
         return await asyncio.wrap_future(self.submit_read(work))

@@ -288,16 +288,17 @@ async def test_what_makes_room_is_done_on_a_full_disk(client: Client, tmp_path: 
     database, reserve = client.service.database, tmp_path / "server.sqlite.reserve"
     assert reserve.stat().st_size == 1 << 20
 
+    seen = list[bool]()
+
     def work(connection: sqlite3.Connection) -> None:
-        is_full = reserve.exists()
-        connection.execute(f"PRAGMA max_page_count = {1 if is_full else 1 << 20}")
+        seen.append(reserve.exists())
+        connection.execute(f"PRAGMA max_page_count = {1 if seen[-1] else 1 << 20}")
         connection.execute("CREATE TABLE more (x)")
 
     with pytest.raises(ApiError, match="disk is full"):
         await database.write(work)
-    assert reserve.exists()
     await database.write(work, frees=True)
-    assert not reserve.exists()
+    assert seen == [True, True, False]
     file = (await client.upload(b"x")).json()
     assert (await client.http.delete(f"/v1/files/{file['id']}")).status_code == 200
     assert reserve.exists()
