@@ -14,17 +14,15 @@ from typing import Any
 
 from jinja2 import (
     Environment,
-    StrictUndefined,
     Template,
     TemplateError,
-    is_undefined,
     nodes,
     pass_context,
 )
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro, TemplateReference
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -121,7 +119,7 @@ def _range(context: MeteredContext, *args: int) -> range:
     return context.meter.count(range(*args))
 
 
-class _Sandbox(ImmutableSandboxedEnvironment):
+class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
     context_class = MeteredContext
 
@@ -209,51 +207,28 @@ def _limit(size: int) -> None:
         raise SecurityError(f"the template repeats to {size:,}; the limit is {_MOST_REPEAT:,}")
 
 
-class _RowSandbox(_Sandbox):
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Of a dict what it holds, before a method: `row.items` is the column of that name."""
-        if isinstance(obj, Mapping) and attribute in obj:
-            return obj[attribute]
-        return super().getattr(obj, attribute)
-
-    def check_written(self, value: Any) -> None:
-        """Methods, macros and templates are no values: their text is an address."""
-        if is_undefined(value) or not (callable(value) or isinstance(value, TemplateReference)):
-            return
-        raise TemplateError(
-            f"it writes a {type(value).__name__} and no value; call it, or name a column of such a "
-            "name as row['name']"
-        )
-
-
 @lru_cache(maxsize=1)
 def sandbox() -> Environment:
     """The sandbox for chat templates, as transformers sets it up."""
-    return _made(_Sandbox, trim_blocks=True, lstrip_blocks=True)
+    return sandbox_of(Sandbox, trim_blocks=True, lstrip_blocks=True)
 
 
-@lru_cache(maxsize=1)
-def strict_sandbox() -> Environment:
-    """The sandbox for templates that a user wrote over names of his own: a name that is not
-    there is an error, and white space stays as it is written."""
-    return _made(_RowSandbox, undefined=StrictUndefined, keep_trailing_newline=True)
-
-
-def _made(kind: type[_Sandbox], **options: Any) -> Environment:
-    made = kind(extensions=[_GenerationTag, loopcontrols], **options)
-    made.filters = metered_filters()
+def sandbox_of(kind: type[Sandbox], **options: Any) -> Environment:
+    """A sandbox of this kind, with the filters, tests and functions that all of them have."""
+    environment = kind(extensions=[_GenerationTag, loopcontrols], **options)
+    environment.filters = metered_filters()
     for name in (*_COMPARING, *_COMPARING_SIGNS):
-        compare: Any = made.tests[name]
-        made.tests[name] = metered_test(compare)
-    made.globals.pop("lipsum")
-    made.globals.update(
+        compare: Any = environment.tests[name]
+        environment.tests[name] = metered_test(compare)
+    environment.globals.pop("lipsum")
+    environment.globals.update(
         raise_exception=_raise,
         strftime_now=_strftime_now,
         namespace=_namespace,
         dict=_dict,
         range=_range,
     )
-    return made
+    return environment
 
 
 def check_source(source: str) -> None:

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from itertools import islice
+from unicodedata import is_normalized
 
 from quire.errors import InvalidOption
 from quire.jobs.input.files import InputFile, read_rows
 from quire.jobs.input.rows import BadRow, InputRow
+from quire.jobs.input.templates import RowTemplate
 from quire.jobs.job_parts import make_work
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.store.manifest import Manifest
@@ -18,14 +20,15 @@ from quire.params.rules import show
 
 NUM_ROWS = 1000
 # Errors that are the command's fault, where every row has them.
-_LACKS = frozenset(("missing_column", "missing_id"))
-_MOST_NAMED = 20
+_LACKS = frozenset(("missing_column", "missing_id", "null_value"))
+_MOST_NAMED, _LONGEST_NAME = 20, 100
 
 
 def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputFile]) -> None:
     """Raise InvalidOption if a file has a column that the output adds, or if the first rows all
     lack a column that is asked for, or if the whole input cannot be read."""
     _refuse_clash(files, manifest.columns)
+    _refuse_single_braces(options.prompt, files)
     work = make_work(options, manifest, files, ())
     first: tuple[InputRow, BadRow] | None = None
     num_rows, is_unread = 0, False
@@ -52,10 +55,31 @@ def _unfit(
     names = list(row.values or ())
     if names:
         more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-        found += f" It has {', '.join(map(show, names[:_MOST_NAMED]))}{more}."
+        found += f" It has {', '.join(map(_shown, names[:_MOST_NAMED]))}{more}."
     if names and not is_batch:
         found += " Name one of these, or say with --where which rows count."
     return InvalidOption(found, parameter="input", value=error.kind)
+
+
+def _shown(name: str) -> str:
+    """A column's name. One that keeps accents apart from their letters looks like the name that a
+    keyboard writes and is another: row["cafe\\u0301"] is how a template can have it."""
+    return show(name) if is_normalized("NFC", name) else ascii(name[:_LONGEST_NAME])
+
+
+def _refuse_single_braces(prompt: str | None, files: Sequence[InputFile]) -> None:
+    """A prompt that would be the same for all rows, because it names a column as Python does."""
+    template = RowTemplate(prompt or "", "--prompt")
+    first = None if template.names else next(iter(read_rows(files)), None)
+    for name in (first.values if first else None) or ():
+        if any(f"{{{name}}}" in plain for plain in template.plain):
+            raise InvalidOption(
+                f"--prompt has {{{name}}} in single braces, which are plain text, and names no "
+                f"column, so every row would be asked the same. Write {{{{ {name} }}}}, or "
+                f"{{{{ '{{{name}}}' }}}} where the text itself is meant.",
+                parameter="prompt",
+                value=prompt,
+            )
 
 
 def _refuse_clash(files: Sequence[InputFile], columns: Collection[str]) -> None:

@@ -19,6 +19,7 @@ from tests.jobs.instant import InstantEngine
 
 TYPES = {
     *("malformed_row", "row_too_long", "missing_column", "template_error", "row_error"),
+    "null_value",
     *("invalid_prompt", "prompt_too_long", "invalid_params", "invalid_grammar", "not_supported"),
     *("invalid_request", "grammar_failed", None),
 }

@@ -235,6 +235,7 @@ def test_lines_that_end_in_cr_alone_are_told(tmp_path: Path) -> None:
         ("id;text\n1;a, b\n", [{"id": "1", "text": "a, b"}]),
         ('"id, old";"text"\n1;"a;b"\n', [{"id, old": "1", "text": "a;b"}]),
         ("id\ttext\n1\ta;b\n", [{"id": "1", "text": "a;b"}]),
+        ("id|text\n1|a;b\n", [{"id": "1", "text": "a;b"}]),
         ("id,text;more\n1,a;b\n", [{"id": "1", "text;more": "a;b"}]),
     ],
 )
@@ -308,6 +309,10 @@ LACKING: list[tuple[str, dict[str, Any], str]] = [
     ("nonsense\n", {}, "the only row that counts cannot be asked: the line is not JSON"),
     ('{"text": 1}\n' * 2, {"id": "name"}, "'name' has no text or whole number"),
     ('{"txt": 1}\n' * 2, {"prompt": None, "messages": "talk"}, "no column 'talk'"),
+    ('{"text": null}\n' * 2, {}, "it writes a null; say what stands in its place"),
+    ('[{"text": "a"}]\n', {}, "a JSON array; only a file whose name ends in .json"),
+    ('{"e\u0301": 1}\n', {"prompt": "{{ \u00e9 }}"}, r"It has 'e\\u0301'"),
+    ('{"text": 1}\n', {"prompt": "a {text}"}, r"asked the same. Write \{\{ text \}\}, or"),
     ('{"txt": 1}\n{"text": 2}\n', {"limit": 1}, "the only row that counts"),
     ('{"custom_id": 7, "text": 1}\n{"a": 1}\n', {"where": "a is defined"}, "only row that counts"),
 ]

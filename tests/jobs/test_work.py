@@ -109,6 +109,15 @@ def test_a_template_that_fails_costs_its_row(template: str, kind: str) -> None:
     assert failed.value.kind in {kind, "template_error", "missing_column"}
 
 
+@pytest.mark.parametrize("template", ["{{ text }}", "{{ 'a' ~ text }}", "{{ row.get('no') }}"])
+def test_a_null_is_never_written_out_as_a_word(template: str) -> None:
+    with pytest.raises(BadRow, match="it writes a null; say what stands in its place") as failed:
+        RowTemplate(template, "--prompt").render({"text": None})
+    assert failed.value.kind == "null_value"
+    assert RowTemplate("{{ text or 'unknown' }}", "--prompt").render({"text": None}) == "unknown"
+    assert RowTest("text is none", "--where").holds({"text": None})
+
+
 def test_a_column_comes_before_a_method_and_a_method_is_no_text() -> None:
     row = {"items": "three", "more": {"values": [1]}, "text": "a"}
     template = RowTemplate("{{ row.items }} {{ more.values }} {{ row.keys() | list }}", "--prompt")

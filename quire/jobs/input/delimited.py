@@ -1,6 +1,6 @@
 """CSV and TSV with a header line; every value is text, a row with other columns costs itself. Where
-the header of a CSV has no comma, but semicolons or tabs, those separate: spreadsheets write so
-where a comma stands in numbers.
+the header of a CSV has no comma, but semicolons, tabs or bars, those separate: spreadsheets write
+semicolons where a comma stands in numbers.
 
 Where the quotes of a row do not match, it is uncertain which line breaks belong to it, so there is
 a rule. Its lines are those up to where the quotes come out if one that ends no field
@@ -197,7 +197,7 @@ class _Rows:
 def _separator(header: str, usual: str) -> str:
     """What stands between the names of a header, outside of quotes."""
     bare = _QUOTED.sub("", header)
-    others = (",", ";", "\t") if usual == "," else ()
+    others = (",", ";", "\t", "|") if usual == "," else ()
     return next((sign for sign in others if sign in bare), usual)
 
 

@@ -129,7 +129,11 @@ def _in_folder(folder: Path) -> list[Path]:
     kinds = {_FORMATS[_suffix(path)] for path in found}
     if len(kinds) != 1:
         what = "no file of a known kind" if not kinds else f"files of {len(kinds)} kinds"
-        raise _refused(f"the folder {folder} holds {what}; give the files themselves", str(folder))
+        raise _refused(
+            f"the folder {folder} holds {what}; give the files themselves, or a pattern such as "
+            f'"{folder}/**/*.parquet"',
+            str(folder),
+        )
     return found
 
 
@@ -168,7 +172,7 @@ def _format_of(path: Path, given: str | None) -> Format:
     if suffix not in _FORMATS:
         raise _refused(
             f"the ending of {path.name!r} tells no format; name it with --format "
-            f"({', '.join(get_args(Format))})",
+            f"({', '.join(get_args(Format))}), or write the rows to a file of such a kind",
             str(path),
         )
     return _FORMATS[suffix]

@@ -13,6 +13,7 @@ from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
 
 LONGEST_ROW = 32 << 20  # bytes
+_ARRAYS = "only a file whose name ends in .json is read as one"
 _BOM = b"\xef\xbb\xbf"
 _CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
 # An object, and an array of them, that go on in the next line as no row begins.
@@ -57,7 +58,7 @@ def _refuse_other_lines(path: Path, beginning: bytes) -> None:
             "(or jq -c '.NAME[]' if the rows are a list in it)"
         )
     elif _SPREAD_ARRAY.match(beginning):
-        wrong = "{} is a JSON array, and only a file whose name ends in .json is read as one"
+        wrong = f"{{}} is a JSON array; {_ARRAYS}"
     else:
         return
     raise InvalidOption(wrong.format(path), parameter="input", value=str(path))
@@ -92,15 +93,18 @@ def _lines(file: IO[bytes]) -> Iterator[bytes | BadRow]:
 def parse_line(line: bytes) -> Values | BadRow:
     """The object on a line, or what keeps it from being one."""
     try:
-        return row_of(parse(line.decode("utf-8").strip()), "the line")
+        found = parse(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
         return BadRow("malformed_row", f"the line is not UTF-8: {error.reason} at {error.start}")
     except ValueError as error:
         return BadRow("malformed_row", f"the line is not JSON: {error}")
+    if isinstance(found, list):
+        return BadRow("malformed_row", f"the line is a JSON array; {_ARRAYS}")
+    return row_of(found, "the line")
 
 
 def row_of(found: Any, what: str) -> Values | BadRow:
     """The row that a JSON value is, or that it is none."""
     if not isinstance(found, dict):
-        return BadRow("malformed_row", f"{what} is JSON, but a {type(found).__name__}, no object")
+        return BadRow("malformed_row", f"{what} is JSON, but no object")
     return found

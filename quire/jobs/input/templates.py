@@ -1,22 +1,60 @@
 """The user's own templates over the columns of a row: `--prompt`, `--where`, continuations.
 
-The same sandbox as for chat templates, but strict: a column that is not there is an error of
-that row, never an empty string. `row` is the whole row, for names that are no identifiers.
+The same sandbox as for chat templates, but strict: a column that is not there, and a null that
+would be written out, is an error of that row, never an empty string or "None". `row` is the whole
+row, for names that are no identifiers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
+from jinja2 import Environment, StrictUndefined, TemplateError, is_undefined
 from jinja2.exceptions import UndefinedError
+from jinja2.meta import find_undeclared_variables
+from jinja2.nodes import TemplateData
+from jinja2.runtime import TemplateReference
 
 from quire.base.boundary import PASSES, reason, refusing
 from quire.errors import InvalidOption
-from quire.inputs.sandbox import check_source, render, strict_sandbox
+from quire.inputs.sandbox import Sandbox, check_source, render, sandbox_of
 from quire.jobs.input.rows import BadRow
 
 T = TypeVar("T")
+
+
+class _NullWritten(TemplateError):
+    """A template writes a null out."""
+
+
+class _RowSandbox(Sandbox):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Of a dict what it holds, before a method: `row.items` is the column of that name."""
+        if isinstance(obj, Mapping) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+    def check_written(self, value: Any) -> None:
+        """A null is no text: nobody wants a model asked about the word None. Methods, macros and
+        templates are no values: their text is an address."""
+        if value is None:
+            raise _NullWritten(
+                "it writes a null; say what stands in its place, as in {{ text or 'unknown' }}"
+            )
+        if is_undefined(value) or not (callable(value) or isinstance(value, TemplateReference)):
+            return
+        raise TemplateError(
+            f"it writes a {type(value).__name__} and no value; call it, or name a column of such a "
+            "name as row['name']"
+        )
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> Environment:
+    """A name that is not there is an error, and white space stays as it is written."""
+    return sandbox_of(_RowSandbox, undefined=StrictUndefined, keep_trailing_newline=True)
 
 
 class RowTemplate:
@@ -26,7 +64,10 @@ class RowTemplate:
         self._option = option
         with refusing(lambda why: _does_not_compile(option, source, why)):
             check_source(source)
-            self._template = strict_sandbox().from_string(source)
+            self._template = _sandbox().from_string(source)
+            tree = _sandbox().parse(source)
+            self.names = find_undeclared_variables(tree)
+            self.plain = [part.data for part in tree.find_all(TemplateData)]  # between expressions
 
     def render(self, row: Mapping[str, Any]) -> str:
         """The text for this row; raises BadRow."""
@@ -40,7 +81,7 @@ class RowTest:
         self._option = option
         with refusing(lambda why: _does_not_compile(option, source, why)):
             check_source(source)
-            self._test = strict_sandbox().compile_expression(source, undefined_to_none=False)
+            self._test = _sandbox().compile_expression(source, undefined_to_none=False)
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Whether it is true of this row; raises BadRow where it cannot be told."""
@@ -53,7 +94,8 @@ def _of_row(option: str, make: Callable[[], T]) -> T:
     except PASSES:
         raise
     except BaseException as error:  # a row's values may be any objects of a library
-        kind = "missing_column" if isinstance(error, UndefinedError) else "template_error"
+        kinds = {UndefinedError: "missing_column", _NullWritten: "null_value"}
+        kind = next((kinds[k] for k in kinds if isinstance(error, k)), "template_error")
         raise BadRow(kind, f"{option} cannot be made of this row: {reason(error)}") from None
 
 

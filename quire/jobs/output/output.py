@@ -23,7 +23,7 @@ def output_format(output: Path) -> str:
     if found is None:
         raise InvalidOption(
             f"the output {str(output)!r} ends in none of {', '.join(FORMATS)}; the ending tells "
-            "the format",
+            "the format. For others, `quire export` writes a finished output as .csv",
             parameter="output",
             value=str(output),
         )
