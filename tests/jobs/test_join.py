@@ -19,8 +19,9 @@ from quire.jobs.input.files import find_files, read_rows
 from quire.jobs.input.rows import InputRow
 from quire.jobs.join import claims as claiming
 from quire.jobs.join.chunks import ChunkReader, Chunks
-from quire.jobs.join.claims import Claims, Workers
+from quire.jobs.join.claims import Beat, Claims, Workers
 from quire.jobs.join.merge import merge_output
+from quire.jobs.store.lock import JobLock
 from tests.jobs.driving import (
     SAMPLED,
     children_of,
@@ -175,6 +176,22 @@ def test_one_worker_has_a_chunk_and_a_silent_one_loses_it(
     assert first.counts() == {0: 7}
     assert list(first.open_numbers()) == [1, 2]
     assert json.loads((tmp_path / "claims/000000/002.1").read_text().strip('"w \n')) == 2
+
+
+def test_a_worker_that_died_under_the_same_kernel_is_seen_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, home = Workers(tmp_path, clock=lambda: 0.0), tmp_path / "workers" / "w1"
+    home.mkdir(parents=True)
+    lock, beat = JobLock.take(home), Beat(home)
+    beat.end()
+    assert not workers.is_dead("w1")
+    lock.release()
+    assert workers.is_dead("w1")
+    monkeypatch.setattr(claiming, "boot_id", lambda: b"another-kernel")  # its locks may be unseen
+    assert not workers.is_dead("w1")
+    monkeypatch.setattr(claiming, "boot_id", lambda: b"")  # none of both says
+    assert not workers.is_dead("w1")
 
 
 def test_a_claim_has_its_name_when_its_content_is_on_disk(

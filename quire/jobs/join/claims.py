@@ -5,8 +5,9 @@
     claims/000012/345.done   answered; how many rows of it count
 
 A worker counts up in its file `beat`. One that has not counted for a lease, by the clock of
-the worker that watches it, is taken for dead; a free lock shows it sooner. If it was only
-asleep, its chunk is answered twice, and merging takes one.
+the worker that watches it, is taken for dead; a free lock shows it sooner, and at once where both
+run under one kernel, which drops a lock with its holder and never before. If it was only asleep,
+its chunk is answered twice, and merging takes one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from quire.base.system import sync
@@ -29,6 +31,17 @@ FREE_LOCK_BEATS = 3  # without a beat, where the lock is free as well
 IN_FOLDER = 1000
 _DONE = ".done"
 _LONGEST = 4096  # bytes of a claim that are read
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> bytes:
+    """What all processes under this kernel have in common, those in containers too, until it is
+    started again; empty where the system does not say."""
+    try:
+        return _BOOT_ID.read_bytes().strip()
+    except OSError:
+        return b""
 
 
 class Beat(threading.Thread):
@@ -44,7 +57,7 @@ class Beat(threading.Thread):
     def _write(self) -> None:
         # Opened anew each time: others see what was written when a file is closed.
         number = open_own(self._path, os.O_WRONLY)
-        os.pwrite(number, b"%20d\n" % self._count, 0)
+        os.pwrite(number, b"%20d\n%s\n" % (self._count, boot_id()), 0)
         os.close(number)
 
     def run(self) -> None:
@@ -62,7 +75,7 @@ class Beat(threading.Thread):
 
 @dataclass(slots=True)
 class _Seen:
-    count: bytes
+    beat: bytes
     since: float
 
 
@@ -74,18 +87,21 @@ class Workers:
         self._seen: dict[str, _Seen] = {}
 
     def is_dead(self, worker: str) -> bool:
-        """Whether it has been silent for a lease since we first looked."""
-        count, now = self._count(worker), self._clock()
+        """Whether it has been silent for a lease since we first looked, or is seen to be gone."""
+        beat, now = self._beat(worker), self._clock()
+        is_here = boot_id() and boot_id() in beat.split()
+        if is_here and holder(self._dir / worker) is None:
+            return True
         seen = self._seen.get(worker)
-        if seen is None or seen.count != count:
-            self._seen[worker] = _Seen(count, now)
+        if seen is None or seen.beat != beat:
+            self._seen[worker] = _Seen(beat, now)
             return False
         silent = now - seen.since
         if silent > LEASE_SECONDS:
             return True
         return silent > FREE_LOCK_BEATS * BEAT_SECONDS and holder(self._dir / worker) is None
 
-    def _count(self, worker: str) -> bytes:
+    def _beat(self, worker: str) -> bytes:
         try:
             return (self._dir / worker / BEAT).read_bytes()[:_LONGEST]
         except OSError:
