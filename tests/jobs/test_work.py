@@ -109,6 +109,12 @@ def test_a_template_that_fails_costs_its_row(template: str, kind: str) -> None:
     assert failed.value.kind in {kind, "template_error", "missing_column"}
 
 
+def test_a_number_that_is_text_says_how_it_becomes_one() -> None:
+    for holds in (RowTest("n > 3", "--where").holds, RowTemplate("{{ n + 3 }}", "--prompt").render):
+        with pytest.raises(BadRow, match=r"a CSV holds is text: \{\{ n \| int \}\}"):
+            holds({"n": "5"})
+
+
 @pytest.mark.parametrize("template", ["{{ text }}", "{{ 'a' ~ text }}", "{{ row.get('no') }}"])
 def test_a_null_is_never_written_out_as_a_word(template: str) -> None:
     with pytest.raises(BadRow, match="it writes a null; say what stands in its place") as failed:

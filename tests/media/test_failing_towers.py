@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, BeamSearchParams, SamplingParams
-from quire.errors import BatchError, MediumFailed, RowError
+from quire.errors import BatchError, MediumFailed, RowError, UnsupportedModel
 from quire.executor.shelf import Shelf
+from quire.families.media import llava
 from quire.inputs.media.preparing import PreparedMedium
 from quire.layers.tp import TensorParallel
+from quire.models.towers.build import made_module
 from quire.ranks.shares import RankShare
 from quire.step import Encode, StepPlan
 from tests.media.test_llava import make
@@ -207,3 +210,8 @@ def test_items_of_a_pass_are_encoded_together_unless_one_of_them_fails() -> None
     ]
     assert tower.given == [2, 2, 1, 1] and list(shelf._rows) == [1, 2, 3]
     assert shelf.num_encoded == 3
+
+
+def test_a_tower_that_this_transformers_lacks_says_what_to_do() -> None:
+    with pytest.raises(UnsupportedModel, match="has no FutureModel.*pip install -U transformers"):
+        made_module(replace(llava.FAMILY, module="FutureModel"), {})

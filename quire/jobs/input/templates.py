@@ -96,7 +96,8 @@ def _of_row(option: str, make: Callable[[], T]) -> T:
     except BaseException as error:  # a row's values may be any objects of a library
         kinds = {UndefinedError: "missing_column", _NullWritten: "null_value"}
         kind = next((kinds[k] for k in kinds if isinstance(error, k)), "template_error")
-        raise BadRow(kind, f"{option} cannot be made of this row: {reason(error)}") from None
+        hint = "; what a CSV holds is text: {{ n | int }}" if isinstance(error, TypeError) else ""
+        raise BadRow(kind, f"{option} cannot be made of this row: {reason(error)}{hint}") from None
 
 
 def _does_not_compile(option: str, source: str, why: str) -> InvalidOption:

@@ -77,7 +77,10 @@ def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
         values["text_config"] = {**text, "num_hidden_layers": 1}
     else:  # older files have those of the text beside the others
         values = {**{k: v for k, v in values.items() if k != "layer_types"}, "num_hidden_layers": 1}
-    made_by: Any = getattr(transformers, family.module)
+    made_by: Any = getattr(transformers, family.module, None)
+    if made_by is None:
+        lacks = f"Transformers {transformers.__version__} has no {family.module}"
+        raise UnsupportedModel(f"{lacks}; install a later one: pip install -U transformers")
     made: nn.Module = made_by(transformers.AutoConfig.for_model(**values))
     return made
 
