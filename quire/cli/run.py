@@ -127,7 +127,6 @@ def finish(report: JobReport, *, as_json: bool) -> None:
 
 
 def summary(report: JobReport) -> str:
-    again = f", {report.num_before:,} of them before" if report.num_before else ""
     restarts = f"; the engine was restarted {report.num_restarts}x" if report.num_restarts else ""
     kind = "output" if report.output_tokens else "prompt"  # an embedding has no output tokens
     tokens = report.output_tokens or report.prompt_tokens
@@ -137,10 +136,14 @@ def summary(report: JobReport) -> str:
         if report.num_failed
         else ""
     )
+    now, pace = "", f" in {duration(report.seconds)}, {rate:,.0f} {kind} tok/s{restarts}"
+    if report.num_before:
+        now = f", {report.num_rows - report.num_before:,} of them now"
+    if not report.seconds:
+        now, pace = ", all of them before" if report.num_before else "", ""
     return (
-        f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{again}{failed} in "
-        f"{duration(report.seconds)}, {rate:,.0f} {kind} tok/s{restarts}: {report.output}"
-        + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])
+        f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{now}{failed}{pace}: "
+        f"{report.output}" + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])
     )
 
 

@@ -52,7 +52,7 @@ class JobReport:
     job_dir: Path
     num_rows: int
     num_failed: int
-    num_before: int  # rows that were there already, those that a changed job kept among them
+    num_before: int  # rows that others answered, or runs before, and what a changed job kept
     seconds: float = 0.0
     prompt_tokens: int = 0  # of this run
     output_tokens: int = 0
@@ -113,7 +113,7 @@ class JobRun(Watcher):
         self._options, self._job_dir, self._lock = options, job_dir, lock
         self._files, self._manifest = files, manifest
         self._began = time.monotonic()
-        self._progress = Progress(MetricsFile(job_dir), show=show)
+        self.progress = Progress(MetricsFile(job_dir), show=show)
         self._hashing: dict[str, Hashing] = {}
         self._counting: Counting | None = None
         self._work: Work | None = None
@@ -136,7 +136,7 @@ class JobRun(Watcher):
         finally:
             for engine in engines:
                 engine.end()
-            self._progress.close()
+            self.progress.close()
 
     def _answered(
         self, signals: StopSignals, starts: EngineStarts, engines: Sequence[EngineLink]
@@ -169,10 +169,10 @@ class JobRun(Watcher):
             self._job_dir,
             work.num_rows,
             num_failed,
-            self._progress.before,
+            self.progress.before,
             time.monotonic() - self._began,
-            self._progress.prompt_tokens,
-            self._progress.output_tokens,
+            self.progress.prompt_tokens,
+            self.progress.output_tokens,
             supervisor.num_restarts,
             failures_of(self._job_dir, journal.index) if num_failed else (),
         )
@@ -198,7 +198,7 @@ class JobRun(Watcher):
         for damage in journal.damages:
             self.note(f"quire: {damage} is damaged; its row is computed again")
         self._index = journal.index
-        self._progress.before = sum(journal.index.counts())
+        self.progress.before = sum(journal.index.counts())
         self._hash("inputs", manifest.inputs)
         return journal
 
@@ -272,7 +272,7 @@ class JobRun(Watcher):
             self._take_hashes()
             self._manifest.save(self._job_dir)
         if self._work is not None and self._counting is not None:
-            self._progress.total = self._work.total(self._counting.num_rows)
+            self.progress.total = self._work.total(self._counting.num_rows)
         super().tick()
 
 

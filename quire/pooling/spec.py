@@ -97,6 +97,7 @@ class PoolerSpec:
 PLAIN_GENERATOR = PoolerSpec(
     (),
     ("last",),
-    why_not="this model generates text. LLM(..., convert='embed') makes it give embeddings of the "
-    "last token; classes need a model with a head for them (...ForSequenceClassification).",
+    why_not="this model generates text. LLM(..., convert='embed'), on the command line --option "
+    "convert=embed, makes it give embeddings of the last token; classes need a model with a head "
+    "for them (...ForSequenceClassification).",
 )

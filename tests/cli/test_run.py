@@ -28,6 +28,7 @@ def test_a_run_says_what_it_did_on_stderr_and_as_json_on_stdout(
     done = quire_run(*usual)
     assert done.returncode == 0 and done.stdout == ""
     assert "5 of 5 rows answered" in done.stderr and str(output) in done.stderr
+    assert f"5 of 5 rows answered, all of them before: {output}" in quire_run(*usual).stderr
     facts = json.loads(quire_run(*usual, "--json").stdout)
     assert (facts["rows"], facts["ok"], facts["before"]) == (5, 5, 5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,8 @@ def test_a_worker_alone_goes_on_after_a_kill_and_merging_can_be_killed(
         merge_output(job_dir)
     done = run(command)
     assert done.returncode == 0, done.stderr
+    [mine] = re.findall(r"230 of 230 rows answered, (\d+) of them now in [^:]* tok/s", done.stderr)
+    assert 0 < int(mine) < 230
     assert output.read_bytes() == calm
     merge = [sys.executable, "-m", "tests.jobs.join_drive", "merge", str(output)]
     rng = random.Random(4)

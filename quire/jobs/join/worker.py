@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.errors import JobChanged, JobLocked, JobStopped
@@ -60,13 +60,22 @@ def join_job(
                 manifest, files, chunks = agreed(options, command, job_dir)
             finally:
                 job_setup.tidy(job_dir)
-        if manifest.status != "finished":
-            worker = JoinWorker(options, job_dir, manifest, files, chunks, show=show)
-            try:
-                worker.run(signals, engine_command)
-            finally:
-                worker.close()
-        return _merged(job_dir, signals)
+        if manifest.status == "finished":
+            return _merged(job_dir, signals)
+        began = time.monotonic()
+        worker = JoinWorker(options, job_dir, manifest, files, chunks, show=show)
+        try:
+            worker.run(signals, engine_command)
+        finally:
+            worker.close()
+        merged, mine = _merged(job_dir, signals), worker.progress
+        return replace(
+            merged,
+            num_before=max(0, merged.num_rows - mine.num_ok - mine.num_failed),
+            seconds=time.monotonic() - began,
+            prompt_tokens=mine.prompt_tokens,
+            output_tokens=mine.output_tokens,
+        )
 
 
 class _DoneRows:
@@ -108,7 +117,7 @@ class JoinWorker(Watcher):
             num_replicas=len(options.places()),
         )
         self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
-        self._progress = Progress(MetricsFile(self._home), show=show)
+        self.progress = Progress(MetricsFile(self._home), show=show)
         self._done = _DoneRows(self._journal)
         self._work: Work = make_work(options, manifest, files, self._done)
         self._width = max(1, len(manifest.settings))
@@ -226,7 +235,7 @@ class JoinWorker(Watcher):
     def close(self) -> None:
         self._beat.end()
         self._journal.close()
-        self._progress.close()
+        self.progress.close()
         self._lock.release()
 
 

@@ -105,22 +105,22 @@ class Progress:
 class Watcher:
     """What a supervisor calls as its job goes on: shows it, and is where a run does more."""
 
-    _progress: Progress
+    progress: Progress
 
     def note(self, line: str) -> None:
-        self._progress.note(line)
+        self.progress.note(line)
 
     def result(self, record: ResultRecord) -> None:
-        self._progress.result(record)
+        self.progress.result(record)
 
     def reused(self, record: ResultRecord) -> None:
-        self._progress.before += 1
+        self.progress.before += 1
 
     def metrics(self, message: Message) -> None:
-        self._progress.metrics(message)
+        self.progress.metrics(message)
 
     def tick(self) -> None:
-        self._progress.tick()
+        self.progress.tick()
 
 
 class _Live:
