@@ -57,6 +57,21 @@ def test_both_are_caught_and_put_back() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
+def test_a_closed_terminal_stops_a_job_unless_it_is_to_outlive_it() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)  # told twice, by the shell and by the kernel
+            assert signals.received == signal.SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert not signals.asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nothing_that_is_read_takes_a_stop_for_its_own_fault(number: signal.Signals) -> None:
     with StopSignals() as signals:

@@ -1,4 +1,5 @@
-"""Ctrl-C and SIGTERM during a job: the first asks it to stop, the second stops it where it is."""
+"""Ctrl-C, SIGTERM and a closed terminal during a job: the first asks it to stop, another one stops
+it where it is."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 
 from quire.errors import JobStopped
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _StopHere(KeyboardInterrupt):
@@ -20,10 +21,10 @@ class _StopHere(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Catches both while the block runs; `asked` once one came. A SIGINT that is ignored stays so:
-    a shell does that for what it runs in the background, whose terminal's Ctrl-C is meant for
-    something else. In another thread than the main one, where Python allows no handlers, none is
-    set."""
+    """Catches them while the block runs; `asked` once one came. A SIGINT or SIGHUP that is ignored
+    stays so: a shell does that for what it runs in the background, whose terminal's Ctrl-C is meant
+    for something else, and nohup for what is to outlive its terminal. In another thread than the
+    main one, where Python allows no handlers, none is set."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -33,11 +34,13 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._note)
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGHUP:
+            return  # the shell and the kernel may both tell that the terminal is gone
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
