@@ -36,7 +36,7 @@ def _canonical(value: Any) -> bytes:
 
 
 class KeyTable:
-    """Positions by 64-bit fingerprints of keys, 16 bytes an entry where a dict has two hundred.
+    """Positions by 64-bit fingerprints of keys, 24 to 48 bytes a key where a dict has two hundred.
 
     Two of a million keys have the same fingerprint with a probability of 3 in 10^8; to be
     certain, compare what is at the position.
@@ -48,7 +48,7 @@ class KeyTable:
 
     def put(self, key: str, value: int) -> bool:
         """Set the key's value; whether it was there before."""
-        if 2 * self._count >= len(self._prints):
+        if 3 * self._count >= 2 * len(self._prints):
             self._grow()
         found = self._slot(_fingerprint(key))
         was_there = self._prints[found] != _EMPTY
