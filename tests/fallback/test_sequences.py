@@ -60,7 +60,12 @@ def test_rows_share_a_call_where_that_comes_out_right(
     assert model.together == together
     sizes: list[int] = []
     hidden = model.body.hidden
-    model.body.hidden = lambda ids, *given: sizes.append(len(ids)) or hidden(ids, *given)
+
+    def counted(ids: torch.Tensor, *given: Any) -> Any:
+        sizes.append(len(ids))
+        return hidden(ids, *given)
+
+    model.body.hidden = counted
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
     llm.close()
