@@ -86,3 +86,6 @@ class ModuleModel(Model, Protocol):
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it keeps on its device."""
+
+    def why_not_captured(self) -> str:
+        """Why its passes cannot be CUDA graphs; empty if they can. Found out by trying."""

@@ -226,21 +226,10 @@ class CudaExecutor:
             self._sites = make_sites(*given, self._device, self._tp)
         made = (self.spec, weights, kernels, shape)
         model = build_any_model(*made, max_len=0, tp=self._tp, adapters=self._sites)
-        if isinstance(weights, LoadedModule) and not config.enforce_eager:
-            self._why_not_captured = self._why_not(model)
+        if not isinstance(model, Decoder) and not config.enforce_eager:
+            alone = self._tp.size == 1
+            self._why_not_captured = model.why_not_captured() if alone else "ranks compute it"
         return model
-
-    def _why_not(self, model: Decoder | ModuleModel) -> str:
-        """Why the passes of a model that Transformers computes are not captured; empty if they
-        are."""
-        from quire.models.fallback.capturing import why_not_captured
-        from quire.models.fallback.model import TransformersModel
-
-        if self._tp.size > 1:
-            return "ranks compute code of Transformers"
-        if not isinstance(model, TransformersModel):
-            raise TypeError(f"{type(model).__name__} was built of a module of Transformers")
-        return why_not_captured(model, self._shape)
 
     def _adapters(self) -> CudaAdapters | None:
         """The rows of LoRA adapters, if the model has slots for some."""

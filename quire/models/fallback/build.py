@@ -14,10 +14,10 @@ from quire.base.boundary import reason
 from quire.base.notes import note
 from quire.errors import UnsupportedModel
 from quire.layers.adapted import AdapterSites
+from quire.models.fallback.capturing import why_not_captured
 from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.planning import WAY_OUT
-from quire.models.fallback.seen import Seen
 from quire.models.fallback.trial import bound_for, trial
 
 
@@ -30,7 +30,8 @@ def build_fallback(
     name, seen = type(loaded.module).__name__, loaded.seen
     why = why_one_by_one(loaded, kernels, shape)
     if not why:
-        model = TransformersModel(loaded.module, loaded.call, seen, kernels, shape)
+        made = (loaded.module, loaded.call, seen, kernels, shape)
+        model = TransformersModel(*made, try_capturing=why_not_captured)
         if adapters is not None:
             add_slots(loaded.module, adapters)
         return model
@@ -75,19 +76,24 @@ def _one_by_one(
 ) -> tuple[TransformersModel, str]:
     """The best way in which a sequence at a time comes out right, and "", or why none does."""
     seen = replace(loaded.seen, calls=(), why_rows=why)
-    ways: list[tuple[Seen, dict[str, bool]]] = [(seen, {"together": True}), (seen, {})]
+    # With how chunks are taken up, and whether tokens that go on go together.
+    ways = [(seen, True, True), (seen, True, False)]
     if seen.stateful:
         slow = f"{why}, and takes up one token at a time behind the first block of a text"
         slowly = replace(seen, why_rows=slow)
-        ways += [(slowly, {"takes_up_chunks": False, "together": on}) for on in (True, False)]
+        ways += [(slowly, False, True), (slowly, False, False)]
     if seen.attending and loaded.whole_texts:
         # Tokens take the place of keys and values in the first layer that keeps them.
         whole = replace(seen, kept=(), states=(), why_rows="in chunks its logits are others")
-        ways.append((whole, {}))
+        ways.append((whole, True, False))
     if seen.is_whole:
-        ways = [(seen, {})]
-    for how, given in ways:
-        model = TransformersModel(loaded.module, loaded.call, how, kernels, shape, **given)
+        ways = [(seen, True, False)]
+    for how, chunks, together in ways:
+        model = TransformersModel(
+            *(loaded.module, loaded.call, how, kernels, shape),
+            takes_up_chunks=chunks,
+            together=together,
+        )
         failed = _why_not(model, shape)
         if not failed:
             break

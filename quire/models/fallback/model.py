@@ -68,6 +68,7 @@ class TransformersModel:
         *,
         takes_up_chunks: bool = True,
         together: bool = False,
+        try_capturing: Callable[[TransformersModel, HeadShape], str] | None = None,
     ) -> None:
         """`takes_up_chunks`: states take up more tokens at once where a text goes on, too.
         `together`: of sequences that go on by one token each, several are computed in one call."""
@@ -78,6 +79,7 @@ class TransformersModel:
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
         self._current, self._configs = CurrentPass(), configs_of(module)
         self._takes_up_chunks, self.together = takes_up_chunks, together
+        self._try_capturing = try_capturing
         self._states = KeptStates(module.config, seen.states)
         # Of layers that keep states their places in the cache, and their numbers.
         self._stateful = tuple(enumerate(seen.stateful, len(seen.attending)))
@@ -144,6 +146,11 @@ class TransformersModel:
     def tensors(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
         yield from self.module.buffers()
+
+    def why_not_captured(self) -> str:
+        if self._try_capturing is None:
+            return "its passes ask the host for lengths"
+        return self._try_capturing(self, self._shape)
 
     @property
     def needs_lengths(self) -> bool:
