@@ -117,10 +117,7 @@ def check_kept(place: Place, wishes: list[Wish], vocab: int, *, spread: float = 
     limits = Limits(
         torch.where(top_k > 0, top_k, NO_TOP_K), columns.log_min_p.cpu(), columns.top_p.cpu()
     )
-    want = torch.zeros_like(kept)
-    for group in truncate(scores, scores.max(1).values, limits):
-        for line, tokens, count in zip(group.lines, group.tokens, group.num_kept, strict=True):
-            want[line, tokens[:count]] = True
+    want = truncate(scores, scores.max(1).values, limits).masked(scores) > -torch.inf
     assert kept.sum(1).tolist() == want.sum(1).tolist()
     assert bool((kept == want).all())
 
