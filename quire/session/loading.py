@@ -253,7 +253,8 @@ def _fallback_executor(
         shape = head_shape(plan.spec, config.block_size, DTYPES[config.dtype])
         why = why_one_by_one(loaded, kernels_for("cuda", shape, batch_invariant=False), shape)
     if not why:
-        return config, CudaExecutor(config, plan.spec, loaded, read_again=read)
+        tried = replace(loaded, is_tried=True)
+        return config, CudaExecutor(config, plan.spec, tried, read_again=read)
     plan = replace(plan, seen=replace(plan.seen, calls=(), why_rows=why))
     config = inline_config(config, plan)
     read = partial(load_fallback, files, plan, config)

@@ -13,7 +13,11 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.backends.choose import torch_kernels
 from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda.inline import InlineExecutor
+from quire.models.decoder import head_shape
+from quire.models.fallback import build
 from quire.models.fallback.classes import CausalClass
 from quire.models.fallback.loaded import LoadedModule
 from quire.models.fallback.planning import FallbackPlan, plan_fallback
@@ -119,6 +123,28 @@ def test_a_model_computed_inline_gives_its_memory_back_and_wakes(tmp_path: Path)
         llm.wake_up()
         assert llm.generate(*asked)[0].outputs[0].token_ids == before
     llm.close()
+
+
+def test_copies_of_weights_go_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept by one sleep, dropped by the next; any machine's memory will do."""
+    monkeypatch.setattr(InlineExecutor, "_free_memory", lambda _: 1 << 28)
+    monkeypatch.setattr(InlineExecutor, "_computes_with", lambda _: "")
+    plan, module = loaded(ONE_BY_ONE[0])
+    executor = InlineExecutor(small_config(num_blocks=40, max_model_len=64), plan.spec, module)
+    executor.start()
+    for keep in (True, False):
+        executor.sleep(keep_weights=keep)
+        assert (executor._on_host is not None) == keep
+
+
+def test_a_class_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it was tried to choose an executor, it is not when that builds it."""
+    plan, module = loaded(SIDE_BY_SIDE[0])
+    monkeypatch.setattr(build, "trial", lambda *_: pytest.fail("it was tried again"))
+    tried = replace(module, is_tried=True)
+    shape = head_shape(plan.spec, 16, torch.float32)
+    kernels = torch_kernels(shape, batch_invariant=False)
+    assert build.build_fallback(tried, kernels, shape).packed
 
 
 def executor_of(llm: LLM) -> Any:

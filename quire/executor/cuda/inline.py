@@ -41,7 +41,9 @@ class InlineExecutor(LocalExecutor):
     def sleep(self, *, keep_weights: bool) -> None:
         with gpu_errors("while going to sleep"):
             super().sleep(keep_weights=keep_weights)
-            if self._model is not None and self._on_host is None:
+            if self._model is None:
+                self._on_host = None  # of an earlier sleep, which kept them
+            elif self._on_host is None:
                 self._on_host = HostCopies(self._model)
             give_back()
 

@@ -62,7 +62,7 @@ def build_fallback(
 @torch.inference_mode()
 def why_one_by_one(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> str:
     """Why its sequences are not computed side by side; empty if they are."""
-    if not loaded.seen.calls:
+    if loaded.is_tried or not loaded.seen.calls:
         return loaded.seen.why_rows
     model = TransformersModel(loaded.module, loaded.call, loaded.seen, kernels, shape)
     why = _why_not(model, shape, loaded.expected)

@@ -40,10 +40,12 @@ def products_of(module: nn.Module) -> Iterator[Product]:
 class LoadedModule:
     """A module with its weights, and what the dry pass saw of it. Of one of several ranks it is a
     part; `expected` are then the logits that the whole has for the texts of the trial.
-    `whole_texts`: it may compute every text anew for each of its tokens."""
+    `whole_texts`: it may compute every text anew for each of its tokens. `is_tried`: on this device
+    its sequences go side by side, as a trial has shown."""
 
     module: nn.Module
     call: BodyCall
     seen: Seen
     expected: tuple[Tensor, ...] = ()
     whole_texts: bool = False
+    is_tried: bool = False

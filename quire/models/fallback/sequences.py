@@ -50,14 +50,8 @@ class OneSequence:
     def piece(self, first: int, last: int) -> OneSequence:
         """Some of the new tokens, behind those before them."""
         part = slice(first, last)
-        return OneSequence(
-            self.first + first,
-            self.token_ids[part],
-            self.slots[:, part],
-            self.start + first,
-            self.tables,
-            self.blocks,
-        )
+        given = (self.first + first, self.token_ids[part], self.slots[:, part], self.start + first)
+        return OneSequence(*given, self.tables, self.blocks)
 
 
 def sequences_of(batch: Batch) -> Iterator[OneSequence]:
