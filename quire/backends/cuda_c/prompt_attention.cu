@@ -229,7 +229,9 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
     Span span(tile, window);
     const int *table = tables + (long long)tile.owner * table_stride;
     int most = (tile.context - 1) / SLOTS;
-    int entry = max(table[min(span.last * BLOCKS + block, most)], 0);  // before a window: -1
+    // Before a window a table may name no block (-1). Whichever is read there is hidden, but a row
+    // below 0 would pass for "no values yet", and those who multiply would wait for them forever.
+    int entry = max(table[min(span.last * BLOCKS + block, most)], 0);
     if (thread == 0) {
       barrier_wait(shared.q_empty(), q_turn ^ 1);
       *told = Tile{tile.first, tile.end, tile.context, head};

@@ -73,12 +73,8 @@ def kernel_of(shape: HeadShape, windowed: bool, device: torch.device) -> CudaKer
 def prompt_attention(
     shape: HeadShape, inputs: AttentionInputs, num_tokens: int, window: int | None
 ) -> PromptAttention | None:
-    """Of the slices of a pass, which have so many tokens; None where the kernel does not serve.
-
-    With a window it does not: behind a cached prefix, whose table names no blocks before the
-    window, a pass of gpt-oss did not come back. The kernel reads none there since, which no GPU
-    has seen yet (tests/backends/cuda_c/test_prompt_attention.py has such tables)."""
-    kernel = None if window is not None else kernel_of(shape, False, inputs.tables.device)
+    """Of the slices of a pass, which have so many tokens; None where the kernel does not serve."""
+    kernel = kernel_of(shape, window is not None, inputs.tables.device)
     return None if kernel is None else PromptAttention(kernel, shape, inputs, num_tokens, window)
 
 

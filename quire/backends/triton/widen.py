@@ -46,7 +46,7 @@ def widen(
     keys: Tensor, values: Tensor, inputs: AttentionInputs, shape: HeadShape
 ) -> tuple[Tensor, Tensor]:
     """Keys and values of the slices' blocks, one table behind the other: [n * width, kv_heads, S,
-    D]. What is behind a context is 0, or not written at all."""
+    D]. What is behind a context, or has no block, is 0 or not written at all."""
     count, width = inputs.num_prefill, inputs.tables.shape[1]
     size = (2, count * width, shape.num_kv_heads, shape.block_size, shape.head_dim)
     made = torch.empty(size, dtype=shape.dtype, device=keys.device)

@@ -50,13 +50,13 @@ def widen_blocks(
     sequence = (entry // width).to(tl.int64)
     end = tl.load(context_lens + sequence).to(tl.int32)
     base = entry % width * SLOTS
-    if base < end:
-        table = tables + sequence * table_stride
+    table = tables + sequence * table_stride
+    block = tl.load(table + entry % width)
+    if (base < end) & (block >= 0):  # before a window there may be none
         at, step = tl.arange(0, PADDED), tl.arange(0, SLOTS)
         inside = (at < WIDTH)[None, :]
         kind: tl.constexpr = out_keys.dtype.element_ty
         index = base + step
-        block = tl.load(table + index // SLOTS)
         found = fetch_keys(keys, block, index, head, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
         by = _scales(keys, table, index, end, head, KV_HEADS, SLOTS, WIDTH)
         row = (entry.to(tl.int64) * KV_HEADS + head) * SLOTS

@@ -17,7 +17,7 @@ from quire.backends.cuda_c.prompt_attention import (
     serves,
 )
 from quire.backends.ops import AttentionInputs, HeadShape
-from quire.backends.triton.kernels import PromptsOp, TritonKernels
+from quire.backends.triton.kernels import TritonKernels
 from quire.backends.triton.widen import WidenedAttention
 from tests.backends.triton.checks import Paged, assert_close, expected_attention, paged
 from tests.backends.triton.checks import Place as At
@@ -60,27 +60,17 @@ def pass_over(place: At, shape: HeadShape, slices: Slices) -> tuple[AttentionInp
     return AttentionInputs(starts, made.lengths, made.tables, starts, len(slices)), made
 
 
-def check(
-    shape: HeadShape, slices: Slices, window: int | None = None, *, unnamed: bool = False
-) -> None:
+def check(shape: HeadShape, slices: Slices, window: int | None = None) -> None:
     """As the reference; what is nobody's in the cache is NaN, and so is what is behind a window,
-    or is `unnamed`: its table names no block there."""
+    where a table may also name no block."""
     place = At(torch.device("cuda"), shape.dtype)
     inputs, made = pass_over(place, shape, slices)
     made.give_back([past for _, past in slices], window, shape.block_size)
     num_tokens = sum(new for new, _ in slices)
     q = place.random(num_tokens, shape.num_heads, shape.head_dim, seed=12)
-    attention: PromptsOp
-    if window is None:
-        attention = TritonKernels(shape).prefill_attention(inputs, num_tokens, window)
-    else:  # which is not asked for yet
-        kernel = kernel_of(shape, True, place.device)
-        assert kernel is not None
-        attention = PromptAttention(kernel, shape, inputs, num_tokens, window)
+    attention = TritonKernels(shape).prefill_attention(inputs, num_tokens, window)
     assert isinstance(attention, PromptAttention | WidenedAttention)
     expected = expected_attention(shape, q, inputs, made, window).to(shape.dtype)
-    if unnamed:
-        inputs.tables[inputs.tables == made.nobodys] = -1
     sinks = torch.linspace(-4.0, 4.0, shape.num_heads, device="cuda") if shape.sinks else None
     for _ in range(2):  # the counters are set back
         out = q.new_full((num_tokens, shape.num_heads * shape.head_dim), torch.nan)
@@ -117,13 +107,14 @@ def test_sinks_and_a_scale_of_their_own() -> None:
 def test_blocks_before_a_window_need_no_name(width: int) -> None:
     """As behind a cached prefix."""
     shape = HeadShape(16, 4, width, 16, BF16, sinks=width == 64)
-    check(shape, [(16, 240)] * 4, 128, unnamed=True)
-    check(shape, RAGGED, 100, unnamed=True)
+    check(shape, [(16, 240)] * 4, 128)
+    check(shape, RAGGED, 100)
 
 
 @pytest.mark.gpu
-def test_a_cache_in_fp8() -> None:
-    check(HeadShape(16, 8, 128, 16, BF16, fp8_kv=True), RAGGED)
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_cache_in_fp8(window: int | None) -> None:
+    check(HeadShape(16, 8, 128, 16, BF16, fp8_kv=True), RAGGED, window)
 
 
 @pytest.mark.gpu

@@ -145,9 +145,11 @@ class Paged:
     nobodys: int  # a block that is NaN all through
 
     def give_back(self, firsts: Sequence[int], window: int | None, size: int) -> None:
-        """Row i will see nothing behind the window of token firsts[i]: its table is wrong there."""
+        """Row i will see nothing behind the window of token firsts[i]: its table is wrong there, or
+        names no block, as behind a cached prefix."""
         for row, first in enumerate(firsts if window is not None else ()):
-            self.tables[row, : max(0, first - (window or 0) + 1) // size] = self.nobodys
+            behind = max(0, first - (window or 0) + 1) // size
+            self.tables[row, :behind] = self.nobodys if row % 2 else -1
 
 
 def paged(
