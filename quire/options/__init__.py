@@ -1,6 +1,6 @@
 """Options as written, and what is decided from them.
 
-table.py lists every option: honoured, moot or refused. parse.py reads them into `Options`,
+options.py declares what is honoured, table.py lists every option. parse.py reads them,
 decide.py turns Options, a ModelSpec and facts (facts.py) into an EngineConfig.
 """
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.options.facts import DeviceFacts, WeightFacts
 from quire.options.option import Option
-from quire.options.parse import Options, parse_options
+from quire.options.options import Options
+from quire.options.parse import parse_options
 from quire.options.table import OPTIONS
 
 if TYPE_CHECKING:

@@ -212,3 +212,33 @@ def hf_token(name: str, value: Any) -> bool | str:
     if isinstance(value, bool) or (isinstance(value, str) and value):
         return value
     raise InvalidOption(f"{name} must be a string, True or False.", parameter=name)
+
+
+MEDIA_KINDS = ("image", "audio", "video")
+
+
+def limit_mm_per_prompt(name: str, value: Any) -> dict[str, int] | None:
+    """{"image": 4}, or {"image": {"count": 4, ...}} as vLLM has it, whose sizes only say how much
+    memory it sets aside. 0 leaves the tower unloaded."""
+    limits = {}
+    for kind, given in mapping(name, value).items():
+        if kind not in MEDIA_KINDS:
+            fail(InvalidOption, name, f"a dict with keys among {', '.join(MEDIA_KINDS)}", value)
+        count = given.get("count", 999) if isinstance(given, dict) else given
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            fail(InvalidOption, name, "a dict of whole numbers from 0", value)
+        limits[kind] = count
+    return limits or None
+
+
+def folder(name: str, value: Any) -> str | None:
+    """A path; an empty one is none."""
+    return None if value == "" else text(name, value)
+
+
+def domains(name: str, value: Any) -> tuple[str, ...]:
+    """Names of hosts, as a list; name:port where the port is not the scheme's own."""
+    given: list[Any] = list(value) if isinstance(value, list | tuple | set) else [None]
+    if not all(isinstance(one, str) and one and not set(one) & set("/*@ ") for one in given):
+        fail(InvalidOption, name, 'a list of names of hosts, such as "cdn.example.com"', value)
+    return tuple(given)

@@ -10,10 +10,9 @@ from typing import Any
 
 from quire.config import AdapterOptions, EngineConfig
 from quire.errors import InvalidOption, NotSupported
-from quire.options.adapters import adapter_options
 from quire.options.checks import FIT_TO_MEMORY
 from quire.options.facts import DeviceFacts, WeightFacts
-from quire.options.parse import Options
+from quire.options.options import Options
 from quire.options.quantization import quantization_for
 from quire.options.speculation import speculation_for
 from quire.params.reasoning import ReasoningConfig
@@ -125,7 +124,11 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
 def _adapters(options: Options) -> AdapterOptions | None:
     if not options.enable_lora:
         return None
-    return adapter_options(options.max_loras, options.max_lora_rank, options.max_cpu_loras)
+    most, kept = options.max_loras, options.max_cpu_loras or options.max_loras
+    if kept < most:
+        hint = "Adapters of a batch are read from there."
+        fail(InvalidOption, "max_cpu_loras", f"at least max_loras ({most})", kept, hint)
+    return AdapterOptions(most, options.max_lora_rank, kept)
 
 
 def _structured_outputs(options: Options) -> StructuredOutputsConfig:

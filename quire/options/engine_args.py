@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import InvalidOption
 from quire.options.checks import text
-from quire.options.parse import Options, parse_options
+from quire.options.options import Options
+from quire.options.parse import parse_options
 from quire.options.table import OPTIONS
 from quire.params.unknown import names_unknown
 

@@ -1,9 +1,9 @@
-"""Option: one line of the table of options."""
+"""Option: one line of the table of options, and how Options declares one."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.options.checks import Check, flag
@@ -36,6 +36,8 @@ class Option:
         return plain and (value == self.default or value in self.harmless)
 
 
-def honoured(name: str, default: Any, check: Check, why: str) -> Option:
-    """One that does what it says, with its line in docs/api.md."""
-    return Option(name, "honoured", default, why, check)
+def honoured(default: Any, check: Check, why: str) -> Any:
+    """A field of Options: its default as scripts write it, what a value must be, and its line in
+    docs/api.md."""
+    plain = None if default is None else check("", default)
+    return field(default=plain, metadata={"default": default, "check": check, "why": why})

@@ -3,93 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 from quire.base.notes import warn
-from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported, UnknownOption
-from quire.options.adapters import MAX_LORAS, MAX_RANK
+from quire.options.options import Options
 from quire.options.table import OPTIONS
-from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import PARAMS_STATUS, show
-from quire.params.structured import StructuredOutputsConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The honoured options as they were written; None leaves the decision to `resolve`."""
-
-    tokenizer: str | None = None
-    tokenizer_mode: str = "auto"
-    skip_tokenizer_init: bool = False
-    trust_remote_code: bool = False
-    model_impl: str = "auto"
-    dtype: str | None = None
-    quantization: str | None = None
-    revision: str | None = None
-    tokenizer_revision: str | None = None
-    chat_template: str | None = None
-    special_tokens_in_messages: bool = False
-    seed: int = 0
-    gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int | None = None
-    enforce_eager: bool = False
-    hf_token: bool | str | None = None
-    hf_overrides: dict[str, Any] | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    enable_prefix_caching: bool | None = None
-    block_size: int | None = None
-    kv_cache_dtype: str = "auto"
-    num_gpu_blocks_override: int | None = None
-    async_scheduling: bool | None = None
-    load_format: str = "auto"
-    download_dir: str | None = None
-    max_logprobs: int = -1
-    logprobs_mode: str = "raw_logprobs"
-    generation_config: str = "auto"
-    override_generation_config: dict[str, Any] | None = None
-    logits_processors: tuple[type[Any], ...] | None = None
-    speculative_config: Speculation | None = None
-    reasoning_parser: str = ""
-    reasoning_config: ReasoningConfig | None = None
-    tool_call_parser: str | None = None
-    structured_outputs_config: StructuredOutputsConfig | None = None
-    guided_decoding_disable_any_whitespace: bool = False
-    guided_decoding_disable_additional_properties: bool = False
-    runner: str = "auto"
-    convert: str = "auto"
-    task: str = "auto"
-    pooler_config: dict[str, Any] | None = None
-    override_pooler_config: dict[str, Any] | None = None
-    device: str | None = None
-    batch_invariant: bool | None = None
-    data_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    distributed_executor_backend: str | None = None
-    limit_mm_per_prompt: dict[str, int] | None = None
-    language_model_only: bool = False
-    allowed_local_media_path: str | None = None
-    allowed_media_domains: tuple[str, ...] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    interleave_mm_strings: bool = False
-    enable_mm_embeds: bool = False
-    enable_lora: bool = False
-    max_loras: int = MAX_LORAS
-    max_lora_rank: int = MAX_RANK
-    max_cpu_loras: int | None = None
-
-    def __repr__(self) -> str:
-        """Only what was set, and never the token."""
-        shown = []
-        for name in self.__slots__:
-            value, default = getattr(self, name), OPTIONS[name].default
-            if value != default and value is not None:
-                shown.append(f"{name}={'...' if name == 'hf_token' else repr(value)}")
-        return f"Options({', '.join(shown)})"
 
 
 def parse_options(given: Mapping[str, Any]) -> Options:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.errors import NotSupported
 from quire.options.checks import CHECKPOINTS
 from quire.options.facts import DeviceFacts, WeightFacts
-from quire.options.parse import Options
+from quire.options.options import Options
 
 
 def quantization_for(
