@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.cpu.int8 import BLOCK, Int8Matrix
+from quire.backends.cpu.native.header import struct
 from quire.backends.linear import LinearOp
 
 # As in quire.h.
@@ -23,25 +24,7 @@ PATHS = {
     "neon-i8mm": 6,
 }
 ROWS = 96  # rows of scratch come in multiples of it: of 32 for AMX, of 6 for Arm
-
-_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class Product(ctypes.Structure):
-    """struct quire_int8_product"""
-
-    _fields_ = [
-        ("q", _POINTER),
-        ("q_scale", _POINTER),
-        ("w", _POINTER),
-        ("w_scale", _POINTER),
-        ("bias", _POINTER),
-        ("w_sum", _POINTER),
-        ("y", _POINTER),
-        ("rows", _WORD),
-        ("depth", _WORD),
-        ("channels", _WORD),
-    ]
+_Product = struct("quire_int8_product")
 
 
 class Choice(NamedTuple):
@@ -51,21 +34,8 @@ class Choice(NamedTuple):
     path: str
 
 
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what goes into the functions of int8.c."""
-    library.quire_int8_has.argtypes = [_WORD]
-    library.quire_int8_has.restype = _WORD
-    library.quire_int8_linear.argtypes = [_POINTER, *[_WORD] * 4, _POINTER]
-    library.quire_int8_linear.restype = _WORD
-    library.quire_int8_pack.argtypes = [_POINTER, *[_WORD] * 5, *[_POINTER] * 3]
-    library.quire_int8_pack.restype = None
-    library.quire_int8_rows.argtypes = [_POINTER, *[_WORD] * 4, *[_POINTER] * 3]
-    library.quire_int8_rows.restype = None
-
-
 def paths_here(library: ctypes.CDLL) -> list[str]:
     """The paths that this processor and compiler have, the plainest first."""
-    declare(library)
     return [name for name, number in PATHS.items() if library.quire_int8_has(number)]
 
 
@@ -73,7 +43,6 @@ class NativeInt8:
     """Packs into panels of 16 channels and multiplies by the path chosen for the rows."""
 
     def __init__(self, library: ctypes.CDLL, choices: Sequence[Choice]) -> None:
-        declare(library)
         self.library, self.choices = library, tuple(choices)
         self.numbers = [(choice.rows, PATHS[choice.path]) for choice in choices[:-1]]
         self.last = PATHS[choices[-1].path]
@@ -135,7 +104,7 @@ class NativeLinear:
         self.arithmetic, self.matrix, self.bias = arithmetic, matrix, bias
         self.multiply = arithmetic.library.quire_int8_linear
         self.channels, self.width = matrix.shape
-        self.product = Product(
+        self.product = _Product(
             w=matrix.packed.data_ptr(),
             w_scale=matrix.scales.data_ptr(),
             bias=None if bias is None else bias.data_ptr(),
@@ -143,7 +112,6 @@ class NativeLinear:
             depth=matrix.depth,
             channels=self.channels,
         )
-        self.address = ctypes.addressof(self.product)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows, product = x.shape[0], self.product
@@ -152,7 +120,7 @@ class NativeLinear:
         product.y, product.rows = y.data_ptr(), rows
         path = self.arithmetic.path(rows)
         source = x.data_ptr(), x.stride(0), self.width
-        if not self.multiply(*source, BLOCK, path, self.address):
+        if not self.multiply(*source, BLOCK, path, product):
             raise RuntimeError(f"path {path} of 8-bit products is not there on this processor")
         return y
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.native.header import struct
 from quire.backends.cpu.native.library import TYPES
 from quire.backends.generic import normed_heads
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
@@ -22,53 +23,8 @@ Longs = npt.NDArray[np.int64]
 TILE = 64  # keys, as in attention.c: shorter shared prefixes are not worth a thought
 LARGEST_HEAD = 256  # QUIRE_MAX_HEAD
 
-_WORD, _POINTER, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+_Heads, _Attention = struct("quire_heads"), struct("quire_attention")
 _ITEM_WORDS = 6
-
-
-class _Heads(ctypes.Structure):
-    """struct quire_heads"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("type", "cache_type", "num_tokens", "num_stored")),
-        *((name, _WORD) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size")),
-        *((name, _WORD) for name in ("qk_stride", "v_stride")),
-        *((name, _POINTER) for name in ("qk", "v", "cos", "sin", "q_norm", "k_norm")),
-        ("eps", _DOUBLE),
-        *((name, _POINTER) for name in ("slots", "q", "keys", "values")),
-    ]
-
-
-class _Attention(ctypes.Structure):
-    """struct quire_attention"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("type", "cache_type", "num_heads", "num_kv_heads")),
-        *((name, _WORD) for name in ("head_dim", "block_size", "window")),
-        ("scale", _DOUBLE),
-        *((name, _WORD) for name in ("num_sequences", "num_prefill", "table_width")),
-        *((name, _POINTER) for name in ("query_starts", "context_lens", "tables")),
-        *((name, _POINTER) for name in ("groups", "group_blocks")),
-        ("num_groups", _WORD),
-        *((name, _POINTER) for name in ("order", "items")),
-        *((name, _WORD) for name in ("num_items", "is_small")),
-        *((name, _POINTER) for name in ("scratch", "q", "keys", "values", "out")),
-    ]
-
-
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what the functions used here take."""
-    whole = ctypes.POINTER(_Attention)
-    for name in ("quire_attention_scratch", "quire_attention_room"):
-        function = getattr(library, name)
-        function.argtypes, function.restype = [whole], _WORD
-    for name in ("quire_plan_attention", "quire_attend"):
-        function = getattr(library, name)
-        function.argtypes, function.restype = [whole], None
-    library.quire_turn_and_store.argtypes = [ctypes.POINTER(_Heads)]
-    library.quire_turn_and_store.restype = None
-    library.quire_lies_in_tiles.argtypes = [_WORD, _WORD]
-    library.quire_lies_in_tiles.restype = _WORD
 
 
 class Room:

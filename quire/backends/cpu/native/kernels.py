@@ -14,7 +14,6 @@ from torch import Tensor
 
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.cpu.invariant import InvariantKernels
-from quire.backends.cpu.native import attention, linear
 from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
@@ -24,8 +23,6 @@ from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention, Row
 from quire.layer_plan import Activation, LayerPlan, mlp_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
-
-_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
 
 
 def native_kernels(shape: HeadShape, *, batch_invariant: bool) -> NativeKernels | None:
@@ -55,15 +52,6 @@ class NativeKernels(CpuKernels):
     def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
         super().__init__(shape)
         self.library, self.room = library, Room()
-        attention.declare(library)
-        linear.declare(library)
-        library.quire_norm.argtypes = [
-            _WORD, _WORD, _WORD, _POINTER, _WORD, _POINTER, _WORD, _POINTER, ctypes.c_float,
-            _POINTER,
-        ]  # fmt: skip
-        library.quire_norm.restype = None
-        library.quire_gate.argtypes = [*[_WORD] * 4, _POINTER, _WORD, _POINTER]
-        library.quire_gate.restype = None
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
         found = list(layer_norms_of(layer))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from quire.backends.cpu.native.build import BuildFailed, Built, built
+from quire.backends.cpu.native.header import declare
 from quire.base.notes import note
 
 ABI = 4
@@ -79,16 +80,11 @@ def _open(made: Built) -> ctypes.CDLL:
     path = made.path
     try:
         found = _load(made)
-        found.quire_abi.restype = ctypes.c_int64
-        abi = found.quire_abi()
+        if (abi := found.quire_abi()) != ABI:
+            raise BuildFailed(f"{path} speaks version {abi} of the interface, not {ABI}")
+        declare(found)
     except (OSError, AttributeError) as error:
         raise BuildFailed(f"{path} cannot be loaded: {error}") from error
-    if abi != ABI:
-        raise BuildFailed(f"{path} speaks version {abi} of the interface, not {ABI}")
-    found.quire_features.restype = ctypes.c_int64
-    found.quire_num_threads.restype = ctypes.c_int64
-    found.quire_allow.argtypes = [ctypes.c_int64]
-    found.quire_use_threads.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     return found
 
 

@@ -9,28 +9,10 @@ import ctypes
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.native.header import struct
+
 PANEL = 48  # QUIRE_PANEL
-
-_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Product(ctypes.Structure):
-    """struct quire_product"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("rows", "columns", "depth", "x_stride")),
-        *((name, _POINTER) for name in ("x", "packed", "bias", "out")),
-    ]
-
-
-def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what the functions used here take."""
-    library.quire_pack.argtypes = [_POINTER, _WORD, _WORD, _POINTER]
-    library.quire_pack.restype = None
-    library.quire_take_rows.argtypes = [_POINTER, _WORD, _POINTER, _WORD, _POINTER]
-    library.quire_take_rows.restype = None
-    library.quire_multiply.argtypes = [ctypes.POINTER(_Product)]
-    library.quire_multiply.restype = None
+_Product = struct("quire_product")
 
 
 class NativeLinear:

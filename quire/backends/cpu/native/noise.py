@@ -12,41 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.native.header import struct
 from quire.backends.cpu.native.library import TYPES, library
 
 CANDIDATES = 16  # QUIRE_CANDIDATES
-
-_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Draw(ctypes.Structure):
-    """struct quire_draw"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("lines", "vocab", "stride")),
-        *((name, _POINTER) for name in ("scores", "to_beat", "values", "last")),
-        *((name, _POINTER) for name in ("key_low", "key_high", "sample", "position")),
-        *((name, _POINTER) for name in ("counts", "tokens", "found", "uniforms")),
-    ]
-
-
-class _Best(ctypes.Structure):
-    """struct quire_best"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("type", "lines", "vocab", "stride")),
-        *((name, _POINTER) for name in ("scores", "tokens", "values")),
-    ]
-
-
-class _Cut(ctypes.Structure):
-    """struct quire_cut"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("lines", "vocab", "stride")),
-        *((name, _POINTER) for name in ("scores", "chances", "top", "least")),
-        *((name, _POINTER) for name in ("counts", "shares", "wholes", "values", "last", "room")),
-    ]
+_Draw, _Best, _Cut = struct("quire_draw"), struct("quire_best"), struct("quire_cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +71,7 @@ def best_of_lines(scores: Tensor) -> tuple[Tensor, Tensor]:
         tokens=tokens.data_ptr(),
         values=values.data_ptr(),
     )
-    _loaded().quire_best_of_lines(ctypes.byref(work))
+    _loaded().quire_best_of_lines(work)
     return tokens, values
 
 
@@ -132,7 +102,7 @@ def cut_lines(
         room=room.data_ptr(),
         **{name: values.data_ptr() for name, values in given.items()},
     )
-    _loaded().quire_cut_lines(ctypes.byref(work))
+    _loaded().quire_cut_lines(work)
     return border
 
 
@@ -173,7 +143,7 @@ def candidates(
         found=found[0].data_ptr(),
         uniforms=found[1].data_ptr(),
     )
-    _loaded().quire_draw_lines(ctypes.byref(work))
+    _loaded().quire_draw_lines(work)
     there = torch.arange(CANDIDATES) < counts[:, None]
     line = torch.arange(lines)[:, None].expand_as(there)[there]
     return Candidates(line, tokens[there], found[0][there], found[1][there], counts < 0)

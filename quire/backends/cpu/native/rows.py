@@ -18,20 +18,12 @@ from quire.backends.cpu.native.library import TYPES
 
 KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}  # QUIRE_SILU, ...
 
-_WORD, _POINTER, _FLOAT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-
 
 class NativeRows:
     """The ops of rows, by the native library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        library.quire_activate.argtypes = [_WORD, _WORD, _WORD, _POINTER]
-        library.quire_activate.restype = None
-        library.quire_gate.argtypes = [*[_WORD] * 4, _POINTER, _WORD, _POINTER]
-        library.quire_gate.restype = None
-        library.quire_layer_norm.argtypes = [_WORD, _WORD, *[_POINTER] * 4, _FLOAT, _POINTER]
-        library.quire_layer_norm.restype = None
 
     def activation(
         self, name: str, *, gated: bool, plain: Callable[[Tensor], Tensor]

@@ -11,25 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.native.header import struct
 from quire.backends.texts import Groups, Sight, attend_texts
 
 Longs = npt.NDArray[np.int64]
 LONGEST = 64  # tokens of a text; torch is as fast from twice as many on
-
-_WORD, _POINTER, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-
-
-class _Texts(ctypes.Structure):
-    """struct quire_texts"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("num_heads", "num_kv_heads", "head_dim")),
-        *((name, _WORD) for name in ("q_stride", "k_stride", "v_stride", "window")),
-        ("scale", _DOUBLE),
-        ("num_texts", _WORD),
-        *((name, _POINTER) for name in ("starts", "q", "k", "v", "slopes", "out", "scratch")),
-        ("room", _WORD),
-    ]
+_Texts = struct("quire_texts")
 
 
 class NativeTexts:
@@ -38,9 +25,6 @@ class NativeTexts:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        whole = ctypes.POINTER(_Texts)
-        library.quire_texts_room.argtypes, library.quire_texts_room.restype = [whole], _WORD
-        library.quire_attend_texts.argtypes, library.quire_attend_texts.restype = [whole], None
         self.scratch = torch.empty(0)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight) -> Tensor:

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from quire.backends.cpu.native.header import struct
 from quire.backends.cpu.native.library import library
 from quire.backends.cpu.native.rows import KINDS
 
@@ -21,27 +22,13 @@ UNIT = 32  # rows, columns and depth lie in multiples of it
 NO_ACTIVATION = -1
 
 Op = Callable[[Tensor], Tensor]
-
-_WORD, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Product(ctypes.Structure):
-    """struct quire_tiles_product"""
-
-    _fields_ = [
-        *((name, _WORD) for name in ("rows", "columns", "depth", "x_stride")),
-        ("activation", _WORD),
-        *((name, _POINTER) for name in ("x", "bias", "packed", "tiles", "out", "out_tiles")),
-    ]
+_Product = struct("quire_tiles_product")
 
 
 def tiles() -> Tiles | None:
     """None where the processor, or the compiler, has none."""
     found = library()
-    if found is None:
-        return None
-    found.quire_has_tiles.restype = _WORD
-    return Tiles(found) if found.quire_has_tiles() else None
+    return Tiles(found) if found is not None and found.quire_has_tiles() else None
 
 
 def _filled_up(count: int) -> int:
@@ -67,10 +54,6 @@ class Tiles:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        library.quire_tiles_pack.argtypes = [_POINTER, _WORD, _WORD, _POINTER]
-        library.quire_tiles_pack.restype = None
-        library.quire_tiles_multiply.argtypes = [ctypes.POINTER(_Product)]
-        library.quire_tiles_multiply.restype = None
         self.room, self.between = Room(), Room()
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> TileLinear:

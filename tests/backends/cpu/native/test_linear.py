@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.backends.cpu.native import linear
 from quire.backends.cpu.native.kernels import NativeInvariantKernels, NativeKernels
 from quire.backends.cpu.native.linear import NativeLinear
 from quire.backends.ops import HeadShape
@@ -16,12 +15,6 @@ from quire.layers.embedding import Embedding, shared_table
 from quire.layers.linear import Linear
 
 SIZES = [(1, 1), (47, 3), (48, 128), (100, 37), (97, 300), (192, 576)]
-
-
-@pytest.fixture
-def library(library: ctypes.CDLL) -> ctypes.CDLL:
-    linear.declare(library)
-    return library
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

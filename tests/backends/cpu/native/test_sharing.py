@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quire.backends.cpu.native import library as native
-from quire.backends.cpu.native import linear
 from quire.backends.cpu.native.linear import NativeLinear
 
 REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -41,7 +40,6 @@ def team() -> Iterator[Team]:
     found = native.library()
     if found is None:
         pytest.skip("no C compiler here")
-    linear.declare(found)
     made = Team()
     pointer = ctypes.c_void_p
     found.quire_use_threads(ctypes.cast(made.parallel, pointer), ctypes.cast(made.threads, pointer))

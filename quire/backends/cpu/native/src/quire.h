@@ -1,7 +1,8 @@
 /* The native kernels: everything that one file offers another, and all that Python calls.
  *
  * Plain C behind a plain C ABI: pointers, sizes and structs of 64-bit fields, so that Python
- * needs nothing but ctypes. A function that is exported has its prototype here.
+ * needs nothing but ctypes. A function that is exported has its prototype here, which header.py
+ * reads: exported ones and structs keep to the forms that are here.
  */
 #ifndef QUIRE_H
 #define QUIRE_H
@@ -41,8 +42,9 @@ QUIRE_EXPORT void quire_allow(int64_t features);
 /* Threads: torch's own. `parallel` is libgomp's GOMP_parallel, `threads` its
  * omp_get_max_threads, both of the library torch itself uses; NULL means one thread. */
 typedef void quire_region(void *data);
-QUIRE_EXPORT void quire_use_threads(
-    void (*parallel)(quire_region *, void *, unsigned, unsigned), int (*threads)(void));
+typedef void quire_parallel(quire_region *, void *, unsigned, unsigned);
+typedef int quire_threads(void);
+QUIRE_EXPORT void quire_use_threads(quire_parallel *parallel, quire_threads *threads);
 QUIRE_EXPORT int64_t quire_num_threads(void);
 
 /* Share work also where that is slower than working alone, because other programs hold the threads
