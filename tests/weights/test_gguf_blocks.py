@@ -9,7 +9,7 @@ import torch
 
 from quire.weights.dequantise import dequantise_into
 from quire.weights.formats import READABLE, StoredTensor
-from quire.weights.quantised.gguf_blocks import KEPT_FORMATS, gguf_matrix, is_kept_format
+from quire.weights.quantised.gguf_blocks import KEPT_BITS, gguf_matrix, is_kept_format
 from quire.weights.row_order import deinterleaved
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def stored(name: str, rows: int, columns: int, path: Path) -> tuple[StoredTensor
     return StoredTensor("w", (rows, columns), format_, path, 0, raw.numel()), raw
 
 
-@pytest.mark.parametrize("name", KEPT_FORMATS)
+@pytest.mark.parametrize("name", KEPT_BITS)
 def test_kept_blocks_are_the_weights_that_they_were(name: str, tmp_path: Path) -> None:
     rows, columns = 8, 512
     source, raw = stored(name, rows, columns, tmp_path / "w")
