@@ -20,7 +20,6 @@ from quire.spec import LogitsPlan, ModelSpec
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields)
     spec = read_plain_decoder(
-        "cohere",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=500_000.0),

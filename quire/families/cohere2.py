@@ -25,7 +25,6 @@ PERIOD = 4
 def read(fields: Fields) -> ModelSpec:
     period = fields.count("sliding_window_pattern", PERIOD)
     spec = read_plain_decoder(
-        "cohere2",
         fields,
         read_heads(fields),
         windows=windows_in_turn(fields, read_window(fields), period),

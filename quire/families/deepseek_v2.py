@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelSpec:
     how |= {"choice_bias": False, "renormalise": False}
     if fields.word("topk_method", GREEDY) == GREEDY:
         how |= {"groups": 1, "groups_taken": 1}
-    spec = read_latent_decoder("deepseek_v2", fields, interleaved=True)
+    spec = read_latent_decoder(fields, interleaved=True)
     experts = read_routed_experts(fields, count=64, width=1407, per_token=0, **how)
     return with_experts(spec, fields, experts)
 

@@ -23,7 +23,7 @@ GGUF = "deepseek2"  # whose files may be of the version before, with its own way
 def read(fields: Fields) -> ModelSpec:
     fields = fields.under({}, **UNSAID, routed_scaling_factor=2.5)
     interleaved = fields.flag("rope_interleave", True)
-    spec = read_latent_decoder("deepseek_v3", fields, interleaved=interleaved)
+    spec = read_latent_decoder(fields, interleaved=interleaved)
     experts = read_routed_experts(fields, count=256, width=2048, per_token=8)
     return with_experts(spec, fields, experts)
 

@@ -21,7 +21,6 @@ def read(fields: Fields) -> ModelSpec:
     width = fields.count("ffn_hidden_size", 4 * fields.count("hidden_size"))
     activation = ACTIVATIONS[fields.word("activation", "gelu")]
     return read_plain_decoder(
-        "falcon",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.families.fields import Fields
@@ -179,3 +179,7 @@ class Family:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model_types", self.model_types or (self.name,))
+
+    def spec(self, fields: Fields) -> ModelSpec:
+        """What a config of this family says."""
+        return replace(self.read(fields), family=self.name)

@@ -11,7 +11,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "gemma",
         fields,
         read_heads(fields, kv_heads=16, head_dim=256),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),

@@ -23,7 +23,6 @@ PERIOD = 2  # the last of so many layers sees everything
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "gemma2",
         fields,
         read_heads(fields, kv_heads=4, head_dim=256),
         windows=windows_in_turn(fields, read_window(fields), PERIOD),

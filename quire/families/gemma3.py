@@ -34,7 +34,6 @@ def read(fields: Fields) -> ModelSpec:
     thetas = THETAS | {"sliding_attention": local}
     ropes = read_ropes_by_kind(fields, heads.head_dim, thetas, scaled="full_attention")
     spec = read_plain_decoder(
-        "gemma3",
         fields,
         heads,
         rope=ropes["full_attention"],

@@ -9,7 +9,7 @@ from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    return read_half_turned("glm", fields)
+    return read_half_turned(fields)
 
 
 FAMILY = Family(

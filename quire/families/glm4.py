@@ -9,7 +9,7 @@ from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    return read_half_turned("glm4", fields, norms="both")
+    return read_half_turned(fields, norms="both")
 
 
 FAMILY = Family(

@@ -24,7 +24,6 @@ def read(fields: Fields) -> ModelSpec:
     fields = fields.under({}, first_k_dense_replace=1)
     heads = read_heads(fields, kv_heads=8)
     spec = read_plain_decoder(
-        "glm4_moe",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True, factor=0.5),

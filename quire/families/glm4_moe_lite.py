@@ -15,7 +15,7 @@ OWN_SIZES = {**SIZES, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim":
 def read(fields: Fields) -> ModelSpec:
     fields = fields.under({}, rms_norm_eps=1e-5, routed_scaling_factor=1.8)
     interleaved = fields.flag("rope_interleave", True)
-    spec = read_latent_decoder("glm4_moe_lite", fields, sizes=OWN_SIZES, interleaved=interleaved)
+    spec = read_latent_decoder(fields, sizes=OWN_SIZES, interleaved=interleaved)
     experts = read_routed_experts(fields, count=64, width=1536, per_token=4)
     return with_experts(spec, fields.under({}, mlp_only_layers=_dense(fields)), experts)
 

@@ -32,7 +32,6 @@ def read(fields: Fields) -> ModelSpec:
     activation = ACTIVATIONS[fields.word("activation_function", "gelu_new")]
     unscaled: dict[str, Any] = {} if fields.flag("scale_attn_weights", True) else {"scale": 1.0}
     return read_decoder_with_table(
-        "gpt2",
         said,
         max_len=said.count("max_position_embeddings"),
         mlp=MlpPlan(width, activation, gated=False, bias=True),

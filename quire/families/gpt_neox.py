@@ -33,7 +33,6 @@ def read(fields: Fields) -> ModelSpec:
         theta=fields.positive("rotary_emb_base", 10_000.0),
     )
     return read_plain_decoder(
-        "gpt_neox",
         fields,
         heads,
         rope=rope,

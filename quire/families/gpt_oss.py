@@ -36,7 +36,6 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=8, head_dim=64)
     window = read_window(fields, unsaid=128)
     spec = read_plain_decoder(
-        "gpt_oss",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=ROPE["rope_theta"]),

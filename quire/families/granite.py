@@ -12,7 +12,6 @@ from quire.spec import LogitsPlan, ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "granite",
         fields,
         read_heads(fields),
         scale=fields.positive("attention_multiplier", 1.0),

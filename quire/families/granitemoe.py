@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
+from quire.families import granite
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
-from quire.families.granite import GGUF_FACTORS, gguf_factors
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
-from quire.families.reading import read_biases, read_heads, read_plain_decoder
-from quire.spec import LogitsPlan, ModelSpec
+from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    spec = read_plain_decoder(
-        "granitemoe",
-        fields,
-        read_heads(fields),
-        scale=fields.positive("attention_multiplier", 1.0),
-        **read_biases(fields),
-        layer={"branch_scale": fields.positive("residual_multiplier", 1.0)},
-        facts={
-            "embedding_scale": fields.positive("embedding_multiplier", 1.0),
-            "logits": LogitsPlan(scale=1 / fields.positive("logits_scaling", 1.0)),
-        },
-    )
     width = fields.count("intermediate_size")
     experts = read_experts(fields, width, count=8, per_token=2, renormalise=True)
-    return with_experts(spec, fields, experts)
+    return with_experts(granite.read(fields), fields, experts)
 
 
 INPUT = "block_sparse_moe.input_linear"
@@ -37,8 +24,8 @@ FAMILY = Family(
     gguf="granitemoe",
     gguf_experts=True,
     gguf_interleaved=True,
-    gguf_words=gguf_factors,
-    gguf_reads=GGUF_FACTORS,
+    gguf_words=granite.gguf_factors,
+    gguf_reads=granite.GGUF_FACTORS,
     names=LayerNames(
         router=Name("block_sparse_moe.router.layer", "ffn_gate_inp"),
         expert_gate_up=(

@@ -28,15 +28,12 @@ GGUF_READS = (
 MLP_NORM = Name("post_attention_layernorm", "post_attention_norm")
 
 
-def read_hybrid(
-    family: str, fields: Fields, *, kv_heads: int, mlp: MlpPlan | ExpertsPlan
-) -> ModelSpec:
+def read_hybrid(fields: Fields, *, kv_heads: int, mlp: MlpPlan | ExpertsPlan) -> ModelSpec:
     """Layers of Gated DeltaNet, and some between them that attend with an output gate; `kv_heads`
     are those of a config that does not say them."""
     heads = read_heads(fields, kv_heads=kv_heads, head_dim=256)
     norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True)
     spec = read_plain_decoder(
-        family,
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True, factor=0.25),

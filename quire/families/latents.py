@@ -31,13 +31,12 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 
 
 def read_latent_decoder(
-    family: str, fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool
+    fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool
 ) -> ModelSpec:
     """A decoder of such layers, without experts; `sizes` are those of a config that does not say
     them, `interleaved`: how its files have the pairs that are turned."""
     heads, latent = fields.count("num_attention_heads"), _latent(fields, sizes)
     spec = read_plain_decoder(
-        family,
         fields,
         Heads(heads, 1, latent.kv_rank + latent.rope_dims),
         rope=read_rope(fields, latent.rope_dims),

@@ -10,7 +10,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "llama",
         fields,
         read_heads(fields),
         **read_biases(fields),

@@ -32,7 +32,6 @@ def read(fields: Fields) -> ModelSpec:
     fields = fields if said else fields.under({}, rope_parameters=ROPE)
     heads = read_heads(fields, kv_heads=8, head_dim=128)
     return read_plain_decoder(
-        "ministral3",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),

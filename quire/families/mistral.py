@@ -11,7 +11,6 @@ from quire.spec import ModelSpec
 def read(fields: Fields) -> ModelSpec:
     window = read_window(fields)
     return read_plain_decoder(
-        "mistral",
         fields,
         read_heads(fields, kv_heads=8),
         window=window,

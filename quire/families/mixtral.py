@@ -15,7 +15,6 @@ THETA = 1_000_000.0
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=8)
     spec = read_plain_decoder(
-        "mixtral",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),

@@ -11,7 +11,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "olmo2",
         fields,
         read_heads(fields),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),

@@ -27,7 +27,6 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields)
     ropes = read_ropes_by_kind(fields, heads.head_dim, THETAS, scaled="full_attention")
     spec = read_plain_decoder(
-        "olmo3",
         fields,
         heads,
         rope=ropes["full_attention"],

@@ -13,7 +13,6 @@ def read(fields: Fields) -> ModelSpec:
     if fields.values.get("clip_qkv") is not None:
         raise fields.unsupported("clip_qkv", "null: quire does not clip q, k and v")
     spec = read_plain_decoder(
-        "olmoe",
         fields,
         read_heads(fields),
         norm_eps=1e-5,

@@ -19,7 +19,6 @@ def read(fields: Fields) -> ModelSpec:
             "word_embed_proj_dim", f"{hidden}, the hidden size: quire has no other"
         )
     return read_decoder_with_table(
-        "opt",
         fields,
         max_len=fields.count("max_position_embeddings"),
         before=OFFSET,

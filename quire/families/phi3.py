@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelSpec:
     window = read_window(fields, unsaid=None)
     if window is not None and window >= fields.count("max_position_embeddings"):
         window = None  # as far as any text goes
-    return read_plain_decoder("phi3", fields, heads, rope=rope, norm_eps=1e-5, window=window)
+    return read_plain_decoder(fields, heads, rope=rope, norm_eps=1e-5, window=window)
 
 
 FAMILY = Family(

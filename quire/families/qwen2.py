@@ -10,7 +10,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields, *, kv_heads: int = 32) -> ModelSpec:
     return read_plain_decoder(
-        "qwen2",
         fields,
         read_heads(fields, kv_heads=kv_heads),
         qkv_bias=True,

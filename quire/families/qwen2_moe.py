@@ -20,7 +20,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     spec = read_plain_decoder(
-        "qwen2_moe",
         fields,
         read_heads(fields, kv_heads=16),
         qkv_bias=fields.flag("qkv_bias", True),

@@ -15,7 +15,6 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     return read_plain_decoder(
-        "qwen3",
         fields,
         read_heads(fields, kv_heads=32, head_dim=128),
         **read_biases(fields),

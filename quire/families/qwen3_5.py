@@ -19,7 +19,7 @@ def read(fields: Fields) -> ModelSpec:
 
 def _read(fields: Fields) -> ModelSpec:
     mlp = MlpPlan(fields.count("intermediate_size", 12288))
-    return read_hybrid("qwen3_5", fields, kv_heads=4, mlp=mlp)
+    return read_hybrid(fields, kv_heads=4, mlp=mlp)
 
 
 FAMILY = Family(

@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
 
 def _read(fields: Fields) -> ModelSpec:
     experts = read_gated_experts(fields, count=256, per_token=8)
-    return read_hybrid("qwen3_5_moe", fields, kv_heads=2, mlp=experts)
+    return read_hybrid(fields, kv_heads=2, mlp=experts)
 
 
 FAMILY = Family(

@@ -12,7 +12,6 @@ from quire.spec import ModelSpec
 def read(fields: Fields) -> ModelSpec:
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
     spec = read_plain_decoder(
-        "qwen3_moe",
         fields,
         read_heads(fields, kv_heads=4),
         **read_biases(fields),

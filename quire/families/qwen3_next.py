@@ -21,7 +21,7 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     mlp = MlpPlan(fields.count("intermediate_size", 5632))
-    spec = read_hybrid("qwen3_next", fields, kv_heads=2, mlp=mlp)
+    spec = read_hybrid(fields, kv_heads=2, mlp=mlp)
     renormalise = fields.flag("norm_topk_prob", True)
     experts = read_gated_experts(fields, count=512, per_token=10, renormalise=renormalise)
     return with_experts(spec, fields, experts)

@@ -57,7 +57,6 @@ def read_biases(fields: Fields, *, unsaid: bool = False) -> dict[str, Any]:
 
 
 def read_decoder(
-    family: str,
     fields: Fields,
     layers: Sequence[LayerPlan],
     *,
@@ -73,7 +72,7 @@ def read_decoder(
         "eos_ids": fields.ids("eos_token_id"),
     }
     return ModelSpec(
-        family=family,
+        family="",  # Family.spec says it
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
         max_model_len=max_len,
@@ -85,7 +84,6 @@ def read_decoder(
 
 
 def read_plain_decoder(
-    family: str,
     fields: Fields,
     heads: Heads,
     *,
@@ -116,11 +114,10 @@ def read_plain_decoder(
     plan = AttentionPlan(heads.heads, heads.kv_heads, heads.head_dim, **{**usual, **attention})
     seen = windows or (window,) * num_layers(fields)
     layers = [LayerPlan(replace(plan, window=w), mlp, norm, **(layer or {})) for w in seen]
-    return read_decoder(family, fields, layers, max_len=rope.max_len, **(facts or {}))
+    return read_decoder(fields, layers, max_len=rope.max_len, **(facts or {}))
 
 
 def read_decoder_with_table(
-    family: str,
     fields: Fields,
     *,
     max_len: int,
@@ -137,7 +134,6 @@ def read_decoder_with_table(
     plan = AttentionPlan(heads.heads, heads.heads, heads.head_dim, **{**usual, **attention})
     layer = LayerPlan(plan, mlp, NormPlan(norm_eps, kind="layer", bias=True), cross=cross)
     return read_decoder(
-        family,
         fields,
         [layer] * num_layers(fields),
         max_len=max_len,
@@ -207,12 +203,11 @@ def read_dtype(fields: Fields) -> str:
     return name
 
 
-def read_half_turned(family: str, fields: Fields, **layer: Any) -> ModelSpec:
+def read_half_turned(fields: Fields, **layer: Any) -> ModelSpec:
     """A decoder of which half of each head is turned, in pairs side by side, with biases of q, k
     and v; `layer` are fields of its layers."""
     heads = read_heads(fields, kv_heads=2, head_dim=128)
     spec = read_plain_decoder(
-        family,
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True, factor=0.5),

@@ -29,7 +29,6 @@ def read(fields: Fields) -> ModelSpec:
     windowed = fields.flag("use_sliding_window", False)
     unturned = tuple(window if windowed and not each else None for each in turned)
     spec = read_plain_decoder(
-        "smollm3",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),

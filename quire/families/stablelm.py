@@ -16,7 +16,6 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=32)
     parallel = fields.flag("use_parallel_residual", False)
     return read_plain_decoder(
-        "stablelm",
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True, factor=0.25),

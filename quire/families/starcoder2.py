@@ -12,7 +12,6 @@ from quire.spec import ModelSpec
 def read(fields: Fields) -> ModelSpec:
     biased = fields.flag("use_bias", True)
     return read_plain_decoder(
-        "starcoder2",
         fields,
         read_heads(fields, kv_heads=2),
         window=read_window(fields, unsaid=None),

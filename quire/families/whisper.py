@@ -23,7 +23,6 @@ WORDS = {
 def read(fields: Fields) -> ModelSpec:
     said = fields.under(WORDS, max_position_embeddings=448)
     return read_decoder_with_table(
-        "whisper",
         said,
         max_len=said.count("max_position_embeddings"),
         mlp=MlpPlan(fields.count("decoder_ffn_dim"), activation="gelu", gated=False, bias=True),

@@ -92,7 +92,7 @@ def spec_from_hf(
     family = _family(fields)
     fields.check_only({**ONLY, **family.only})
     known = ChainMap(said, dict(family.unsaid))  # null is said, and refused
-    spec = family.read(Fields(known, source, false_nulls=True))
+    spec = family.spec(Fields(known, source, false_nulls=True))
     # A length that was asked for holds, whatever a scaling would stretch to.
     asked = Fields(overrides or {}, source).count("max_position_embeddings", spec.max_model_len)
     return replace(spec, max_model_len=min(spec.max_model_len, asked))

@@ -41,7 +41,6 @@ WITHOUT_EFFECT = {
 def read(fields: Fields) -> EncoderSpec:
     length = fields.count("max_position_embeddings", 512)
     return read_encoder(
-        "bert",
         fields,
         max_model_len=length,
         num_positions=length,

@@ -17,7 +17,6 @@ from quire.spec import EncoderSpec
 def read(fields: Fields) -> EncoderSpec:
     length = fields.count("max_position_embeddings", 512)
     return read_encoder(
-        "distilbert",
         fields,
         keys={
             "vocab_size": "vocab_size",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.families.encoders import bert
 from quire.families.encoders.family import Dense, EncoderFamily, pooled_classifier
 from quire.families.fields import Fields
@@ -14,7 +12,7 @@ def read(fields: Fields) -> EncoderSpec:
     spec = bert.read(fields)
     if fields.count("embedding_size", 128) != spec.hidden_size:
         raise fields.unsupported("embedding_size", f"hidden_size, {spec.hidden_size}")
-    return replace(spec, family="electra")
+    return spec
 
 
 FAMILY = EncoderFamily(

@@ -34,7 +34,6 @@ def read(fields: Fields) -> EncoderSpec:
     half = (read_window(fields) or 0) // 2  # a window of 512 is 256 to either side
     first, norm = attention[0], decoder.norm
     return read_encoder(
-        "embeddinggemma",
         fields,
         max_model_len=decoder.max_model_len,
         norm_eps=norm.eps,

@@ -32,7 +32,6 @@ NAMES = EncoderNames(
 def read(fields: Fields) -> EncoderSpec:
     heads = read_heads(fields)
     spec = read_encoder(
-        "eurobert",
         fields,
         max_model_len=fields.count("max_position_embeddings"),
         norm_eps=fields.positive("rms_norm_eps", 1e-5),

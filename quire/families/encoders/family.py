@@ -108,6 +108,9 @@ class EncoderFamily:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     mixture_names: EncoderNames | None = None  # of its models with experts, where they are others
 
+    def spec(self, fields: Fields) -> EncoderSpec:
+        return replace(self.read(fields), family=self.name)
+
     def names_of(self, spec: EncoderSpec) -> EncoderNames:
         return self.mixture_names if self.mixture_names and spec.num_experts else self.names
 
@@ -153,9 +156,7 @@ KEYS: Mapping[str, str] = {
 }
 
 
-def read_encoder(
-    family: str, fields: Fields, *, keys: Mapping[str, str] = KEYS, **facts: Any
-) -> EncoderSpec:
+def read_encoder(fields: Fields, *, keys: Mapping[str, str] = KEYS, **facts: Any) -> EncoderSpec:
     """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others. Heads
     have keys of their own, and divide the hidden size among them, unless these say otherwise."""
     counts: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in keys.items()}
@@ -165,4 +166,4 @@ def read_encoder(
             f"{fields.source}: hidden size {hidden} does not divide among {heads} heads"
         )
     usual = {"num_kv_heads": heads, "head_dim": hidden // heads, "dtype": read_dtype(fields)}
-    return EncoderSpec(family=family, **{**usual, **counts, **facts})
+    return EncoderSpec(family="", **{**usual, **counts, **facts})  # EncoderFamily.spec says it

@@ -20,7 +20,6 @@ from quire.spec import EncoderSpec
 def read(fields: Fields) -> EncoderSpec:
     types = fields.values.get("type_vocab_size", 1)
     spec = read_encoder(
-        "gte",
         fields,
         max_model_len=fields.count("max_position_embeddings"),
         num_types=0 if types == 0 else fields.count("type_vocab_size", 1),

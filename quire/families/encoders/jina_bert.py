@@ -13,7 +13,6 @@ from quire.spec import EncoderSpec
 
 def read(fields: Fields) -> EncoderSpec:
     return read_encoder(
-        "jina_bert",
         fields,
         max_model_len=fields.count("max_position_embeddings", 8192),
         num_types=fields.count("type_vocab_size", 2),

@@ -17,7 +17,6 @@ from quire.spec import EncoderSpec
 
 def read(fields: Fields) -> EncoderSpec:
     spec = read_encoder(
-        "jina_v3",
         fields,
         max_model_len=fields.count("max_position_embeddings"),
         num_types=fields.count("type_vocab_size", 1),

@@ -33,7 +33,6 @@ def read(fields: Fields) -> EncoderSpec:
         windows = tuple(window if i % every else None for i in range(num_layers(fields)))
     kinds = ["full_attention" if one is None else "sliding_attention" for one in windows]
     return read_encoder(
-        "modernbert",
         fields,
         max_model_len=fields.count("max_position_embeddings", 8192),
         norm_eps=_eps(fields),

@@ -16,7 +16,7 @@ DISTANCES = 32  # Transformers counts so many, whatever the config says
 def read(fields: Fields) -> EncoderSpec:
     # Positions begin after 1, whatever the padding is.
     spec = roberta.read(Fields({**fields.values, "pad_token_id": 1}, fields.source))
-    return replace(spec, family="mpnet", num_types=0, num_distances=DISTANCES)
+    return replace(spec, num_types=0, num_distances=DISTANCES)
 
 
 FAMILY = EncoderFamily(

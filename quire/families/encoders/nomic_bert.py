@@ -53,7 +53,6 @@ def read(fields: Fields) -> EncoderSpec:
     words = OLDER_WORDS if "n_embd" in fields.values else {}
     fields = fields.under(words, max_position_embeddings=2048)
     spec = read_encoder(
-        "nomic_bert",
         fields,
         max_model_len=fields.count("max_position_embeddings"),
         num_types=fields.count("type_vocab_size", 2),

@@ -93,4 +93,4 @@ def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
                 f"{', '.join(known for known, one in ARCHITECTURES.items() if one is family)}"
             )
     fields.check_only(family.only)
-    return family.read(fields)
+    return family.spec(fields)

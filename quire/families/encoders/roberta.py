@@ -24,7 +24,6 @@ def read(fields: Fields) -> EncoderSpec:
             f"{table} (max_position_embeddings)"
         )
     return read_encoder(
-        "roberta",
         fields,
         max_model_len=table - padding - 1,
         num_positions=table,
