@@ -15,6 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, not_found
 from quire.server.batch_states import LIVE, TIMES, Ending, Status
+from quire.server.database import shown_as
 from quire.server.ids import BATCH, MESSAGE_BATCH, is_id
 from quire.server.paging import Page, select_page
 
@@ -258,35 +259,12 @@ def take_old(connection: Connection, ended_before: int) -> list[StoredBatch]:
 
 def as_object(batch: StoredBatch, *, waiting: str | None = None) -> BatchObject:
     """The batch as clients read it. `waiting` says why it does not go on."""
-    errors: BatchErrors | None = (
-        None if not batch.errors else {"object": "list", "data": list(batch.errors)}
+    errors = {"object": "list", "data": list(batch.errors)} if batch.errors else None
+    return shown_as(
+        BatchObject,
+        batch,
+        object="batch",
+        errors=errors,
+        status_details=waiting,
+        request_counts=shown_as(Counts, batch),
     )
-    return {
-        "id": batch.id,
-        "object": "batch",
-        "endpoint": batch.endpoint,
-        "model": batch.model,
-        "errors": errors,
-        "input_file_id": batch.input_file_id,
-        "completion_window": batch.completion_window,
-        "status": batch.status,
-        "status_details": waiting,
-        "output_file_id": batch.output_file_id,
-        "error_file_id": batch.error_file_id,
-        "created_at": batch.created_at,
-        "in_progress_at": batch.in_progress_at,
-        "expires_at": batch.expires_at,
-        "finalizing_at": batch.finalizing_at,
-        "completed_at": batch.completed_at,
-        "failed_at": batch.failed_at,
-        "expired_at": batch.expired_at,
-        "cancelling_at": batch.cancelling_at,
-        "cancelled_at": batch.cancelled_at,
-        "request_counts": {
-            "total": batch.total,
-            "completed": batch.completed,
-            "failed": batch.failed,
-        },
-        "usage": batch.usage,
-        "metadata": batch.metadata,
-    }

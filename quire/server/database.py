@@ -11,13 +11,14 @@ import sqlite3
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from quire.errors import CorruptJob
 from quire.jobs.store.durable import keep_room
 from quire.openai_api.errors import ApiError, server_error
 
 Made = TypeVar("Made")
+Shape = TypeVar("Shape")
 Work = Callable[[sqlite3.Connection], Made]
 
 _SCHEMA = """
@@ -109,6 +110,15 @@ WRITE_REFUSALS = frozenset({503, 507})  # the database is held, the disk is full
 def disk_full() -> ApiError:
     why = "the server's disk is full; delete files that are no longer needed"
     return server_error(why, code="quota_exceeded", status=507)
+
+
+def shown_as(shape: type[Shape], stored: object, **own: Any) -> Shape:
+    """Something stored as clients read it: what it has of the shape's fields, by their names, and
+    the fields of the object's `own`."""
+    names = shape.__annotations__
+    return cast(
+        Shape, {name: own[name] if name in own else getattr(stored, name) for name in names}
+    )
 
 
 class Database:

@@ -14,6 +14,7 @@ from typing import Literal, TypedDict
 from quire.openai_api.errors import ApiError, bad, not_found
 from quire.params.rules import show
 from quire.server.batch_states import LIVE
+from quire.server.database import shown_as
 from quire.server.ids import FILE, is_id, new_id
 from quire.server.paging import Page, select_page
 
@@ -50,17 +51,8 @@ class StoredFile:
     expires_at: int | None
 
     def as_object(self) -> FileObject:
-        return {
-            "id": self.id,
-            "object": "file",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": "processed",
-            "status_details": None,
-        }
+        own = {"object": "file", "status": "processed", "status_details": None}
+        return shown_as(FileObject, self, **own)
 
 
 _COLUMNS = tuple(field.name for field in fields(StoredFile))

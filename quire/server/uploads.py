@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, bad, not_found
+from quire.server.database import shown_as
 from quire.server.files import FileObject
 from quire.server.ids import PART, UPLOAD, is_id, new_id
 
@@ -56,17 +57,7 @@ class Upload:
     expires_at: int
 
     def as_object(self, file: FileObject | None = None) -> UploadObject:
-        return {
-            "id": self.id,
-            "object": "upload",
-            "bytes": self.bytes,
-            "created_at": self.created_at,
-            "expires_at": self.expires_at,
-            "filename": self.filename,
-            "purpose": self.purpose,
-            "status": self.status,
-            "file": file,
-        }
+        return shown_as(UploadObject, self, object="upload", file=file)
 
 
 @dataclass(frozen=True, slots=True)
