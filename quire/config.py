@@ -8,14 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.params.given_configs import (  # these are here under the names scripts know
-    AttentionConfig as AttentionConfig,
-)
-from quire.params.given_configs import CompilationConfig as CompilationConfig
-from quire.params.given_configs import KVTransferConfig as KVTransferConfig
-from quire.params.given_configs import ProfilerConfig as ProfilerConfig
-from quire.params.given_configs import WeightTransferConfig as WeightTransferConfig
-from quire.params.pooling import PoolerConfig as PoolerConfig
+from quire.params.pooling import PoolerConfig as PoolerConfig  # a name that scripts know
 from quire.params.reasoning import ReasoningConfig as ReasoningConfig
 from quire.params.structured import StructuredOutputsConfig
 
@@ -126,3 +119,37 @@ class VllmConfig:
             ModelFacts(config.max_model_len, config.dtype, config.seed, vocab_size),
             SchedulerFacts.of(config),
         )
+
+
+class _GivenConfig:
+    """Objects that scripts make for an option of LLM. They keep what they are given; what becomes
+    of it, the option says (docs/api.md): a warning, or NotSupported."""
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        self.given = given
+        vars(self).update(settings)
+
+    def __repr__(self) -> str:
+        shown = [*map(repr, self.given)]
+        shown += [f"{name}={value!r}" for name, value in vars(self).items() if name != "given"]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class AttentionConfig(_GivenConfig):
+    """For attention_config."""
+
+
+class CompilationConfig(_GivenConfig):
+    """For compilation_config."""
+
+
+class KVTransferConfig(_GivenConfig):
+    """For kv_transfer_config."""
+
+
+class ProfilerConfig(_GivenConfig):
+    """For profiler_config."""
+
+
+class WeightTransferConfig(_GivenConfig):
+    """For weight_transfer_config."""

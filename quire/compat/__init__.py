@@ -40,10 +40,10 @@ MODULES = {
     "beam_search": {"outputs": "BeamSearchOutput BeamSearchSequence"},
     "config.compilation": {
         "compat.script_parts": _COMPILED,
-        "params.given_configs": "CompilationConfig",
+        "config": "CompilationConfig",
     },
     "config.model": {"session.model_config": "ModelConfig"},
-    "config.kv_transfer": {"params.given_configs": "KVTransferConfig"},
+    "config.kv_transfer": {"config": "KVTransferConfig"},
     "config.pooler": {"params.pooling": "PoolerConfig"},
     "config.structured_outputs": {"params.structured": "StructuredOutputsConfig"},
     "distributed": {"compat.parallel_state": _GROUPS},

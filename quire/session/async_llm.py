@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from quire.base.boundary import for_row
 from quire.errors import EngineError, InvalidParams, InvalidRequest, NotSupported, QuireError
@@ -27,10 +27,7 @@ from quire.session.lists_attributes import ListsAttributes
 from quire.session.model_config import ModelConfig
 from quire.session.pooling import task_of
 from quire.session.session import Session
-from quire.session.views import VllmConfigView
-
-if TYPE_CHECKING:
-    from quire.options import EngineArgs
+from quire.session.views import MadeOfArgs, VllmConfigView
 
 
 class _Reader:
@@ -96,7 +93,7 @@ class NotBuiltAsyncMethods:
     stop_profile = not_built("stop_profile", PROFILE)
 
 
-class AsyncLLM(NotBuiltAsyncMethods, ListsAttributes):
+class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
     """A model that answers many tasks at once and streams what it writes.
 
     >>> llm = AsyncLLM("smollm2")
@@ -116,19 +113,6 @@ class AsyncLLM(NotBuiltAsyncMethods, ListsAttributes):
         self._engine = EngineThread(self._session, _hand_over)
         # Also at the end of the program: no thread may compute while Python is taken down.
         self._end = weakref.finalize(self, self._engine.close)
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, **ignored: Any) -> Self:
-        """An AsyncLLM with the options that an EngineArgs holds."""
-        options = engine_args.given()
-        return cls(options.pop("model"), **options)
-
-    @classmethod
-    def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
-        """With what `EngineArgs.create_engine_config` returned."""
-        from quire.session.engine_args import given_args  # takes a while to import
-
-        return cls.from_engine_args(given_args(vllm_config))
 
     @told_unknown
     async def generate(

@@ -7,10 +7,9 @@ from typing import Any, NoReturn, Self
 
 from quire.errors import NotSupported
 from quire.sampling_params import SamplingParams
-from quire.session.kv_cache_view import KvCacheView
 from quire.session.lists_attributes import ListsAttributes
 from quire.session.metrics import Metric
-from quire.session.session import Session
+from quire.session.session import KvCacheView, Session
 from quire.session.views import EngineView
 from quire.session.workers import ExecutorView
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from msgspec import ValidationError, convert
 
 from quire.backends.choose import kernels_for
 from quire.base.home import keep, kept
@@ -184,15 +185,6 @@ def _built(spec: ModelSpec, weights: Weights, max_len: int) -> Decoder:
 def _accuracy(entry: Any) -> Accuracy | None:
     """What a file says, if it is one of ours."""
     try:
-        return Accuracy(**{name: type_(entry[name]) for name, type_ in _FIELDS.items()})
-    except (TypeError, ValueError, KeyError):
+        return convert(entry, Accuracy)
+    except ValidationError:
         return None
-
-
-_FIELDS = {
-    "num_tokens": int,
-    "perplexity": float,
-    "divergence": float,
-    "agreement": float,
-    "clear_agreement": float,
-}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from quire.options import parse_options
 from quire.session.session import Session
-from quire.session.views import EngineView
-
-if TYPE_CHECKING:
-    from quire.options import EngineArgs
+from quire.session.views import EngineView, MadeOfArgs
 
 
-class LLMEngine(EngineView):
+class LLMEngine(MadeOfArgs, EngineView):
     """A model without a loop of its own.
 
     >>> engine = LLMEngine.from_engine_args(EngineArgs(model="smollm2"))
@@ -26,19 +23,6 @@ class LLMEngine(EngineView):
 
     def __init__(self, model: str, **options: Any) -> None:
         super().__init__(Session.open(model, parse_options(options)))
-
-    @classmethod
-    def from_engine_args(cls, engine_args: EngineArgs, *ignored: Any, **more: Any) -> Self:
-        """With the options that an EngineArgs holds; what else is passed is about logging."""
-        options = engine_args.given()
-        return cls(options.pop("model"), **options)
-
-    @classmethod
-    def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
-        """With what `EngineArgs.create_engine_config` returned."""
-        from quire.session.engine_args import given_args  # takes a while to import
-
-        return cls.from_engine_args(given_args(vllm_config))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Free the model's memory. Twice is fine; using the engine afterwards is not."""

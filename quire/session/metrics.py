@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.outputs import RequestOutput
+from quire.plan.times import StepTimes
 from quire.scheduler.scheduler import Scheduler
+from quire.step import StepPlan
 
 Counts = npt.NDArray[np.int_]
 
@@ -225,3 +227,17 @@ def _reason(output: RequestOutput) -> str:
     if output.error is not None:
         return "error"
     return (output.outputs[0].finish_reason if output.outputs else None) or "stop"
+
+
+def observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: float) -> None:
+    """A step that ran teaches how long such steps take, and is counted."""
+    starts = plan.decode.positions.astype("int64")
+    context = int(starts.sum() + len(starts)) * plan.most_drawn
+    tokens = sampled = len(starts) * plan.most_drawn
+    for s in plan.prefill:
+        length = len(s.token_ids)
+        tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
+        context += length * s.start + length * (length + 1) // 2
+    if not plan.encode:  # towers take their own time
+        times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
+    metrics.count_step(tokens, plan.repeat)

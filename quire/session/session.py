@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,10 @@ from quire.session.beams import BeamCall
 from quire.session.collector import nothing_collected
 from quire.session.hf_config import config_object
 from quire.session.intake import Intake
-from quire.session.kv_cache_view import KvCacheView
 from quire.session.loaded_model import LoadedModel
 from quire.session.loading import load
 from quire.session.making import make_guides, make_maker, make_media, make_scheduler
-from quire.session.metrics import Metric, Metrics
-from quire.session.observing import observe_step
+from quire.session.metrics import Metric, Metrics, observe_step
 from quire.session.param_copies import Params
 from quire.session.pooling import make_pooling
 from quire.session.scoring import ScoreCall
@@ -46,6 +44,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheView:
+    """The KV cache of an LLM: how large it is, and how much of it was ever in use at once."""
+
+    num_blocks: int
+    block_size: int
+    peak_blocks: int
 
 
 class Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.config import SchedulerFacts
 from quire.session.lists_attributes import ListsAttributes
@@ -14,7 +14,26 @@ from quire.session.step_methods import StepMethods
 from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
+    from quire.options import EngineArgs
     from quire.session.session import Session
+
+
+class MadeOfArgs:
+    """What is made of a model and options, as scripts for vLLM make it."""
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, *ignored: Any, **more: Any) -> Self:
+        """With the options that an EngineArgs holds; what else is passed is about logging."""
+        make: Any = cls
+        made: Self = make(**engine_args.given())
+        return made
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
+        """With what `EngineArgs.create_engine_config` returned."""
+        from quire.session.engine_args import given_args  # takes a while to import
+
+        return cls.from_engine_args(given_args(vllm_config))
 
 
 @dataclass(frozen=True, slots=True)
