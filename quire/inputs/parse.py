@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import difflib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
 
 import numpy as np
 
-from quire.errors import InvalidPrompt, NotSupported
+from quire.base.boundary import refusing
+from quire.errors import InvalidPrompt, InvalidRequest, NotSupported
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import check_text
 from quire.request import Ints
@@ -314,3 +315,23 @@ def _bad_id(at: int, value: int, what: str) -> InvalidPrompt:
         parameter="prompt_token_ids",
         value=value,
     )
+
+
+_reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
+
+
+def attempt(function: Callable[..., Any], *args: Any) -> Any:
+    """What the function gives, or what is wrong: a prompt may be any object, with methods that
+    raise whatever they like."""
+    try:
+        with _reading:
+            return function(*args)
+    except (InvalidRequest, NotSupported) as error:
+        return error
+
+
+def naming_prompt(made: Any, index: int) -> Any:
+    """An error with the number of the prompt that it belongs to; anything else as it is."""
+    if isinstance(made, InvalidRequest):
+        return made.at(index)
+    return NotSupported(f"prompt {index}: {made}") if isinstance(made, NotSupported) else made

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.base.boundary import refusing
 from quire.errors import (
     InvalidParams,
     InvalidPrompt,
-    InvalidRequest,
-    NotSupported,
     PromptTooLong,
     QuireError,
 )
@@ -25,7 +22,15 @@ from quire.inputs.choices import ChoiceReader
 from quire.inputs.encoder_prompts import as_one_prompt
 from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import CallMedia, MediaReader
-from quire.inputs.parse import ParsedPrompt, is_single, merge_prompts, parse_prompt, split_prompts
+from quire.inputs.parse import (
+    ParsedPrompt,
+    attempt,
+    is_single,
+    merge_prompts,
+    naming_prompt,
+    parse_prompt,
+    split_prompts,
+)
 from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_end, num_kept
 from quire.inputs.thinking import ThoughtReader
@@ -45,7 +50,6 @@ __all__ = [
     "split_prompts",
 ]
 
-_reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
@@ -135,48 +139,38 @@ class RequestMaker:
         """
         encoding = read_tokenization(tokenization_kwargs)
         parsed = [
-            given if isinstance(given, QuireError) else self._attempt(self._parsed, given)
+            given if isinstance(given, QuireError) else attempt(self._parsed, given)
             for given in prompts
         ]
         if self._media is not None:
             with self._media.for_call(media_options or {}) as call:
                 parsed = self._with_media(self._media, call, parsed)
         distinct = {id(each): each for each in params}
-        resolved = {key: self._attempt(self._resolve, each) for key, each in distinct.items()}
+        resolved = {key: attempt(self._resolve, each) for key, each in distinct.items()}
         encoded = self._encode(parsed, encoding)
         made: list[Request | QuireError] = []
         for i, (prompt, ids) in enumerate(zip(parsed, encoded, strict=True)):
             meaning = resolved[id(params[i])]
             failed = next((x for x in (prompt, ids, meaning) if isinstance(x, QuireError)), None)
             number, priority = first_number + i, priorities[i] if priorities else 0
-            result = failed or self._attempt(
+            result = failed or attempt(
                 *(self._request, prompt, ids, params[i], meaning, encoding),
                 *(number, priority, arrival, wanted),
             )
             is_new = isinstance(result, QuireError) and result is not prompts[i]
-            made.append(_at(result, first_index + i) if is_new else result)
+            made.append(naming_prompt(result, first_index + i) if is_new else result)
         return made
 
     def look(self, given: Any) -> QuireError | None:
         """See what a prompt's media are, on any thread, so that `make` waits for no decoder; what
         is wrong with them."""
-        wrong = self._attempt(self._looked_at, given)
-        return _at(wrong, 0) if isinstance(wrong, QuireError) else None
+        wrong = attempt(self._looked_at, given)
+        return naming_prompt(wrong, 0) if isinstance(wrong, QuireError) else None
 
     def _looked_at(self, given: Any) -> None:
         prompt = self._parsed(given)
         if self._media is not None and prompt.media is not None:
             self._media.looked_at(prompt.media)
-
-    @staticmethod
-    def _attempt(function: Any, *args: Any) -> Any:
-        """What the function gives, or what is wrong. A prompt may be any object, with methods
-        that raise whatever they like."""
-        try:
-            with _reading:
-                return function(*args)
-        except (InvalidRequest, NotSupported) as error:
-            return error
 
     def _parsed(self, given: Any) -> ParsedPrompt:
         media = self._media
@@ -189,7 +183,7 @@ class RequestMaker:
         """The prompts of a call with their media read."""
         call.look_ahead([p.media for p in parsed if isinstance(p, ParsedPrompt) and p.media])
         return [
-            p if isinstance(p, QuireError) else self._attempt(self._grown_by_media, media, call, p)
+            p if isinstance(p, QuireError) else attempt(self._grown_by_media, media, call, p)
             for p in parsed
         ]
 
@@ -340,10 +334,3 @@ class RequestMaker:
         bos = self._tokenizer.bos_id if self._tokenizer is not None else None
         from_text = prompt.token_ids is None and encoding.add_special_tokens
         return kept_end(ids, keep, bos if from_text else None)
-
-
-def _at(error: QuireError, index: int) -> QuireError:
-    """The error, naming the prompt it belongs to."""
-    if isinstance(error, InvalidRequest):
-        return error.at(index)
-    return NotSupported(f"prompt {index}: {error}") if isinstance(error, NotSupported) else error

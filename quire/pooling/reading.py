@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from quire.base.boundary import refusing
 from quire.errors import (
-    InvalidPrompt,
     InvalidRequest,
     NotSupported,
     PromptTooLong,
@@ -19,7 +17,8 @@ from quire.errors import (
 )
 from quire.inputs.chat import render_conversations
 from quire.inputs.cut_encoder import CutEncoder, Text
-from quire.inputs.parse import ParsedPrompt, parse_prompt
+from quire.inputs.known_tokens import check_encoded
+from quire.inputs.parse import ParsedPrompt, attempt, naming_prompt, parse_prompt
 from quire.inputs.prompt import Encoding, read_tokenization
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
@@ -99,7 +98,7 @@ class PoolingReader:
         skip_cache: bool = False,
     ) -> list[Made]:
         """A request, or what is wrong, for each prompt in order."""
-        parsed = [_attempt(_parsed, given, self._vocab_size) for given in prompts]
+        parsed = [attempt(_parsed, given, self._vocab_size) for given in prompts]
         texts: list[Text] = [
             self._lower(one.text or "")
             for one in parsed
@@ -113,7 +112,7 @@ class PoolingReader:
             else:
                 ids = next(encoded) if one.token_ids is None else _cut(one.token_ids, options, self)
                 found = self._request(ids, one, hidden, first_number + i, skip_cache)
-            made.append(_at(found, i))
+            made.append(naming_prompt(found, i))
         return made
 
     def read_pairs(
@@ -129,7 +128,7 @@ class PoolingReader:
         encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
         nothing = ParsedPrompt(None, None)
         return [
-            _at(self._request(ids, nothing, hidden, first_number + i, False), i)
+            naming_prompt(self._request(ids, nothing, hidden, first_number + i, False), i)
             for i, ids in enumerate(encoded)
         ]
 
@@ -209,16 +208,9 @@ class PoolingReader:
 
     def _typed(self, ids: Ints, types: Ints) -> Ints | QuireError:
         """Ids with their types folded in, as encoders take them."""
-        if not len(ids):
-            return InvalidPrompt("the text gives no tokens at all; give it at least one character")
-        if int(ids.max()) >= self._vocab_size:
-            return InvalidPrompt(
-                f"the tokenizer gives token {int(ids.max())}, and the model has only "
-                f"{self._vocab_size}; the tokenizer is another model's",
-                parameter="prompt",
-            )
-        if self._num_types <= 1:
-            return ids
+        checked = check_encoded(ids, self._vocab_size)
+        if isinstance(checked, QuireError) or self._num_types <= 1:
+            return checked
         second = np.minimum(types, self._num_types - 1) * self._vocab_size
         typed: Ints = (ids + second).astype(np.int32)
         return typed
@@ -286,20 +278,3 @@ def _cut(ids: Ints, options: TextOptions, reader: PoolingReader) -> Ints:
     if most is None or len(ids) <= most:
         return ids
     return ids[:most] if options.side == "right" else ids[-most:]
-
-
-def _attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """What the function gives, or what is wrong: a prompt may be any object, with methods that
-    raise whatever they like."""
-    try:
-        with refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}")):
-            return function(*args)
-    except (InvalidRequest, NotSupported) as error:
-        return error
-
-
-def _at(made: Made, index: int) -> Made:
-    """An error that names the prompt it belongs to; a request as it is."""
-    if isinstance(made, InvalidRequest):
-        return made.at(index)
-    return NotSupported(f"prompt {index}: {made}") if isinstance(made, NotSupported) else made
