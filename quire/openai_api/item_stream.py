@@ -25,7 +25,13 @@ class ItemStream(ABC):
         self._open = ""  # the kind of item that text goes to: "", "message" or "reasoning"
         self._text: list[str] = []  # of that item
 
-    def feed(self, output: Output) -> Iterator[Event]:
+    def opening(self) -> Iterator[Event]:
+        """Nothing before the engine's first word, nor behind its last."""
+        return iter(())
+
+    closing = opening
+
+    def feed(self, row: int, output: Output) -> Iterator[Event]:
         if self._parts is None:
             self._parts = AnswerParts(self._asked, output)
             yield from self._opening(output)

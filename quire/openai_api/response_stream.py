@@ -36,10 +36,10 @@ class ResponseStream(ItemStream):
         yield self._event("response.created", response=body)
         yield self._event("response.in_progress", response=body)
 
-    def feed(self, output: Output) -> Iterator[Event]:
+    def feed(self, row: int, output: Output) -> Iterator[Event]:
         for answer in output.answers:
             self._scores += map(chat_score, answer.logprobs or ())
-        yield from super().feed(output)
+        yield from super().feed(row, output)
 
     def _delta(self, text: str) -> Iterator[Event]:
         name = "output_text" if self._open == "message" else "reasoning_text"

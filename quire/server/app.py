@@ -48,7 +48,6 @@ from quire.server import (
     health,
     messages,
     pooling_routes,
-    responses,
     tokens,
 )
 from quire.server.database import disk_full
@@ -85,7 +84,6 @@ def make_app(services: Services) -> ASGIApp:
 
     endpoints = {
         **generation.endpoints(services),
-        **responses.endpoints(services),
         **messages.endpoints(services),
         **pooling_routes.endpoints(services),
     }

@@ -1,4 +1,4 @@
-"""Chats and completions: /v1/chat/completions, /v1/completions."""
+"""Chats, completions and responses: /v1/chat/completions, /v1/completions, /v1/responses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,12 +16,15 @@ from quire.openai_api.asks import Asked, read_body
 from quire.openai_api.bodies import response_body
 from quire.openai_api.chunks import Stream
 from quire.openai_api.errors import ApiError
-from quire.openai_api.fields import CHAT, COMPLETIONS
+from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
+from quire.openai_api.item_stream import ItemStream
 from quire.openai_api.outputs import Output
 from quire.openai_api.pooling import PoolAsked, check_task
+from quire.openai_api.response_stream import ResponseStream
+from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
 from quire.server.endpoint import Endpoint
-from quire.server.events import EventResponse, event_of, unless_gone
+from quire.server.events import DONE, EventResponse, event_of, unless_gone
 from quire.server.reading import read_json
 from quire.server.replies import json_response
 from quire.server.services import Lane, Services, key_of
@@ -29,26 +33,59 @@ _PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
 
 
 def endpoints(services: Services) -> dict[str, Endpoint]:
-    return {path: Endpoint(_handler(services, path)) for path in (CHAT, COMPLETIONS)}
+    handlers = {path: _handler(services, path) for path in (CHAT, COMPLETIONS)}
+    handlers[RESPONSES] = partial(_respond, services)
+    return {path: Endpoint(handler) for path, handler in handlers.items()}
 
 
 def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Any:
         asked = read_body(endpoint, await read_json(request), services.names)
-        check_task("generate", services.engine.facts.get("tasks", ()))
-        number = str(request.scope["quire.request_id"]).removeprefix("req_")
         about: Any = {
-            "id": f"{_PREFIX[endpoint]}-{number}",
+            "id": f"{_PREFIX[endpoint]}-{number_of(request)}",
             "created": int(time.time()),
             "model": asked.model or services.settings.names[0],
         }
-        if asked.stream:
-            stream = Stream(asked, **about)
-            return EventResponse(_events(services, asked, stream, key_of(request)))
-        outputs = await outputs_of(services, request, asked)
-        return json_response(response_body(asked, outputs, **about))
+        return await answered(
+            *(services, request, asked),
+            stream=partial(Stream, asked, **about),
+            whole=lambda outputs: response_body(asked, outputs, **about),
+        )
 
     return handle
+
+
+async def _respond(services: Services, request: Request) -> Any:
+    asked, given = read_response(await read_json(request), services.names)
+    model = asked.model or services.settings.names[0]
+    about = About(number_of(request), int(time.time()), model, given)
+    return await answered(
+        *(services, request, asked),
+        stream=partial(ResponseStream, asked, about),
+        whole=lambda outputs: response_object(asked, outputs[0], about),
+        last=b"",
+    )
+
+
+def number_of(request: Request) -> str:
+    """What an answer is named by: the number of its request."""
+    return str(request.scope["quire.request_id"]).removeprefix("req_")
+
+
+async def answered(
+    services: Services,
+    request: Request,
+    asked: Asked,
+    *,
+    stream: Callable[[], Stream | ItemStream],
+    whole: Callable[[list[Output]], Any],
+    last: bytes = DONE,
+) -> Any:
+    """The response to a body, in the way it asks for: whole, or as events that end with `last`."""
+    check_task("generate", services.engine.facts.get("tasks", ()))
+    if asked.stream:
+        return EventResponse(_events(services, asked, stream(), key_of(request)), last)
+    return json_response(whole(await outputs_of(services, request, asked)))
 
 
 def lane_of(asked: Asked | PoolAsked) -> Lane:
@@ -64,9 +101,9 @@ async def outputs_of(
 
 
 async def _events(
-    services: Services, asked: Asked, stream: Stream, key_id: str
+    services: Services, asked: Asked, stream: Stream | ItemStream, key_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """The chunks of a stream as bytes, those that come together as one piece. The first comes with
+    """The events of a stream as bytes, those that come together as one piece. The first comes with
     the engine's first word, so that what is refused is refused with its own status."""
     is_open = False
     async with aclosing(row_outputs(services, asked, key_id)) as outputs:
@@ -75,7 +112,7 @@ async def _events(
             chunks += stream.feed(row, output)
             is_open = True
             if chunks:
-                yield b"".join(map(event_of, chunks))
+                yield b"".join(event_of(chunk, chunk.get("type", "")) for chunk in chunks)
     for chunk in stream.closing():
         yield event_of(chunk)
 

@@ -14,7 +14,7 @@ from quire.anthropic_api.stream import MessageStream
 from quire.openai_api.errors import ApiError
 from quire.openai_api.fields import MESSAGES
 from quire.server.endpoint import Endpoint
-from quire.server.items import answered
+from quire.server.generation import answered, number_of
 from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -30,12 +30,12 @@ def endpoints(services: Services) -> dict[str, Endpoint]:
             await services.engine.ready()  # what a budget means depends on the model
         bounds = bool(services.engine.facts.get("bounds_thoughts"))
         asked = read_message(body, names, bounds_thoughts=bounds)
-        number = str(request.scope["quire.request_id"]).removeprefix("req_")
-        about: Any = {"id": f"msg_{number}", "model": asked.model or names[0]}
+        about: Any = {"id": f"msg_{number_of(request)}", "model": asked.model or names[0]}
         return await answered(
             *(services, request, asked),
             stream=partial(MessageStream, asked, **about),
-            whole=partial(message_body, asked, **about),
+            whole=lambda outputs: message_body(asked, outputs[0], **about),
+            last=b"",
         )
 
     return {MESSAGES: Endpoint(respond)}

@@ -20,7 +20,7 @@ from quire.openai_api.fields import (
 )
 from quire.openai_api.pooling import check_task, pooling_body, read_pooling_body
 from quire.server.endpoint import Endpoint
-from quire.server.generation import outputs_of
+from quire.server.generation import number_of, outputs_of
 from quire.server.label_scores import label_scores_body, read_label_scores
 from quire.server.reading import read_json
 from quire.server.replies import json_response
@@ -50,12 +50,11 @@ async def _pool(services: Services, request: Request, endpoint: str, body: Any) 
     await engine.ready()  # what a body asks of the engine depends on what the model can do
     asked = read_pooling_body(endpoint, body, names, engine.facts.get("tasks", ()))
     outputs = await outputs_of(services, request, asked)
-    number = str(request.scope["quire.request_id"]).removeprefix("req_")
     return json_response(
         pooling_body(
             asked,
             outputs,
-            id=f"{_PREFIX[endpoint]}-{number}",
+            id=f"{_PREFIX[endpoint]}-{number_of(request)}",
             created=int(time.time()),
             model=asked.model or names[0],
             labels=engine.facts.get("labels", ()),

@@ -138,7 +138,7 @@ def test_a_stream_comes_to_the_whole(name: str, size: int) -> None:
     last = Output((answer,), True, 12, 40, 4, 3)
     whole = message_body(read, last, **about)
     stream = MessageStream(read, **about)
-    made = put_together([event for one in came for event in stream.feed(one)])
+    made = put_together([event for one in came for event in stream.feed(0, one)])
     if name == "calls":  # what stands between a text and a call is told before the call is known
         made["content"][0]["text"] = made["content"][0]["text"].strip()
     assert made == whole

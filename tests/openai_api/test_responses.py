@@ -42,8 +42,8 @@ def test_scores_are_shown_where_they_were_asked_for() -> None:
     stream = ResponseStream(read, about)
     first = Answer(0, "a", logprobs=SCORES[:1])
     last = Answer(0, "b", finish_reason="stop", logprobs=SCORES[1:])
-    events = [*stream.feed(Output((first,), False))]
-    events += stream.feed(Output((last,), True))
+    events = [*stream.feed(0, Output((first,), False))]
+    events += stream.feed(0, Output((last,), True))
     deltas = [e for e in events if e["type"] == "response.output_text.delta"]
     assert [[s["token"] for s in e["logprobs"]] for e in deltas] == [["a"], ["b"]]
     assert shown(events[-1]["response"]["output"][0]) == ["a", "b"]
@@ -53,7 +53,7 @@ def test_scores_are_shown_where_they_were_asked_for() -> None:
 def test_an_answer_that_was_cut_says_so_in_its_item(ended: str, status: str) -> None:
     read, about = asked(stream=True)
     last = Output((Answer(0, "ab", finish_reason=ended),), True)
-    events = list(ResponseStream(read, about).feed(last))
+    events = list(ResponseStream(read, about).feed(0, last))
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
     for item in (*done, *events[-1]["response"]["output"]):
         assert item["status"] == status
