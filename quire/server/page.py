@@ -6,8 +6,6 @@ their hashes; what the server answers is put into the page as text and never as 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,10 +16,10 @@ from markupsafe import Markup
 
 from quire.base.version import __version__
 from quire.report.page import ASSETS as REPORT_ASSETS
+from quire.report.page import hashed, licensed_uplot
 
 ASSETS = Path(__file__).parent / "assets"
-_UPLOT = REPORT_ASSETS / "uplot"
-_STYLES = (_UPLOT / "uPlot.min.css", REPORT_ASSETS / "report.css", ASSETS / "page.css")
+_STYLES = (REPORT_ASSETS / "uplot/uPlot.min.css", REPORT_ASSETS / "report.css", ASSETS / "page.css")
 _SCRIPTS = (
     REPORT_ASSETS / "base.js",
     *(ASSETS / name for name in ("client.js", "rows.js", "live.js", "batches.js", "new_batch.js")),
@@ -40,9 +38,7 @@ class Page:
 def page() -> Page:
     """The same for every visitor."""
     theme = _read(REPORT_ASSETS / "theme.js")
-    # Every page is a copy of uPlot, so every page carries its notice.
-    uplot = f"/*\n{_read(_UPLOT / 'LICENSE')}*/\n{_read(_UPLOT / 'uPlot.iife.min.js')}"
-    scripts = [uplot, *map(_read, _SCRIPTS)]
+    scripts = [licensed_uplot(), *map(_read, _SCRIPTS)]
     styles = "\n".join(map(_read, _STYLES))
     environment = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined
@@ -65,15 +61,11 @@ def page() -> Page:
 
 
 def _policy(scripts: Sequence[str], styles: str) -> str:
-    allowed = " ".join(map(_hashed, scripts))
+    allowed = " ".join(map(hashed, scripts))
     return (
-        f"default-src 'none'; script-src {allowed}; style-src {_hashed(styles)}; "
+        f"default-src 'none'; script-src {allowed}; style-src {hashed(styles)}; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-
-
-def _hashed(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _read(path: Path) -> str:
