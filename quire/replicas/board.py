@@ -29,7 +29,7 @@ class Board:
     """One engine's board. Times are of the monotonic clock, which processes share."""
 
     def __init__(self, file: int) -> None:
-        self._file = file
+        self.number = file
         self._memory = mmap.mmap(file, SIZE)
         self.moved_at = time.monotonic()  # by this process
 
@@ -40,10 +40,6 @@ class Board:
             number = os.dup(file.fileno())
         os.ftruncate(number, SIZE)
         return cls(number)
-
-    @property
-    def number(self) -> int:
-        return self._file
 
     def move(self, phase: Phase, median_step: float = 0.0) -> None:
         """Say what the engine is at, now."""
@@ -75,4 +71,4 @@ class Board:
 
     def close(self) -> None:
         self._memory.close()
-        os.close(self._file)
+        os.close(self.number)

@@ -12,27 +12,19 @@ from prometheus_client.core import (
     Metric,
 )
 
+from quire.base import buckets
 from quire.openai_api.outputs import Output
 from quire.server.services import EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
-_FIRST_TOKEN = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
-)
-_EACH_TOKEN = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
-)
 _TOKENS = tuple(m * 10**k for k in range(6) for m in (1, 2, 5))
 _HISTOGRAMS = {
-    "time_to_first_token_seconds": _FIRST_TOKEN,
-    "inter_token_latency_seconds": _EACH_TOKEN,
-    "e2e_request_latency_seconds": _SECONDS,
-    "request_queue_time_seconds": _SECONDS,
-    "request_prefill_time_seconds": _SECONDS,
-    "request_decode_time_seconds": _SECONDS,
+    "time_to_first_token_seconds": buckets.FIRST_TOKEN,
+    "inter_token_latency_seconds": buckets.EACH_TOKEN,
+    "e2e_request_latency_seconds": buckets.WHOLE,
+    "request_queue_time_seconds": buckets.WHOLE,
+    "request_prefill_time_seconds": buckets.WHOLE,
+    "request_decode_time_seconds": buckets.WHOLE,
     "request_prompt_tokens": _TOKENS,
     "request_generation_tokens": _TOKENS,
 }
@@ -47,9 +39,9 @@ class Metrics:
         self._of = (model, "0")
         self._histograms = {
             name: Histogram(
-                f"quire:{name}", name, _LABELS, buckets=buckets, registry=self.registry
+                f"quire:{name}", name, _LABELS, buckets=limits, registry=self.registry
             ).labels(*self._of)
-            for name, buckets in _HISTOGRAMS.items()
+            for name, limits in _HISTOGRAMS.items()
         }
         self._finished = Counter(
             "quire:request_success",

@@ -151,16 +151,12 @@ class EngineThread:
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
         self._run: Run = session.new_run(self._between_steps, telling=Telling(is_behind=is_behind))
-        self._thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
+        self.thread.start()
 
     @property
     def is_running(self) -> bool:
-        return self._thread.is_alive() and not self._inbox.closed
-
-    @property
-    def thread(self) -> threading.Thread:
-        return self._thread
+        return self.thread.is_alive() and not self._inbox.closed
 
     def ask(self, *asked: Submission) -> None:
         if self.failure is not None:
@@ -185,7 +181,7 @@ class EngineThread:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """End what runs, after the step in progress or so many seconds, and free the memory."""
         self._inbox.close()
-        self._thread.join(seconds)
+        self.thread.join(seconds)
         self._session.close()
 
     def _drive(self) -> None:

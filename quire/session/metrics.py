@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.base import buckets
 from quire.outputs import RequestOutput
 from quire.plan.times import StepTimes
 from quire.scheduler.scheduler import Scheduler
@@ -23,19 +24,6 @@ Counts = npt.NDArray[np.int_]
 
 MOST_OBSERVED = 512  # observations kept before they are sorted into buckets
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
-
-FIRST_TOKEN_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TOKEN_BUCKETS = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0),
-)
-LATENCY_BUCKETS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
 STEP_BUCKETS = (1, 8, *(2**k for k in range(4, 15)))
 
 
@@ -117,13 +105,13 @@ class Metrics:
             "iteration_tokens_total": _Observed(STEP_BUCKETS),
             "request_prompt_tokens": _Observed(lengths),
             "request_generation_tokens": _Observed(lengths),
-            "time_to_first_token_seconds": _Observed(FIRST_TOKEN_BUCKETS),
-            "request_time_per_output_token_seconds": _Observed(TOKEN_BUCKETS),
-            "e2e_request_latency_seconds": _Observed(LATENCY_BUCKETS),
-            "request_queue_time_seconds": _Observed(LATENCY_BUCKETS),
-            "request_inference_time_seconds": _Observed(LATENCY_BUCKETS),
-            "request_prefill_time_seconds": _Observed(LATENCY_BUCKETS),
-            "request_decode_time_seconds": _Observed(LATENCY_BUCKETS),
+            "time_to_first_token_seconds": _Observed(buckets.FIRST_TOKEN),
+            "request_time_per_output_token_seconds": _Observed(buckets.EACH_TOKEN),
+            "e2e_request_latency_seconds": _Observed(buckets.WHOLE),
+            "request_queue_time_seconds": _Observed(buckets.WHOLE),
+            "request_inference_time_seconds": _Observed(buckets.WHOLE),
+            "request_prefill_time_seconds": _Observed(buckets.WHOLE),
+            "request_decode_time_seconds": _Observed(buckets.WHOLE),
         }
         self._finished: Tally[str] = Tally()
         self._counts = dict.fromkeys(

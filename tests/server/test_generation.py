@@ -113,6 +113,8 @@ def test_a_name_with_slashes_and_metrics_as_vllm_calls_them(tmp_path: Path) -> N
     for family in ("quire", "vllm"):
         for name in ("generation_tokens_total", "num_requests_running", "kv_cache_usage_perc"):
             assert f'{family}:{name}{{engine="0",model_name="org/model"}}' in text, text
+        last = 'e2e_request_latency_seconds_bucket{engine="0",le="7680.0"'
+        assert f"{family}:{last}" in text, text
 
 
 @pytest.mark.parametrize(

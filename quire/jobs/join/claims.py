@@ -161,13 +161,8 @@ class Claims:
 
     def counts(self) -> dict[int, int]:
         """For each chunk that is done, how many of its rows count."""
-        found = {}
-        for folder in range(self._num_folders):
-            names = self._names(folder)
-            for number in self._numbers(folder):
-                if f"{number % IN_FOLDER:03}{_DONE}" in names:
-                    found[number] = _number_in(self._path(number, "done"))
-        return found
+        done = sorted({*range(self._num_chunks)} - {*self.open_numbers()})
+        return {number: _number_in(self._path(number, "done")) for number in done}
 
     @property
     def all_done(self) -> bool:

@@ -27,12 +27,8 @@ class ResultColumns:
         self._choice_probs = manifest.choice_probs
         self._settings = [str(s["name"]) for s in manifest.settings]
         many = [manifest.sampling, *manifest.settings]
-        self._listed = any(int(s.get("n", 1)) > 1 for s in many)
-
-    @property
-    def listed(self) -> bool:
-        """Whether a row has several answers, so that `output` is a list."""
-        return self._listed
+        # Whether a row has several answers, so that `output` is a list.
+        self.listed = any(int(s.get("n", 1)) > 1 for s in many)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,8 +51,8 @@ class ResultColumns:
             found[SETTING] = self._settings[record.row % len(self._settings)]
         outputs = [] if failed else [self._read(text) for text in record.outputs]
         reasons = ["error"] if failed else list(record.finish_reasons)
-        found[self._output] = None if failed else outputs if self._listed else outputs[0]
-        found["finish_reason"] = reasons if self._listed else reasons[0]
+        found[self._output] = None if failed else outputs if self.listed else outputs[0]
+        found["finish_reason"] = reasons if self.listed else reasons[0]
         found["prompt_tokens"] = None if failed else record.prompt_tokens
         found["output_tokens"] = None if failed else record.output_tokens
         found["error"], found["error_type"] = record.error, record.error_type
