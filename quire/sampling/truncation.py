@@ -47,10 +47,13 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> Border:
     scores [1 5 4 4 0] with top_k = 2 keeps tokens 1 2 3; with top_p = 0.6 it keeps 1 and,
     because token 1 has a mass of 0.57, also 2.
     """
-    chances, whole = None, None
-    if bool((limits.top_p < 1).any()):
+    chances, whole, has_top_p = None, None, limits.top_p < 1
+    if bool(has_top_p.any()):
         chances = torch.softmax(scores, 1)
-        whole = _sums(chances)
+        # Asked of lines that nothing else cuts; on a CPU it takes as long as the cut itself.
+        is_open = (limits.top_k >= scores.shape[1]) & (limits.min_p == -torch.inf)
+        is_asked = bool((has_top_p & is_open).any())
+        whole = _sums(chances) if is_asked else torch.ones_like(limits.top_p)
     if scores.dtype != torch.float32 or not can_search(scores):
         return _by_heads(scores, top, limits, chances, whole)
     least = (top + limits.min_p).clamp_(min=LOWEST)
