@@ -197,6 +197,41 @@ def test_a_row_that_may_draw_nothing_fails_and_one_with_a_sure_wish_gets_it(llm:
     assert set(ids(sure)[0]) == {11}
 
 
+@pytest.mark.parametrize("size", [torch.inf, 1e9, 1e30])
+def test_tokens_that_are_wished_for_alike_are_drawn_alike(size: float, llm: LLM) -> None:
+    def wishing(output_ids: list[int], logits: Tensor) -> Tensor:
+        logits[20:24] = size
+        logits[20 + len(output_ids) % 4] = -torch.inf
+        return logits
+
+    def whatever(output_ids: list[int], logits: Tensor) -> Tensor:
+        return logits.fill_(size)
+
+    drawn = [ids(o)[0] for o in run(llm, *(params(wishing, seed=i) for i in range(12)))]
+    assert {token for answer in drawn for token in answer} == {20, 21, 22, 23}
+    assert all(token != 20 + at % 4 for answer in drawn for at, token in enumerate(answer))
+    [anything, greedy] = run(llm, params(whatever), params(whatever, temperature=0.0))
+    assert len(set(ids(anything)[0])) > 4 and set(ids(greedy)[0]) == {0}
+
+
+@pytest.mark.parametrize("other", [2.0, 1e9, 1e30])
+def test_infinity_wins_over_any_number_and_loses_to_a_mask(other: float, llm: LLM) -> None:
+    def surely(output_ids: list[int], logits: Tensor) -> Tensor:
+        logits[30], logits[31] = other, torch.inf
+        return logits
+
+    def plainly(output_ids: list[int], logits: Tensor) -> Tensor:
+        logits[30] = other
+        return logits
+
+    hot = {"temperature": 2.0, "logit_bias": {30: 100.0}}
+    masked = {"allowed_token_ids": [30, 40, 41, 42, 43]}
+    asked = [params(surely, **hot), params(surely, **masked), params(plainly, **masked)]
+    [sure, forbidden, unasked] = run(llm, *asked)
+    assert set(ids(sure)[0]) == {31}
+    assert ids(forbidden) == ids(unasked)
+
+
 def test_calling_the_llm_from_a_processor_is_refused(llm: LLM) -> None:
     def calling(output_ids: list[int], logits: Tensor) -> Tensor:
         llm.generate("again")

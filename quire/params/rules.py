@@ -233,7 +233,8 @@ PARAMS_STATUS: dict[str, Status] = {
         guided_decoding="The older spelling of structured_outputs.",
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
         logits_processors="Functions (output ids, logits) or (prompt ids, output ids, logits) "
-        "that return the row's logits; they come before everything else.",
+        "that return the row's logits; they come before everything else. +inf wins over every "
+        "number, several share alike; NaN ends the row.",
         repetition_detection="Ends an answer whose last tokens are the same few again and again, "
         'with finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
         thinking_token_budget="At most so many tokens of thoughts: then the tag that closes them "

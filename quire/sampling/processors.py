@@ -23,6 +23,9 @@ from quire.step import RowStart
 
 Processor = Callable[..., Any]
 
+# Of a wish over other logits: twice that has steps of 1/1024 in float32, in which no noise is lost.
+_FAR_ABOVE = 4096.0
+
 
 class RowProcessors:
     """The processors of one row, and the tokens they are told about."""
@@ -82,7 +85,8 @@ class RowProcessors:
 
 
 def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
-    """What a processor returned, if it can stand for `logits`; +inf becomes a finite wish."""
+    """What a processor returned, if it can stand for `logits` [..., vocabulary], all finite or
+    -inf."""
     if not isinstance(given, Tensor):
         raise ProcessorFailed(
             f"{at}: it returned {type(given).__name__}, not a tensor; return the logits"
@@ -95,7 +99,23 @@ def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
     edited = given.detach().to(logits.device, torch.float32)
     if bool(torch.isnan(edited).any()):
         raise ProcessorFailed(f"{at}: it returned NaN")
-    return edited.clamp(max=MAX_BIAS)
+    return _within_reach_of_noise(edited)
+
+
+def _within_reach_of_noise(logits: Tensor) -> Tensor:
+    """Each line with wishes of a size that float32 can add noise to: what is drawn among several
+    tokens at +inf, or at 1e9, would else be the first of them.
+
+    +inf lies further above every other than noise, a bias over HTTP and a temperature of 2 can
+    bridge. Not -inf for the others: they are what is left where a mask forbids the wish.
+    """
+    is_wish = logits == torch.inf
+    others = logits.masked_fill(is_wish, -torch.inf).clamp(max=MAX_BIAS)
+    largest = others.amax(-1, keepdim=True).clamp(min=0)
+    # In proportion where that is more: next to 1e9 a float32 knows no step of 4,096.
+    wish = largest + torch.maximum(largest / 1024, torch.full_like(largest, _FAR_ABOVE))
+    others = torch.where(is_wish, wish, others)
+    return others - (others.amax(-1, keepdim=True) - 2 * _FAR_ABOVE).clamp(min=0)
 
 
 def what_it_said(error: BaseException | None) -> str:
