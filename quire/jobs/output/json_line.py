@@ -8,12 +8,14 @@ from typing import Any
 
 from quire.jobs.input.plain import as_text
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=as_text, allow_nan=False)
+
 
 def json_line(row: Any) -> bytes:
     """The row, or any other value, as a line of UTF-8. What JSON cannot hold is null (NaN and the
     infinities, which Arrow has), and what UTF-8 cannot hold is escaped."""
     try:
-        line = json.dumps(row, ensure_ascii=False, default=as_text, allow_nan=False) + "\n"
+        line = _ENCODER.encode(row) + "\n"
     except ValueError:
         line = json.dumps(_finite(row), ensure_ascii=False, default=as_text) + "\n"
     try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _EMPTY = 0
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def row_seed(job_seed: int, key: str) -> int:
@@ -32,7 +33,7 @@ class ContentHash:
 
 
 def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 class KeyTable:
@@ -50,9 +51,10 @@ class KeyTable:
         """Set the key's value; whether it was there before."""
         if 3 * self._count >= 2 * len(self._prints):
             self._grow()
-        found = self._slot(_fingerprint(key))
+        fingerprint = _fingerprint(key)
+        found = self._slot(fingerprint)
         was_there = self._prints[found] != _EMPTY
-        self._prints[found], self._values[found] = _fingerprint(key), value
+        self._prints[found], self._values[found] = fingerprint, value
         self._count += not was_there
         return was_there
 

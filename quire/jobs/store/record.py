@@ -21,6 +21,7 @@ _HEAD = b'{"crc":"'
 _BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a quote, a comma
 LONGEST_LINE = 64 << 20
 MOST_ROWS = 1 << 48  # also of tokens and epochs
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _COUNTS = ("row", "epoch", "prompt_tokens", "output_tokens")
 
 
@@ -92,7 +93,7 @@ def encode(record: ResultRecord, job: str | None = None) -> bytes:
         fields |= {"error": record.error, "error_type": record.error_type}
     if record.extra:
         fields["extra"] = record.extra
-    body = json.dumps(fields, separators=(",", ":")).encode("ascii")[1:]
+    body = _ENCODER.encode(fields).encode("ascii")[1:]
     return b'%s%08x",%s\n' % (_HEAD, zlib.crc32(body), body)
 
 
