@@ -79,6 +79,16 @@ def check_lines(path: Path, endpoint: str, is_wanted: Callable[[], bool]) -> Che
     return checked
 
 
+def line_ids(path: Path) -> Iterator[tuple[int, str]]:
+    """The number of each row of a file that was checked, from 0 on, and its custom_id."""
+    with open(path, "rb") as file:
+        for row, (_, _, line) in enumerate(_lines(file)):
+            found = _parsed(line)
+            named = None if isinstance(found, BadRow) else found.get("custom_id")
+            # A line that somebody changed since is called as a row of any job.
+            yield row, named if isinstance(named, str) else f"0:{row}"
+
+
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """Number, place and bytes of each line that is not blank. One that is longer than a row may
     be comes cut, and so as no JSON."""

@@ -33,6 +33,7 @@ from quire.jobs.supervise.metrics import MetricsFile
 from quire.openai_api.fields import MESSAGES
 from quire.params.rules import show
 from quire.server.batch_engine import EngineFacts
+from quire.server.batch_input import line_ids
 from quire.server.batch_lines import SUMMED, line_of
 from quire.server.batches import StoredBatch
 from quire.server.storage import second_name
@@ -211,14 +212,12 @@ class BatchJob:
         self._metrics.append(dict(metrics))
 
     def fail_rest(self, code: str, message: str) -> None:
-        """Give every row that has no result this error."""
-        for row in self._left():
-            self._append(
-                ResultRecord(
-                    row.row, row.key, row.content, self.epoch, error=message, error_type=code
-                ),
-                group=_UNANSWERED_GROUP,
-            )
+        """Give every row that has no result this error. Nothing is asked of these, so neither are
+        their bodies looked at, which would be most of the time."""
+        for row, key in line_ids(self._path("input")):
+            if row not in self._journal.index:
+                record = ResultRecord(row, key, "", self.epoch, error=message, error_type=code)
+                self._append(record, group=_UNANSWERED_GROUP)
         self._journal.commit()
 
     def write(self) -> Outcome:

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from quire.jobs.input.files import find_files
+from quire.jobs.input.work import Selection, Setting, Work
 from quire.jobs.store.store import Manifest, read_results
 from quire.server import batch_dispatch, batch_service, batches
+from quire.server.batch_input import line_ids
+from quire.server.batch_job import LineAsking
 from tests.server.stored import (
     COMPLETIONS,
     KEYS,
@@ -192,6 +196,31 @@ async def test_a_cancelled_batch_keeps_what_is_finished(client: Client) -> None:
     again = await client.http.post(f"/v1/batches/{batch['id']}/cancel")
     assert again.status_code == 400
     assert len(engine.asked) < 2000
+
+
+def test_lines_without_an_answer_have_the_numbers_and_names_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        b'{"custom_id": "first", "body": {"odd": "\\ud800"}}\r\n\n  \n'
+        b'{"custom_id": "once", "custom_id": "\\u00e9\xc3\xa9"}\n'
+        b'{"custom_id": "changed\n'
+        b'{"body": {}, "custom_id": "last"}'
+    )
+    asking, selection = LineAsking(), Selection(id_column="custom_id")
+    work = Work(
+        find_files([str(path)]),
+        asking,
+        [Setting(None, {})],
+        selection,
+        seed=0,
+        common="",
+        reserved=frozenset(),
+        done=frozenset(),
+    )
+    named = list(line_ids(path))
+    assert named == [(row.row, row.key) for row in work.rows()]
+    assert [name for _, name in named] == ["first", "éé", "0:2", "last"]
 
 
 @served()
