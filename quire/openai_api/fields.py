@@ -76,7 +76,12 @@ _FIELDS = [
             "names and no others, unless it says `additionalProperties`; so have the arguments of "
             "forced calls.",
         ),
-        ("structured_outputs", "an object", "One of json, regex, choice, grammar, json_object."),
+        (
+            "structured_outputs",
+            "an object",
+            "One of json, regex, choice, grammar, json_object; choices of more than 4,096 "
+            "characters in all are drawn token by token.",
+        ),
         ("guided_json", "anything", "The older form of structured_outputs."),
         ("guided_regex", "text", "The same."),
         ("guided_choice", "a list", "The same; at most 16,384."),

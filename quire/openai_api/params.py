@@ -18,6 +18,7 @@ _MOST = {
     "allowed_token_ids": 1 << 18,
 }
 _MOST_CHARACTERS = 1 << 16  # of all texts of such a list together
+_MOST_JUDGED = 1 << 12  # characters of all choices that are judged whole
 USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its length
 # Parameters that mean the same here, under the same name.
 _SAME = (
@@ -58,7 +59,7 @@ def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any
     usual = None if is_chat else USUAL_COMPLETION
     params["max_tokens"] = given.get("max_completion_tokens", given.get("max_tokens", usual))
     if (wanted := _constraint(given)) is not None:
-        params["structured_outputs"] = wanted
+        params["structured_outputs"] = _bounded(wanted)
     return params
 
 
@@ -103,6 +104,21 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
         first, second, *_ = found
         raise bad(f"{first} and {second} exclude each other; give one of them", param=second)
     return next(iter(found.values()), None)
+
+
+def _bounded(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Long lists of choices are drawn token by token: judging each whole is the work of a prompt
+    as long as all of them together, for one short answer."""
+    texts = wanted.get("choice")
+    if not isinstance(texts, list) or sum(len(str(text)) for text in texts) <= _MOST_JUDGED:
+        return wanted
+    if wanted.get("choice_mode") == "whole":
+        way_out = 'leave choice_mode out, or say "tokens"'
+        raise bad(
+            f"choices are judged whole up to {_MOST_JUDGED:,} characters; {way_out}",
+            param="structured_outputs.choice_mode",
+        )
+    return {**wanted, "choice_mode": "tokens"}
 
 
 def prompt_fields(name: str) -> dict[str, str]:

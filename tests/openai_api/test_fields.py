@@ -165,6 +165,20 @@ def test_an_empty_schema_says_nothing(form: dict[str, Any], wanted: dict[str, An
     assert row["params"]["structured_outputs"] == wanted
 
 
+@pytest.mark.parametrize(("size", "mode"), [(64, None), (65, "tokens")])
+def test_long_lists_of_choices_are_drawn_token_by_token(size: int, mode: str | None) -> None:
+    for field, choices in [("guided_choice", ["x" * 64] * size), ("structured_outputs", None)]:
+        given = choices or {"choice": ["x" * 64] * size}
+        [row] = read_body(CHAT, {**BODIES[CHAT], field: given}).rows
+        assert row["params"]["structured_outputs"].get("choice_mode") == mode
+
+
+def test_long_lists_of_choices_are_not_judged_whole_on_demand() -> None:
+    wanted = {"choice": ["x" * 64] * 65, "choice_mode": "whole"}
+    with pytest.raises(ApiError, match="judged whole up to 4,096 characters; leave choice_mode"):
+        read_body(CHAT, {**BODIES[CHAT], "structured_outputs": wanted})
+
+
 @pytest.mark.parametrize("fields", [{"n": 3, "best_of": 3}, {"n": 3, "best_of": 1}, {"best_of": 1}])
 def test_as_many_written_as_answered_is_what_happens_anyway(fields: dict[str, int]) -> None:
     asked = read_body(COMPLETIONS, BODIES[COMPLETIONS] | fields)
