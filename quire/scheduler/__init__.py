@@ -4,8 +4,9 @@ The nouns:      sequence.py (one answer being written), watches.py (what looks a
                 rows.py (those that run, as columns), placements.py (rows over blocks),
                 row_starts.py (what a device knows of one), waiting.py (those that want a row)
 A plan is made: scheduler.py within limits.py, with admission.py (what may begin), chunks.py
-                (prompts), forking.py (samples), repeats.py (steps of one plan), turns.py (all rows
-                by masks, or a half), groups.py (shared beginnings), draft.py
+                (prompts), shares.py (whose prompts), forking.py (samples), repeats.py (steps of one
+                plan), turns.py (all rows by masks, or a half), groups.py (shared beginnings),
+                draft.py
 When full:      preemption.py (which sequence gives way), windows.py (blocks that no layer sees any
                 more), lanes.py and pass_times.py (how far the background yields), adapters.py
                 (LoRA adapters take turns)

@@ -82,7 +82,7 @@ class Lanes:
         is_awaited = drawn < len(foreground) or self._waiting.num_foreground > 0
         fixed, each = self._times.line()
         if not (is_awaited or drawn or self.is_hurried):
-            return self._longest_pass(budget, each)
+            return self.longest_pass(budget)
         if is_awaited and self._num_alone < TURNS - 1:
             return 0
         if drawn:
@@ -92,9 +92,10 @@ class Lanes:
         short = int((SHORT_PASS * self._first_token - fixed) / each)
         return min(budget, max(decoding, short) + LEAST_SPARE)
 
-    def _longest_pass(self, budget: int, each: float) -> int:
-        """Tokens of a pass that a newcomer may have to wait for. What a token takes is known best
-        from large passes; `each` is what it takes in small ones."""
+    def longest_pass(self, budget: int) -> int:
+        """Tokens of a pass that others may have to wait for. What a token takes is known best from
+        large passes; `each` is what it takes in small ones."""
+        _, each = self._times.line()
         if not self.is_serving or not (self._token_seconds or self._times.is_known):
             return budget
         seconds = LONGEST_PASS if self._clock() < self._quiet_from else QUIET_PASS

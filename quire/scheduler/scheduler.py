@@ -41,6 +41,7 @@ from quire.scheduler.reports import Reports, StepReport
 from quire.scheduler.rows import Rows
 from quire.scheduler.scoring import Scoring, unfold
 from quire.scheduler.sequence import Guide, Sequence
+from quire.scheduler.shares import Shares
 from quire.scheduler.stopping import AcceptAll, accept_each
 from quire.scheduler.trials import Trials
 from quire.scheduler.turns import Turns
@@ -96,6 +97,7 @@ class Scheduler:
         self._chunks = Chunks(
             placements, self._scoring, self._beams, self._forking, self.media, self._reports
         )
+        self._shares = Shares(rows, self.lanes, waiting, self._admission, self._chunks)
         self._preemption = Preemption(placements, self._beams, waiting, self.media, self._reports)
         self._committer = Committer(
             placements,
@@ -113,7 +115,7 @@ class Scheduler:
 
     def fresh(self) -> Scheduler:
         """One like this, with nothing in it."""
-        return Scheduler(
+        made = Scheduler(
             self.pool.fresh(),
             self.limits,
             expected_output=self._expected_output,
@@ -123,6 +125,8 @@ class Scheduler:
             clock=self._clock,
             times=self.guesses.times,
         )
+        made.lanes.is_serving = self.lanes.is_serving
+        return made
 
     def use(self, handles: Handles) -> None:
         """What results name is found here from now on: with the executor that runs the plans."""
@@ -171,7 +175,7 @@ class Scheduler:
             decode = self._plan_decode(draft)
             if decode is None:
                 return None
-            self._plan_prefill(draft)
+            self._shares.plan(draft)
             if self.num_preemptions == before:
                 self._admit(draft)
             released = self.held.release()
@@ -268,13 +272,6 @@ class Scheduler:
             return ready
         return self.turns.among(ready, awaited=any(len(sent.plan.decode) for sent in self._sent))
 
-    def _plan_prefill(self, draft: Draft) -> None:
-        """Prompts that were begun go on, in order of admission, the background's last."""
-        rows = self.rows
-        begun = rows.running[~rows.drawn[rows.running]]
-        for row in begun[np.argsort(rows.background[begun], kind="stable")].tolist():
-            self._chunks.plan(row, draft)
-
     def _admit(self, draft: Draft) -> None:
         """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
         max_wait = self._reports.long_wait(self.limits.max_wait)
@@ -320,7 +317,7 @@ class Scheduler:
         self._scoring.begin(row)
         if sequence.group is not None:
             self._beams.enter(row, draft)
-        self._chunks.plan(row, draft)
+        self._shares.begin(row, draft)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
         """Digest the oldest plan's result, which took so long."""

@@ -47,6 +47,7 @@ class Setting:
     speculation: Speculation | None = None
     optimism: float = 1.0  # what the scheduler expects of an output, as a share of max_tokens
     windows: Windows = ONE_GROUP
+    serving: bool = False
 
     def engine(
         self,
@@ -78,6 +79,7 @@ class Setting:
             clock=clock,
             times=FreePositions(),
         )
+        scheduler.lanes.is_serving = self.serving
         return Engine(scheduler, device or self.executor(pool), depth=self.depth)
 
     def executor(self, pool: BlockPool | None = None) -> FakeExecutor:
@@ -164,6 +166,7 @@ def random_setting(
         speculation=rng.choice(
             [None, Speculation(rng.choice([1, 2, 5, 20]), 1, 3, rng.choice([0, 0, 4, 16]))]
         ),
+        serving=rng.random() < 0.5,
     )
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from quire.engine import Engine
-from quire.scheduler.lanes import MOST_BEGUN, MOST_BEGUN_IN_A_HURRY, Lanes
+from quire.scheduler.lanes import LEAST_PASS, MOST_BEGUN, MOST_BEGUN_IN_A_HURRY, Lanes
 from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import TURNS, Waiting
 from quire.step import StepPlan
@@ -188,3 +188,52 @@ def test_a_row_of_the_background_yields_even_where_there_is_only_one() -> None:
     plan = planned(engine)
     assert numbers(engine, [one.row for one in plan.prefill]) == {1}
     assert len(drain(engine)) == 2
+
+
+def ends_at(engine: Engine, number: int) -> int:
+    """After how many further passes this one has ended."""
+    for at in range(1, 200):
+        plan = engine.scheduler.schedule()
+        assert plan is not None
+        report = engine.scheduler.commit(engine.executor.submit(plan).result(), 0.01)
+        if any(s.request.number == number for s in report.ended):
+            return at
+    raise AssertionError(f"{number} has not ended")
+
+
+def with_a_long_prompt(*, serving: bool) -> Engine:
+    """A prompt of 1000 tokens was begun, and one of 40 came after it."""
+    made = setting(num_blocks=400, max_num_batched_tokens=64, caching=False, serving=serving)
+    engine = made.engine()
+    engine.add(foreground(1, tokens=1, prompt=1000))
+    planned(engine)
+    engine.add(foreground(2, tokens=1, prompt=40))
+    return engine
+
+
+def test_a_short_prompt_begins_beside_a_long_one_and_leaves_it_the_rest() -> None:
+    engine = with_a_long_prompt(serving=True)
+    assert ends_at(engine, 2) == 2, "half of the next pass, and what is left of it"
+    assert ends_at(engine, 1) == -(-1040 // 64) - 3, "no pass had room left"
+
+
+def test_where_nobody_waits_prompts_go_on_one_after_the_other() -> None:
+    assert ends_at(with_a_long_prompt(serving=False), 1) == -(-1000 // 64) - 1
+
+
+def test_the_long_prompt_that_came_first_is_not_overtaken_for_ever() -> None:
+    engine = with_a_long_prompt(serving=True)
+    for number in range(3, 60):
+        engine.add(foreground(number, tokens=1, prompt=60))
+    assert ends_at(engine, 1) <= 1000 // 32
+
+
+def test_no_request_has_more_of_a_pass_than_others_may_wait_for() -> None:
+    engine = setting(num_blocks=1500, max_num_batched_tokens=1024, serving=True).engine()
+    engine.add(foreground(1, tokens=1, prompt=3000))
+    first = engine.scheduler.schedule()
+    assert first is not None and first.num_tokens == 1024, "what a token takes is not known yet"
+    engine.scheduler.commit(engine.executor.submit(first).result(), 5.0)
+    assert planned(engine).num_tokens == LEAST_PASS
+    engine.add(foreground(2, tokens=1, prompt=1000))
+    assert [len(one.token_ids) for one in planned(engine).prefill] == [LEAST_PASS] * 2
