@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import struct
 import textwrap
+import zlib
 from base64 import b64encode, urlsafe_b64encode
 from fractions import Fraction
 from pathlib import Path
@@ -26,7 +27,7 @@ from quire.inputs.media.urls import MediaUrl
 from quire.inputs.media.videos import read_video
 from quire.jobs.input.media import MediaCells
 from quire.jobs.input.rows import BadRow
-from tests.media.abuse import GOOD, encoded
+from tests.media.abuse import GOOD, chunk, encoded
 from tests.media.test_videos import clip
 from tests.media.tiny import picture
 
@@ -35,10 +36,18 @@ TONE = (0.5 * np.sin(np.arange(8000) / 8)).astype(np.float32)
 ANY = MediaOptions()
 
 
-def turned(way: int) -> bytes:
+def turned(way: int, kind: str = "PNG") -> bytes:
     exif = Image.Exif()
     exif[0x0112] = way
-    return encoded("PNG", GOOD, exif=exif)
+    return encoded(kind, GOOD, exif=exif)
+
+
+def clear_grey(grey: int, clear: int) -> bytes:
+    """Pixels of one grey of 16 bits, and which grey is clear."""
+    header = struct.pack(">IIBBBBB", 3, 2, 16, 0, 0, 0, 0)
+    lines = zlib.compress((b"\0" + struct.pack(">H", grey) * 3) * 2)
+    parts = (b"IHDR", header), (b"tRNS", struct.pack(">H", clear)), (b"IDAT", lines), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 def images() -> dict[str, tuple[Any, Any]]:
@@ -46,7 +55,7 @@ def images() -> dict[str, tuple[Any, Any]]:
     more, wide = [picture(48, 32, 3)], GREY.astype(np.uint16) * 257
     lab = encoded("TIFF", GOOD.convert("LAB"))
     cmyk = encoded("JPEG", GOOD.convert("CMYK"), quality=95)
-    clear = GOOD.convert("RGBA")
+    clear, red = GOOD.convert("RGBA"), Image.new("RGB", (3, 2), (9, 0, 0))
     clear.putalpha(0)
     moving: Any = {"save_all": True, "append_images": more}
     opened = Image.open(io.BytesIO(encoded("GIF", GOOD, **moving)))
@@ -62,6 +71,9 @@ def images() -> dict[str, tuple[Any, Any]]:
         "two pages": (encoded("TIFF", GOOD, **moving), GOOD),
         "two pictures": (encoded("MPO", GOOD, quality=100, **moving), None),
         "a frame of the caller's": (opened, np.asarray(opened.convert("RGB"))),
+        "a clear colour": (encoded("PNG", red, transparency=(9, 0, 0)), np.full((2, 3), 255)),
+        "a clear grey of 16 bits": (clear_grey(0x1234, 0x1234), np.full((2, 3), 255)),
+        "16 bits, another is clear": (clear_grey(0x1234, 0x1235), np.full((2, 3), 0x12)),
         "all clear": (encoded("WEBP", clear, lossless=True), np.full((32, 48), 255)),
         "a palette, open": (GOOD.convert("P"), np.asarray(GOOD.convert("P").convert("RGB"))),
         "one pixel": (encoded("PNG", picture(1, 1)), picture(1, 1)),
@@ -74,7 +86,11 @@ def images() -> dict[str, tuple[Any, Any]]:
         "of a dataset": ({"bytes": encoded("PNG"), "path": None}, GOOD),
     }
     ways = {2: GOOD.transpose(0), 3: GOOD.transpose(3), 6: GOOD.transpose(4), 8: GOOD.transpose(2)}
-    return found | {f"turned {way}": (turned(way), wanted) for way, wanted in ways.items()}
+    return found | {
+        f"turned {way}, {kind}": (turned(way, kind), wanted)
+        for way, wanted in ways.items()
+        for kind in ("PNG", "TIFF")
+    }
 
 
 @pytest.mark.parametrize("name", images())

@@ -66,8 +66,8 @@ def _opened(file: BinaryIO) -> Image:
 
 def _orientation(image: Image) -> int:
     """What EXIF says, 1 where it says nothing that can be read. A PNG is asked only for what came
-    before its pixels: Pillow would decode it to look further."""
-    if image.format not in ("JPEG", "TIFF", "WEBP", "AVIF") and "exif" not in image.info:
+    before its pixels: Pillow would decode it to look further. A TIFF it turns itself."""
+    if image.format not in ("JPEG", "WEBP", "AVIF") and "exif" not in image.info:
         return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))

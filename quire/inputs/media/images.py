@@ -164,21 +164,27 @@ def checked_size(width: int, height: int, *, kind: str = "image") -> tuple[int, 
 
 def rgb(image: Image) -> Image:
     """In RGB: what is clear becomes white, sixteen bits become eight."""
-    mode = image.mode
-    if mode == "RGB":
-        return image
-    if mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    mode, clear = image.mode, image.info.get("transparency")
+    if mode == "I" or mode.startswith("I;16"):
+        grey: Image = images().fromarray(_eight_bits(np.asarray(image), mode, clear)).convert("RGB")
+        return grey
+    if mode in ("RGBA", "LA", "PA", "RGBa", "La") or clear is not None:
         layer = image.convert("RGBA")
         white = images().new("RGBA", layer.size, (255, 255, 255, 255))
         flat: Image = images().alpha_composite(white, layer).convert("RGB")
         return flat
+    if mode == "RGB":
+        return image
     if mode == "P" or mode in _PLAIN_MODES:
         return image.convert("RGB")
-    if mode == "I" or mode.startswith("I;16"):
-        wide = np.asarray(image)
-        if int(wide.max(initial=0)) > 0xFFFF or int(wide.min(initial=0)) < 0:
-            raise bad(f"has numbers from {wide.min()} to {wide.max()}; 16 bits are read at most")
-        bits = 0 if mode == "I" and int(wide.max(initial=0)) <= 0xFF else 8  # I: of any range
-        grey: Image = images().fromarray((wide >> bits).astype(np.uint8)).convert("RGB")
-        return grey
     raise bad(f"is of mode {mode!r}, which quire does not read; convert it to RGB")
+
+
+def _eight_bits(wide: npt.NDArray[Any], mode: str, clear: object) -> npt.NDArray[np.uint8]:
+    """Greys of more bits; Pillow itself would cut what is above 255."""
+    least, most = int(wide.min(initial=0)), int(wide.max(initial=0))
+    if most > 0xFFFF or least < 0:
+        raise bad(f"has numbers from {least} to {most}; 16 bits are read at most")
+    bits = 0 if mode == "I" and most <= 0xFF else 8  # I: of any range
+    made = (wide >> bits).astype(np.uint8)
+    return made if clear is None else np.where(wide == clear, np.uint8(255), made)
