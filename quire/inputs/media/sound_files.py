@@ -30,8 +30,6 @@ from quire.inputs.media.samples import (
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "RF64", "W64", "AU", "CAF")
 _UNPACKED = ("WAV", "WAVEX", "AIFF", "RF64", "W64", "AU")  # of which decoders take what is there
 _BLOCK = 1 << 16  # samples that are decoded at a time, of all channels together
-# Lengths that a writer puts into a header when it does not know yet.
-_UNKNOWN_LENGTHS = (0, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 def tasks() -> dict[str, Any]:
@@ -101,7 +99,7 @@ def _missing(file: int) -> int:
     size, begins = os.fstat(file).st_size, os.pread(file, 12, 0)
     if begins[:4] in (b".snd", b"dns."):  # AU: where samples begin, and their length
         first, length = struct.unpack(">II" if begins[:1] == b"." else "<II", begins[4:])
-        return 0 if length in _UNKNOWN_LENGTHS else max(first + length - size, 0)
+        return 0 if _is_unknown(length) else max(first + length - size, 0)
     if begins[:4] == b"riff":  # W64: names of 16 bytes, lengths of 8 that count themselves
         return _missing_of(file, size, 40, "<4s12xQ", b"data", unit=8, own=24)
     if begins[:4] == b"FORM":
@@ -121,9 +119,15 @@ def _missing_of(
             _, large = struct.unpack("<QQ", os.pread(file, 16, at + width).ljust(16, b"\0"))
         if name == wanted:
             length = large or length
-            return 0 if length in _UNKNOWN_LENGTHS else max(at + width + length - size, 0)
+            return 0 if _is_unknown(length) else max(at + width + length - size, 0)
         at += width + -(-length // unit) * unit
     return 0
+
+
+def _is_unknown(length: int) -> bool:
+    """Whether a writer put it into a header that it could not come back to: 0, or what is near 2 or
+    4 GiB (SoX 0x7FFFF000, arecord 0x80000000, FFmpeg 0xFFFFFFFF, some less by the header)."""
+    return length == 0 or abs(length - (1 << 31)) <= 1 << 13 or 0 <= (1 << 32) - length <= 1 << 13
 
 
 def _mono(sound: Any, said: About) -> Iterator[Samples]:
