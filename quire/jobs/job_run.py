@@ -6,7 +6,7 @@ import shlex
 import signal
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,11 @@ def run_job(
 ) -> JobReport:
     """Begin the job or go on with it, until every row has its result."""
     job_dir = job_setup.job_directory(options)
-    lock = JobLock.take(job_dir)
     files: list[InputFile] = []
-    try:
+    with ExitStack() as leaving:  # each of these, whatever another of them raises
+        lock = leaving.enter_context(JobLock.take(job_dir))
+        leaving.callback(job_setup.tidy, job_dir)
+        leaving.callback(lambda: job_setup.drop_refused(options, job_dir, files))
         with StopSignals() as signals:
             with signals.at_once():  # a pipe or the Hub may take long to give the input
                 before = job_setup.manifest_before(options, job_dir)
@@ -91,10 +93,6 @@ def run_job(
                 check_first_rows(options, manifest, files)
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
             return run.run(signals, engine_command)
-    finally:
-        job_setup.drop_refused(options, job_dir, files)
-        job_setup.tidy(job_dir)
-        lock.release()
 
 
 class JobRun(Watcher):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -243,6 +244,18 @@ def test_a_second_writer_is_told_who_the_first_is(source: Path, output: Path) ->
         with pytest.raises(JobLocked, match=f"process {os.getpid()}"):
             answer(source, output)
         assert run(run_command(source, output)).returncode == 73
+    assert answer(source, output).num_ok == 12
+
+
+def test_a_disk_that_fails_as_a_job_ends_leaves_it_free(source: Path, output: Path) -> None:
+    """The same program goes on with it later."""
+
+    def broken(path: Path) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(Path, "iterdir", broken)
+        answer(source, output)
     assert answer(source, output).num_ok == 12
 
 
