@@ -34,6 +34,8 @@ from quire.jobs.store.segments import last_epoch
 from quire.jobs.store.stamps import MODEL_FILES, FileStamp
 from quire.jobs.transcripts import transcript_format
 
+PROBE = ".probe-"  # what names of files begin with by which a disk is tried
+
 
 def job_directory(options: JobOptions) -> Path:
     """The job's directory, made if need be; an OUTPUT that no job wrote is not overwritten."""
@@ -73,8 +75,10 @@ def tidy(job_dir: Path) -> None:
 
 def _is_only_begun(job_dir: Path) -> bool:
     """Whether a kill left it before it had a manifest."""
-    ours = {LOCK, NAME + ".partial"}
-    return all(p.name in ours or _is_spooled(p) for p in job_dir.iterdir())
+    ours = {LOCK, NAME + PARTIAL}
+    return all(
+        p.name in ours or p.name.startswith(PROBE) or _is_spooled(p) for p in job_dir.iterdir()
+    )
 
 
 def _is_spooled(path: Path) -> bool:

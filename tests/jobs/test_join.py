@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -18,10 +19,12 @@ import pytest
 from quire.errors import InvalidOption, JobChanged, JobStopped
 from quire.jobs.input.files import find_files, read_rows
 from quire.jobs.input.rows import InputRow
+from quire.jobs.job_setup import job_directory
 from quire.jobs.join import claims as claiming
 from quire.jobs.join.chunks import ChunkReader, Chunks
 from quire.jobs.join.claims import Beat, Claims, Workers
 from quire.jobs.join.merge import merge_output
+from quire.jobs.join.setup import check_exclusive
 from quire.jobs.store.lock import JobLock
 from tests.jobs.driving import (
     SAMPLED,
@@ -217,6 +220,34 @@ def test_a_claim_has_its_name_when_its_content_is_on_disk(
     assert claims.take() == 0
     claims.finish(0, 7)
     assert claims.counts() == {0: 7}
+
+
+def test_a_claim_whose_answer_was_lost_is_still_a_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS asks again where an answer does not come, and then finds the name that it made itself:
+    the chunk would belong to a worker that does not know of it."""
+    link = os.link
+
+    def linked(aside: Path, path: Path) -> None:
+        link(aside, path)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+    monkeypatch.setattr(os, "link", linked)
+    first, second = (Claims(tmp_path, name, 2, Workers(tmp_path)) for name in ("w1", "w2"))
+    assert [first.take(), second.take(), first.take()] == [0, 1, None]
+    assert not first._claim(1, 0)  # it is the other's
+
+
+def test_a_worker_killed_while_it_tried_the_disk_leaves_a_job_that_goes_on(tmp_path: Path) -> None:
+    source, output = write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    job_dir = tmp_path / "out.jsonl.quire"
+    job_dir.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *given, **how: None)
+        check_exclusive(job_dir)
+    assert len(list(job_dir.iterdir())) == 2
+    assert job_directory(make_job(source, output, join=True).options) == job_dir
 
 
 def test_a_disk_without_exclusive_create_is_refused(

@@ -108,7 +108,7 @@ def _known(before: FileStamp, now: FileStamp) -> FileStamp:
 
 def check_exclusive(job_dir: Path) -> None:
     """Refuse a disk where two workers could both make the same file."""
-    probe = job_dir / f".probe-{randomness.token_hex(8)}"
+    probe = job_dir / f"{job_setup.PROBE}{randomness.token_hex(8)}"
     other = probe.with_name(probe.name + ".2")
     try:
         probe.write_bytes(b"")
