@@ -13,9 +13,17 @@ def test_the_page_is_what_the_code_says() -> None:
     assert page == render_models.render(), "out of date. Run: python -m docs.render_models"
 
 
+TEXT = [family for family in FAMILIES if "vl" not in family.name and family.name != "whisper"]
+
+
+def test_the_readme_counts_them() -> None:
+    said = " ".join((render_models.PAGE.parents[1] / "README.md").read_text("utf-8").split())
+    in_gguf = sum(family.gguf is not None for family in TEXT)
+    assert f"{len(TEXT)} families of text of its own ({in_gguf} of them from GGUF)" in said
+
+
 def test_every_family_of_text_is_held_to_transformers() -> None:
     """Those of models that see or hear have tests of their own, with images and sounds."""
     tiny = (*FIRST.values(), *MORE.values(), *LATENTS.values())
     held = {config.model_type for config in tiny}
-    text = [family for family in FAMILIES if "vl" not in family.name and family.name != "whisper"]
-    assert {family.name for family in text if not held & set(family.model_types)} == set()
+    assert {family.name for family in TEXT if not held & set(family.model_types)} == set()
