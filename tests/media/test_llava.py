@@ -365,3 +365,20 @@ def test_a_tower_that_is_not_whole_is_refused_and_its_text_runs(tmp_path: Path) 
         llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
     with model.llm(language_model_only=True) as llm:
         assert llm.generate(["Look"], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+
+def test_pixels_count_where_they_are_more_than_what_is_made_of_them(
+    llm: LLM, monkeypatch: Any
+) -> None:
+    """Each thread would else have a largest image in hand, at a gigabyte each."""
+    held, pool = list[int](), llm._session.media.reader.pool
+    hold = pool.hold
+
+    def noted(count: int) -> None:
+        held.append(count)
+        hold(count)
+
+    monkeypatch.setattr(pool, "hold", noted)
+    small, large = picture(9, 9, 71), picture(300, 200, 72)
+    tokens(llm, [{"prompt": "<image>", "multi_modal_data": {"image": x}} for x in (small, large)])
+    assert sorted(held) == [3 * 56 * 56, 3 * 300 * 200] and pool.num_bytes == 0

@@ -1,8 +1,9 @@
 """Media prepared ahead of the engine, in threads, in the order of the plan, in bounded memory.
 
 Pillow computes without the interpreter's lock, so threads do. What is prepared and not yet encoded
-is counted in bytes; a request is begun when all of its media fit beside that, or when nothing is
-held. So whoever was begun can always go on, and what has been encoded makes room for the next.
+is counted in bytes, by its pixels where those are more; a request is begun when all of its media
+fit beside that, or when nothing is held. So whoever was begun can always go on, and what has been
+encoded makes room for the next.
 """
 
 from __future__ import annotations

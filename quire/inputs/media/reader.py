@@ -163,8 +163,8 @@ class MediaReader:
 
         def make(serial: int) -> MediaItem:
             prepare = partial(_prepare, rules, source, together)
-            num_bytes = rules.num_bytes(*source.size, together=together)
-            features = PreparedMedium(self.pool, prepare, num_bytes)
+            made = rules.num_bytes(*source.size, together=together)
+            features = PreparedMedium(self.pool, prepare, max(made, _decoded_bytes(*source.size)))
             return MediaItem(serial, kind, placed.count, features, placed.grid, placed.step)
 
         return PlacedItem(self._serials.item(key, make), placed)
@@ -278,6 +278,11 @@ def _is_url(given: object) -> bool:
 
 def _prepare(rules: MediaRules, source: Any, together: int) -> Arrays:
     return rules.prepare(source.open(), together=together)
+
+
+def _decoded_bytes(*size: Any) -> int:
+    """Of an image, which may be far larger than what is made of it; all else comes in parts."""
+    return 3 * size[0] * size[1] if len(size) == 2 else 0
 
 
 def coordinates_of(length: int, spans: Sequence[Span]) -> tuple[Ints, int]:
