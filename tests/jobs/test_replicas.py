@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import InvalidOption
+from quire.jobs.supervise.starting import with_whole_paths
 from quire.replicas import engine_process
 from tests.jobs.driving import (
     SAMPLED,
@@ -133,3 +134,18 @@ def test_replicas_with_other_model_files_are_refused_by_name(tmp_path: Path) -> 
     done = run(command("run", source, *given, engine="tests.jobs.fake_engine:OtherFiles"))
     assert done.returncode == 2
     assert "model_files: /m/model.safetensors is not what it was" in done.stderr
+
+
+def test_paths_are_those_of_the_command_wherever_its_engines_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a cluster a model or adapter of this folder would else be fetched from the Hub."""
+    for name in ("models/mine", "adapters/nice", "tokens", "cpu"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    options = {"tokenizer": "tokens", "chat_template": "{{ messages }}", "device": "cpu"}
+    adapters = {"nice": "adapters/nice", "other": "owner/other"}
+    made = with_whole_paths({"model": "models/mine", "options": options, "lora": adapters})
+    assert made["model"] == str(tmp_path / "models/mine")
+    assert made["options"] == {**options, "tokenizer": str(tmp_path / "tokens")}
+    assert made["lora"] == {"nice": str(tmp_path / "adapters/nice"), "other": "owner/other"}

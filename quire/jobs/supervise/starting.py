@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from quire.replicas.replica import EngineLink
 from quire.replicas.wire import Message
 
 Start = Callable[[Message], EngineLink]
+_PATHS = ("tokenizer", "chat_template", "allowed_local_media_path", "download_dir")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class EngineStarts:
         ]
         if options.ray is None:
             return cls(openings, [_here(place, command, hear) for place in places])
+        openings = [with_whole_paths(one) for one in openings]
         return cls(openings, [_on_ray(options, command, hear)] * len(places))
 
     def start(self, number: int, opening: Message) -> EngineLink:
@@ -64,6 +67,23 @@ def _here(place: Place, command: Sequence[str], hear: Callable[[str], None]) -> 
     return lambda opening: EngineProcess(
         opening, command=command, hear=hear, environment=place.environment
     )
+
+
+def with_whole_paths(opening: Message) -> Message:
+    """What is a path here, from here on: an actor has another working directory, where models/mine
+    would be the id of a model on the Hub."""
+    options, adapters = opening["options"], opening["lora"]
+    given = {name: options[name] for name in _PATHS if options.get(name)}
+    return {
+        **opening,
+        "model": _whole(opening["model"]),
+        "options": {**options, **{name: _whole(path) for name, path in given.items()}},
+        "lora": {name: _whole(path) for name, path in adapters.items()},
+    }
+
+
+def _whole(given: str) -> str:
+    return os.path.abspath(given) if os.path.exists(given) else given
 
 
 def _on_ray(options: JobOptions, command: Sequence[str], hear: Callable[[str], None]) -> Start:
