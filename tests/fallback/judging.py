@@ -101,14 +101,15 @@ def why_of(llm: LLM) -> str:
     return "" if isinstance(model, Decoder) or model.packed else str(model.seen.why_rows)
 
 
-def wrong(llm: LLM, model: Any) -> str:
+def wrong(llm: LLM, model: Any, *, preempts: bool = True) -> str:
     """What differs from Transformers; empty if nothing does."""
     if getattr(model.config, "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # others leave a softcap out, where they are allowed
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=0)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     scheduler = llm._session.engine.scheduler
-    preempt_every_second_step(scheduler)
+    if preempts:
+        preempt_every_second_step(scheduler)
     for again in (False, True):
         outputs = llm.generate(prompts, params, use_tqdm=False)
         for prompt, output in zip(PROMPTS, outputs, strict=True):
@@ -118,7 +119,7 @@ def wrong(llm: LLM, model: Any) -> str:
     has_whole_blocks = llm._session.model.config.block_size < max(map(len, PROMPTS))
     if has_whole_blocks and not any(output.num_cached_tokens for output in outputs):
         return "no prefix was found again"
-    return "" if scheduler.num_preemptions else "nothing was preempted"
+    return "nothing was preempted" if preempts and not scheduler.num_preemptions else ""
 
 
 @torch.no_grad()

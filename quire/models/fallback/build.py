@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from quire.models.fallback.capturing import why_not_captured
 from quire.models.fallback.loaded import LoadedModule, products_of
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.planning import WAY_OUT
+from quire.models.fallback.sequences import WAYS_TO_JOIN
 from quire.models.fallback.trial import bound_for, trial
 
 
@@ -52,7 +54,9 @@ def build_fallback(
     said = model.seen.why_rows
     if model.seen.is_whole:
         note(f"{name} computes every text anew for each of its tokens, which is very slow: {said}")
-    elif model.together:
+    elif model.joins.starts:
+        note(f"{name} computes sequences filled up to one length, which is slower: {said}")
+    elif model.joins.nexts:
         note(f"{name} computes a prompt at a time, which is slower: {said}")
     else:
         note(f"{name} computes a sequence at a time, which is much slower: {said}")
@@ -76,23 +80,17 @@ def _one_by_one(
 ) -> tuple[TransformersModel, str]:
     """The best way in which a sequence at a time comes out right, and "", or why none does."""
     seen = replace(loaded.seen, calls=(), why_rows=why)
-    # With how chunks are taken up, and whether tokens that go on go together.
-    ways = [(seen, True, True), (seen, True, False)]
+    hows = [(seen, True)]  # with whether states take up chunks
     if seen.stateful:
         slow = f"{why}, and takes up one token at a time behind the first block of a text"
-        slowly = replace(seen, why_rows=slow)
-        ways += [(slowly, False, True), (slowly, False, False)]
+        hows.append((replace(seen, why_rows=slow), False))
     if seen.attending and loaded.whole_texts:
         # Tokens take the place of keys and values in the first layer that keeps them.
         whole = replace(seen, kept=(), states=(), why_rows="in chunks its logits are others")
-        ways.append((whole, True, False))
-    if seen.is_whole:
-        ways = [(seen, True, False)]
-    for how, chunks, together in ways:
+        hows.append((whole, True))
+    for (how, chunks), joins in itertools.product(hows, WAYS_TO_JOIN):
         model = TransformersModel(
-            *(loaded.module, loaded.call, how, kernels, shape),
-            takes_up_chunks=chunks,
-            together=together,
+            *(loaded.module, loaded.call, how, kernels, shape), takes_up_chunks=chunks, joins=joins
         )
         failed = _why_not(model, shape)
         if not failed:

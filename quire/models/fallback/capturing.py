@@ -1,7 +1,7 @@
 """Whether passes of a model that Transformers computes can be captured as a CUDA graph.
 
 A graph repeats what was launched. Code that asks the device for a value while it is captured fails
-there; code that decides by something else than shapes would be repeated wrongly. So a pass over two
+there; code that decides by something else than shapes would be repeated wrongly. So a pass over
 decode rows is captured, given other tokens, and must come out as it does without.
 """
 

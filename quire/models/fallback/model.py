@@ -1,23 +1,23 @@
 """A causal model of Transformers, with the face that executors know of a decoder.
 
 Three ways through a pass. Where every layer calls the attention interface in a way that quire's
-kernels compute, all sequences go side by side through one call. Else each sequence goes through
-by itself with Transformers' own attention, over keys and values that are read from quire's blocks
-and written there, as are states that Transformers' cache would hold; those that go on by one token
-go together where that comes out right. A model that keeps anything
-else between tokens is given the whole text of each sequence in every pass; the blocks then hold
-tokens.
+kernels compute, all sequences go side by side through one call. Else each sequence is a row of its
+own with Transformers' own attention, over keys and values that are read from quire's blocks and
+written there, as are states that Transformers' cache would hold; several are filled up for one call
+where that comes out right. A model that keeps anything else between tokens is given the whole text
+of each sequence in every pass; the blocks then hold tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from quire.backends.ops import HeadShape, Kernels
 from quire.layers.attention import Kind, Pass, attention_inputs
@@ -28,12 +28,20 @@ from quire.models.fallback.body import Body, BodyCall
 from quire.models.fallback.interface import computing, configs_of, own_attention
 from quire.models.fallback.kept_states import KeptStates
 from quire.models.fallback.packed import PACKED, CurrentPass, PackedLayer, PackedPass
-from quire.models.fallback.paged_cache import Paged, PagedCache, PagedTogether
+from quire.models.fallback.paged_cache import Paged, PagedCache
 from quire.models.fallback.seen import Seen
-from quire.models.fallback.sequences import LastTokens, OneSequence, joined, sequences_of
+from quire.models.fallback.sequences import (
+    APART,
+    FilledUp,
+    Joins,
+    OneSequence,
+    independent,
+    joined,
+    sequences_of,
+)
 from quire.models.model import KVCache
 
-BlocksOf = Callable[[int], Sequence[int]]  # of a group of layers, one of each sequence
+Ends = Sequence[tuple[OneSequence, int]]  # a token of each sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +75,18 @@ class TransformersModel:
         shape: HeadShape,
         *,
         takes_up_chunks: bool = True,
-        together: bool = False,
+        joins: Joins = APART,
         try_capturing: Callable[[TransformersModel, HeadShape], str] | None = None,
     ) -> None:
         """`takes_up_chunks`: states take up more tokens at once where a text goes on, too.
-        `together`: of sequences that go on by one token each, several are computed in one call."""
+        `joins`: which sequences are computed in one call."""
         self.module, self.seen, self.kernels, self._shape = module, seen, kernels, shape
         self.body = Body(module, call)
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
         self.packed = bool(seen.calls)
         self.windows = frozenset(call.window for call in seen.calls) or frozenset({None})
         self._current, self._configs = CurrentPass(), configs_of(module)
-        self._takes_up_chunks, self.together = takes_up_chunks, together
+        self._takes_up_chunks, self.joins = takes_up_chunks, joins
         self._try_capturing = try_capturing
         self._states = KeptStates(module.config, seen.states)
         # Of layers that keep states their places in the cache, and their numbers.
@@ -106,13 +114,13 @@ class TransformersModel:
         self, sequences: Sequence[OneSequence], cache: KVCache
     ) -> Iterator[tuple[list[int], Tensor]]:
         """Hidden states of some tokens of a pass, and which those are."""
-        compute = self._whole_text if self.seen.is_whole else self._tokens_of_one
-        together = [one for one in sequences if self.together and one.goes_on]
-        for one in sequences:
-            if not (self.together and one.goes_on):
-                yield list(range(one.first, one.first + len(one.token_ids))), compute(one, cache)
-        for some in joined(together):
-            yield [one.first for one in some], self._tokens_together(some, cache)
+        kind = {"stateful": bool(self.seen.stateful), "whole": self.seen.is_whole}
+        compute = self._whole_texts if self.seen.is_whole else self._new_tokens
+        for run in independent(sequences, self._shape.block_size):
+            for turn in zip_longest(*map(self._pieces, run)):
+                pieces = [piece for piece in turn if piece is not None]
+                for some in joined(pieces, self.joins, **kind):
+                    yield [line for one in some for line in one.lines], compute(some, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The same for a pass whose attention was planned before: side by side alone."""
@@ -178,70 +186,63 @@ class TransformersModel:
         finally:
             self._current.now = None
 
-    def _tokens_of_one(self, sequence: OneSequence, cache: KVCache) -> Tensor:
-        """The new tokens of a sequence, over what its blocks hold."""
+    def _pieces(self, sequence: OneSequence) -> Sequence[OneSequence]:
+        """What is computed of a sequence, one after the other."""
         if not self.seen.stateful:
-            return self._over_blocks(sequence, cache, ())
+            return [sequence]
         # A block is left with the states behind its last token: others may go on from there.
         start, end, size = sequence.start, sequence.end, self._shape.block_size
         cuts = [start, *range(start // size * size + size, end, size), end]
         if not self._takes_up_chunks:
             whole = cuts[0 if start else 1]
             cuts = [*range(start, whole, size), *range(whole, end + 1)]
-        pieces = (sequence.piece(first - start, last - start) for first, last in pairwise(cuts))
-        return torch.cat([self._with_states(piece, cache) for piece in pieces])
+        return [sequence.piece(first - start, last - start) for first, last in pairwise(cuts)]
 
-    def _with_states(self, sequence: OneSequence, cache: KVCache) -> Tensor:
-        """Tokens within one block, from the states behind the token before them."""
-        layers, size = self._states.fresh(), self._shape.block_size
-        if sequence.start:
-            at = (sequence.start - 1) // size
-            self._load(layers, cache, lambda group: [sequence.block(group, at)])
-        made = self._over_blocks(sequence, cache, layers)
-        self._store(layers, cache, lambda group: [sequence.block(group, sequence.start // size)])
-        return made
+    def _new_tokens(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
+        """Hidden states of the new tokens of sequences, one sequence after the other, over what
+        their blocks hold: within one block each, where layers keep states."""
+        stateful = bool(self.seen.stateful)
+        filled = FilledUp.of(sequences, in_front=stateful)
+        layers = self._states.fresh() if stateful else ()
+        if filled.past:
+            self._move(
+                self._states.load, layers, cache, [(one, one.start - 1) for one in sequences]
+            )
+        # Layers that keep keys and values have the first places in the cache.
+        paged = dict(zip(self.seen.attending, self._paged(filled, cache), strict=False))
+        kept = PagedCache(paged, filled.past, layers)
+        if filled.is_plain:
+            made = self.body.hidden(filled.ids, None, kept)
+        else:
+            # A token that goes on from states alone sees nothing that could be hidden.
+            mask = filled.mask if paged or not filled.past else None
+            made = self.body.hidden(filled.ids, filled.positions, kept, mask)
+        self._move(self._states.store, layers, cache, [(one, one.end - 1) for one in sequences])
+        return made[filled.is_new]
 
-    def _over_blocks(self, sequence: OneSequence, cache: KVCache, layers: Sequence[Any]) -> Tensor:
-        paged = {
-            layer: self._paged(place, sequence, cache)
-            for place, layer in enumerate(self.seen.attending)
-        }
-        kept = PagedCache(paged, sequence.start, layers)
-        return self.body.hidden(sequence.token_ids[None], None, kept)[0]
-
-    def _whole_text(self, sequence: OneSequence, cache: KVCache) -> Tensor:
+    def _whole_texts(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
         """The same by computing everything anew."""
-        text = self._paged(0, sequence, cache).exchange_tokens(sequence.token_ids, sequence.start)
-        return self.body.hidden(text[None], None, None)[0][sequence.start :]
+        filled = FilledUp.of(sequences)
+        paged = next(self._paged(filled, cache))
+        known = zip(sequences, paged.exchange_tokens(filled.ids), strict=True)
+        texts = [row[filled.past - one.start :][: one.end] for one, row in known]
+        made = self.body.hidden(pad_sequence(texts, batch_first=True), None, None)
+        return torch.cat([made[i, one.start : one.end] for i, one in enumerate(sequences)])
 
-    def _paged(self, place: int, sequence: OneSequence, cache: KVCache) -> Paged:
-        group = self._groups[place]
-        count = -(-sequence.end // self._shape.block_size)
-        blocks = sequence.tables[group, :count].to(torch.int64)
-        return Paged(cache[place], blocks, sequence.slots[group])
-
-    def _tokens_together(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
-        """The new token of each of several sequences, over what their blocks hold. [B, H]"""
-        last, size = LastTokens.of(sequences), self._shape.block_size
-        layers = self._states.fresh() if self.seen.stateful else ()
-        self._load(layers, cache, lambda group: last.blocks_of(group, 1, size))
-        attending = dict(enumerate(self.seen.attending))
-        groups = {self._groups[place] for place in attending}
-        places = {group: (*last.places(group, size), last.slots(group)) for group in groups}
-        paged = {
-            layer: PagedTogether(cache[place], *places[self._groups[place]])
-            for place, layer in attending.items()
+    def _paged(self, filled: FilledUp, cache: KVCache) -> Iterator[Paged]:
+        """Keys and values of sequences by layer of the cache."""
+        places = {
+            group: (*filled.places(group, self._shape.block_size), filled.slots(group))
+            for group in set(self._groups.values())
         }
-        kept = PagedCache(paged, last.longest - 1, layers)
-        made = self.body.hidden(last.ids, last.positions, kept, last.mask if paged else None)
-        self._store(layers, cache, lambda group: last.blocks_of(group, 0, size))
-        return made[:, 0]
+        for layer, group in sorted(self._groups.items()):
+            yield Paged(cache[layer], *places[group], filled.is_new)
 
-    def _load(self, layers: Sequence[Any], cache: KVCache, blocks_of: BlocksOf) -> None:
-        """Have layers that keep states go on from those in the blocks of their group."""
+    def _move(
+        self, to_or_from: Callable[..., None], layers: Sequence[Any], cache: KVCache, ends: Ends
+    ) -> None:
+        """Load or store the states that layers have behind a token of each sequence."""
         for place, layer in self._stateful:
-            self._states.load(layers, layer, cache[place], blocks_of(self._groups[place]))
-
-    def _store(self, layers: Sequence[Any], cache: KVCache, blocks_of: BlocksOf) -> None:
-        for place, layer in self._stateful:
-            self._states.store(layers, layer, cache[place], blocks_of(self._groups[place]))
+            group, size = self._groups[place], self._shape.block_size
+            blocks = [one.block_of(group, token, size) for one, token in ends]
+            to_or_from(layers, layer, cache[place], blocks)

@@ -1,4 +1,4 @@
-"""One sequence's keys and values in quire's blocks, as the cache that Transformers expects."""
+"""Keys and values of sequences in quire's blocks, as the cache that Transformers expects."""
 
 from __future__ import annotations
 
@@ -95,59 +95,37 @@ class RecordingCache(SequenceCache):
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys and values of one layer and one sequence: in `blocks` of `pool` [2, N, kv_heads, S, D],
-    of which the tokens of this pass go to `slots`."""
-
-    pool: Tensor
-    blocks: Tensor
-    slots: Tensor
-
-    def exchange(self, half: int, new: Tensor, start: int) -> Tensor:
-        """new [1, heads, tokens, D'] goes to its slots; all tokens of the sequence come back. A
-        slot may be larger than a layer needs."""
-        _, heads, count, width = new.shape
-        places = self.pool[half][:, :heads, :, :width]
-        size = self.pool.shape[3]
-        places[self.slots // size, :, self.slots % size] = new[0].transpose(0, 1).to(places.dtype)
-        whole = places[self.blocks].transpose(0, 1).flatten(1, 2)
-        return whole[None, :, : start + count].to(new.dtype)
-
-    def exchange_tokens(self, new: Tensor, start: int) -> Tensor:
-        """The same for tokens [n]: each is kept as its bytes."""
-        shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
-        in_bytes = (new[:, None] >> shifts & 0xFF).to(self.pool.dtype)
-        whole = self.exchange(0, in_bytes[None, None], start)
-        return (whole[0, 0].to(torch.int64) << shifts).sum(-1)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedTogether:
-    """The same of several sequences with one new token each, which goes to its slot; token (i, j)
-    of all is at `places` of block `blocks`, [B, L] both."""
+    """Keys and values of one layer and some sequences, in `pool` [2, N, kv_heads, S, D]: token
+    (i, j) of all is at `places` of block `blocks`, [B, L] both; of those of this pass the ones that
+    are `is_new` [B, N] go to `slots`, row after row."""
 
     pool: Tensor
     blocks: Tensor
     places: Tensor
     slots: Tensor
+    is_new: Tensor
 
-    def exchange(self, half: int, new: Tensor, start: int) -> Tensor:
-        """new [B, heads, 1, D'] -> [B, heads, L, D']"""
+    def exchange(self, half: int, new: Tensor) -> Tensor:
+        """new [B, heads, N, D'] goes to its slots; all tokens [B, heads, L, D'] come back. A slot
+        may be larger than a layer needs."""
         _, heads, _, width = new.shape
         pool, size = self.pool[half][:, :heads, :, :width], self.pool.shape[3]
-        pool[self.slots // size, :, self.slots % size] = new[:, :, 0].to(pool.dtype)
+        kept = new.transpose(1, 2)[self.is_new].to(pool.dtype)
+        pool[self.slots // size, :, self.slots % size] = kept
         return pool[self.blocks, :, self.places].transpose(1, 2).to(new.dtype)
+
+    def exchange_tokens(self, new: Tensor) -> Tensor:
+        """The same for tokens, [B, N] -> [B, L]: each is kept as its bytes."""
+        shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
+        in_bytes = (new[:, None, :, None] >> shifts & 0xFF).to(self.pool.dtype)
+        return (self.exchange(0, in_bytes)[:, 0].to(torch.int64) << shifts).sum(-1)
 
 
 class PagedCache(SequenceCache):
     """Keys and values of the sequences of a call: new ones are stored, all of them come back in
     order."""
 
-    def __init__(
-        self,
-        paged: Mapping[int, Paged] | Mapping[int, PagedTogether],
-        start: int,
-        layers: Sequence[Any] = (),
-    ) -> None:
+    def __init__(self, paged: Mapping[int, Paged], start: int, layers: Sequence[Any] = ()) -> None:
         super().__init__(len(paged), start, layers)
         self._paged = paged
 
@@ -155,5 +133,4 @@ class PagedCache(SequenceCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         of_layer = self._paged[layer_idx]
-        keys = of_layer.exchange(0, key_states, self.start)
-        return keys, of_layer.exchange(1, value_states, self.start)
+        return of_layer.exchange(0, key_states), of_layer.exchange(1, value_states)

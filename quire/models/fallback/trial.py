@@ -1,9 +1,9 @@
 """The trial: before a model serves, what it computes here is compared with Transformers.
 
-Two sequences of a few tokens go through the model as the engine would have them: in chunks, beside
-each other, the last token alone. Their logits must be those of one plain call of the class. What a
-dry pass cannot see shows here: a state kept elsewhere, positions counted inside, tokens mixed with
-their neighbours.
+Three sequences of a few tokens go through the model as the engine would have them: in chunks,
+beside each other, the last token alone. Their logits must be those of one plain call of the class.
+What a dry pass cannot see shows here: a state kept elsewhere, positions counted inside, tokens
+mixed with their neighbours.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from quire.models.fallback.seen import Seen
 
 # Differences of logits, as a share of the largest.
 BOUND, ROUNDED_BOUND = 1e-3, 0.1
-# Tokens beyond a block of the long text, and tokens of the short one.
-BEYOND, SHORT = 5, 6
+# Tokens beyond a block of the long text, and tokens of the short ones.
+BEYOND, SHORT, SHORTER = 8, 14, 7
 # A block or a window up to this is overstepped by the trial.
 SMALL = 64
 # Tokens more where layers keep states: enough for a chunk that goes on from one to be a chunk.
@@ -40,12 +40,13 @@ def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = 
     cache, groups = _cache(model, shape, texts), _groups(model.seen)
     model.use_groups(groups)
     expected = [one.to(device) for one in known] or [plain(model.module, text) for text in texts]
-    worst = 0.0
+    found = []
     for batch, places in _passes(texts, shape.block_size, len(groups), device):
         made = model.logits(model(batch, cache)[: batch.num_tokens])
         wanted = torch.cat([expected[i][first:last] for i, first, last in places])
-        worst = max(worst, float((made.float() - wanted).abs().max()))
-    return worst / max(float(logits.abs().max()) for logits in expected)
+        found.append((made.float() - wanted).abs().max())
+    # By torch, to whom a NaN is the largest: Python's max passes over it.
+    return float(torch.stack(found).max() / torch.cat(expected).abs().max())
 
 
 def decode_rows(model: TransformersModel, shape: HeadShape) -> tuple[Batch, Tensor]:
@@ -75,15 +76,15 @@ def bound_for(dtype: torch.dtype) -> float:
 
 
 def trial_texts(seen: Seen, module: nn.Module, block_size: int) -> list[list[int]]:
-    """A text beyond a block and beyond small windows, and a short one. No text has the token that
-    pads: some models count positions by it."""
+    """A text beyond a block and beyond small windows, and two short ones. No text has the token
+    that pads: some models count positions by it."""
     windows = {call.window for call in seen.calls}
     small = [size for size in (block_size, *windows) if size is not None and size <= SMALL]
     small += [TAKEN_UP] if seen.stateful else []
     pad = getattr(module.config, "pad_token_id", None)
     return [
         _text(length, seed, seen.vocab_size, pad)
-        for seed, length in enumerate((sum(small) + BEYOND, SHORT))
+        for seed, length in enumerate((sum(small) + BEYOND, SHORT, SHORTER))
     ]
 
 
@@ -108,15 +109,16 @@ Places = list[tuple[int, int, int]]  # (text, first token, last token)
 def _passes(
     texts: list[list[int]], block_size: int, num_groups: int, device: torch.device
 ) -> list[tuple[Batch, Places]]:
-    """A chunk of the long text alone, most of the rest of it beside most of the short one, and the
-    last token of each as decode rows."""
-    long, short = len(texts[0]), len(texts[1])
+    """A chunk of the long text alone, most of the rest of it beside the first tokens of the short
+    ones, some tokens more of each, and the last token of each as decode rows."""
+    long, short, shorter = map(len, texts)
     cut = long // 2 + 1
-    first, second = [(0, 0, cut)], [(0, cut, long - 1), (1, 0, short - 1)]
-    last = [(0, long - 1, long), (1, short - 1, short)]
+    first, second = [(0, 0, cut)], [(0, cut, long - 4), (1, 0, short - 5), (2, 0, shorter - 3)]
+    third = [(0, long - 4, long - 1), (1, short - 5, short - 1), (2, shorter - 3, shorter - 1)]
+    last = [(i, len(text) - 1, len(text)) for i, text in enumerate(texts)]
     return [
         (_batch(texts, places, block_size, num_groups, device, decoding=places is last), places)
-        for places in (first, second, last)
+        for places in (first, second, third, last)
     ]
 
 
@@ -129,8 +131,8 @@ def _batch(
     *,
     decoding: bool,
 ) -> Batch:
-    first_blocks = [0, -(-len(texts[0]) // size)]
-    width = max(-(-len(text) // size) for text in texts)
+    counts = [-(-len(text) // size) for text in texts]
+    first_blocks, width = [sum(counts[:i]) for i in range(len(counts))], max(counts)
     tables = [[first_blocks[i] + j for j in range(width)] for i, _, _ in places]
     lengths = [last - first for _, first, last in places]
     positions = [p for _, first, last in places for p in range(first, last)]
