@@ -333,6 +333,8 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
     given = config.get("chat_template")
     if isinstance(given, str):
         return {"default": given}
+    if isinstance(given, Mapping):  # as a tokenizer has them in memory, and some write them
+        given = [{"name": name, "template": text} for name, text in given.items()]
     for entry in given if isinstance(given, list) else []:
         if (
             not isinstance(entry, Mapping)
@@ -340,7 +342,7 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
             or not isinstance(entry.get("template"), str)
         ):
             raise CorruptModel(
-                f"chat_template in {directory / 'tokenizer_config.json'} is a list, and an entry "
+                f"chat_template in {directory / 'tokenizer_config.json'} holds several, and one "
                 "is not an object with a name and a template"
             )
         templates[entry["name"]] = entry["template"]

@@ -146,6 +146,7 @@ def test_encoding_many_texts_gives_int32_arrays_in_order(tokenizer: Tokenizer) -
         ("tokenizer_config.json", "{,"),
         ("tokenizer_config.json", '{"added_tokens_decoder": {"x": "y"}}'),
         ("tokenizer_config.json", '{"chat_template": [{"name": 1}]}'),
+        ("tokenizer_config.json", '{"chat_template": {"default": 1}}'),
         ("special_tokens_map.json", "nope"),
     ],
 )
@@ -156,6 +157,17 @@ def test_broken_files_are_corrupt_models(
     (tmp_path / name).write_text(text)
     with pytest.raises(CorruptModel):
         load_hf_tokenizer(tmp_path)
+
+
+def test_named_templates_are_a_list_or_an_object(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(directories["byte_bpe"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    listed = [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "y"}]
+    for given in (listed, {"default": "x", "tool_use": "y"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": given}))
+        assert load_hf_tokenizer(tmp_path).chat_templates == {"default": "x", "tool_use": "y"}
 
 
 @pytest.mark.parametrize(
