@@ -66,6 +66,11 @@ def _loose_files(directory: Path) -> list[str]:
             "Convert them to safetensors first: AutoModelForCausalLM.from_pretrained(...)"
             ".save_pretrained(...) in an environment you can lose."
         )
+    if any(n.startswith("consolidated") for n in names):
+        raise UnsupportedModel(
+            f"{directory}: weights only as consolidated.*, in their makers' own format. Take the "
+            f"model with {SINGLE} or {INDEX}."
+        )
     raise ModelNotFound(f"{directory}: no {SINGLE}, no {INDEX} and no other safetensors file")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -26,6 +26,18 @@ from quire.weights.tied import head_name
 from quire.weights.within import Within
 
 _LAYER = re.compile(r".*?layers\.(\d+)\.(.+)")
+TIE = '; hf_overrides={"tie_word_embeddings": True} takes the embedding for it'
+_OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB])\b")
+
+
+def check_merged(stored: Iterable[str], files: ModelFiles) -> None:
+    """Refuse a base that was saved with an adapter of PEFT still in it."""
+    inside = next((one for one in stored if files.kind == "hf" and _OF_PEFT.search(one)), None)
+    if inside is not None:
+        raise UnsupportedModel(
+            f"{files.path}: it was saved with an adapter beside its weights ({inside!r}). Save "
+            "what peft's merge_and_unload() gives, or the base and the adapter apart."
+        )
 
 
 def sources_of(
@@ -72,7 +84,8 @@ def _missing(
         part = f".{kind.split('.')[0]}."
         same = next((one for one in stored if _LAYER.match(one) and part in one), None)
     if same is None or files.kind == "gguf":
-        return CorruptModel(f"{files.path}: tensor {name!r} is missing")
+        way_out = TIE if name == "lm_head.weight" else ""
+        return CorruptModel(f"{files.path}: tensor {name!r} is missing{way_out}")
     return UnsupportedModel(
         f"{files.path}: its tensors have other names than quire knows: {same!r} where "
         f"{name!r} is looked for. model_impl='transformers' reads them as Transformers does."

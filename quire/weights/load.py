@@ -20,7 +20,7 @@ from quire.backends.cpu.int8 import Int8Arithmetic, Int8Matrix
 from quire.layers.linear import Matrix
 from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
-from quire.weights.checks import check_memory, check_unused, sources_of
+from quire.weights.checks import check_memory, check_merged, check_unused, sources_of
 from quire.weights.cuts import Cut, Piece, cut_of, pieces_of
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import StoredTensor
@@ -115,6 +115,7 @@ def fill_all(
     """Check every weight, then let `fill` make room for each and start to fill it, in threads.
     `kept` says which take as much memory as in their files."""
     stored = files.stored_tensors()
+    check_merged(stored, files)
     wanted = [w for w in rank_weights(spec, share) if only is None or w.name in only]
     plan = [(weight, sources_of(weight, stored, files)) for weight in wanted]
     if only is None:

@@ -161,6 +161,12 @@ def test_pickled_weights_are_refused_with_the_way_out(name: str, tmp_path: Path)
         stored_tensors(tmp_path)
 
 
+def test_weights_in_their_makers_format_alone_are_called_so(tmp_path: Path) -> None:
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match="makers' own format"):
+        stored_tensors(tmp_path)
+
+
 def test_a_directory_without_weights_is_said_to_have_none(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no model.safetensors"):
         stored_tensors(tmp_path)

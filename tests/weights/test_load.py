@@ -171,6 +171,25 @@ def test_names_with_a_wrapper_before_them_are_called_so(before: str, tmp_path: P
         read(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["q_proj.base_layer.weight", "q_proj.lora_A.default.weight"])
+def test_a_base_with_an_adapter_inside_is_called_so(name: str, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    more = {f"model.layers.0.self_attn.{name}": torch.ones(4, 4)}
+    save_file(state | more, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"adapter beside its weights.*merge_and_unload"):
+        read(tmp_path)
+
+
+def test_a_head_that_is_missing_may_be_that_of_the_embedding(tmp_path: Path) -> None:
+    model = tiny_model("llama", tie_word_embeddings=True)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(CorruptModel, match=r"'lm_head\.weight' is missing; .*tie_word_embeddings"):
+        read(tmp_path)
+
+
 def test_an_index_may_name_tensors_that_nothing_needs(tmp_path: Path) -> None:
     model = tiny_model("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path, max_shard_size="60KB")
