@@ -37,7 +37,10 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
         (True, False, None, "gaussian", "eva", "orthogonal", "olora"),
         "Such an adapter belongs to a base that was changed with it. Convert it: peft's "
         "save_pretrained(..., path_initial_model_for_weight_conversion=...), with the adapter as "
-        "it was before training; or merge it with merge_and_unload() where it was trained.",
+        "it was before training; or merge it with merge_and_unload() where it was trained. That of "
+        "'pissa' alone peft can merge anywhere: python -c \"from peft import *; "
+        "AutoPeftModelForCausalLM.from_pretrained('ADAPTER').merge_and_unload()"
+        ".save_pretrained('MERGED')\".",
     ),
 }
 _USED = (
