@@ -141,8 +141,10 @@ def _classifying(
     parts: tuple[HeadPart, ...] = (Dense("score"),)
     if encoder is not None:
         parts = encoder.classifier(fields, per_token)
-        if fields.values.get("classifier_pooling") == "mean":
-            pooling = "mean"
+        kind = fields.word("classifier_pooling", "cls")
+        if kind not in ("cls", "bos", "mean"):
+            raise fields.unsupported("classifier_pooling", "'cls' or 'mean'")
+        pooling = "mean" if kind == "mean" else "cls"
     classifier = Classifier(parts, count, _activation(fields, count, sentence), pooling, prefix)
     tasks: tuple[Task, ...] = ("token_classify",) if per_token else ("classify", "token_classify")
     return PoolerSpec(tasks, (pooling,), classifier=classifier, why_not=_CLASSIFIES)

@@ -116,7 +116,9 @@ def check_unused(
     """Say which tensors nothing was made of; refuse a model that has one in its layers."""
     used = {name for _, sources in plan for source in sources for name in _names(source)}
     head = (head_name(spec),) if spec.tied_embeddings else ()
-    ignored = (*COMPUTED, *family_named(spec.family).buffers, *head)
+    # The head of a classifier is read by pooling.
+    labels = ("score.weight",) if "SequenceClass" in str(files.config.get("architectures")) else ()
+    ignored = (*COMPUTED, *family_named(spec.family).buffers, *head, *labels)
     unused = [
         name
         for name in stored

@@ -80,9 +80,12 @@ def test_tokens_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-def test_classes_of_the_last_token(labels: int, tmp_path: Path) -> None:
+def test_classes_of_the_last_token(
+    labels: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = write_model(tmp_path, DECODERS["qwen3"], "classes", num_labels=labels)
-    with open_llm(tmp_path) as llm:
+    with caplog.at_level("INFO", "quire"), open_llm(tmp_path) as llm:
+        assert "not used" not in caplog.text  # its head is
         outputs = llm.classify(texts(5), use_tqdm=False)
         rewards = llm.reward(texts(2), use_tqdm=False)
         with pytest.raises(NotSupported, match="writes no text"):

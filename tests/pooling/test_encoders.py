@@ -233,3 +233,11 @@ def test_a_config_that_would_be_another_model_is_refused(
     write_model(tmp_path, ENCODERS["bert"])
     with pytest.raises(error):
         open_llm(tmp_path, hf_overrides=change)
+
+
+def test_labels_of_other_tokens_than_are_known_are_refused(tmp_path: Path) -> None:
+    write_model(tmp_path, ENCODERS["modernbert"], "classes", num_labels=1)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"classifier_pooling": "max"}))
+    with pytest.raises(UnsupportedModel, match="classifier_pooling must be 'cls' or 'mean'"):
+        open_llm(tmp_path)
