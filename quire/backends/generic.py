@@ -121,14 +121,12 @@ def turn_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tenso
     return out
 
 
-def layer_norms_of(layer: LayerPlan) -> tuple[str, ...]:
-    """Norms by mean and variance, or over the heads of q or k as one row, which no device has a
-    kernel for."""
-    attention = layer.attention
-    found = ["layer norms"] if layer.norm.kind == "layer" else []
-    if attention.qk_norm is not None and attention.head_norm is None:
-        found.append(f"norms of q and k ({attention.qk_norm.kind}, over {attention.qk_norm_over})")
-    return tuple(found)
+def row_norms_of(layer: LayerPlan) -> tuple[str, ...]:
+    """Norms of q and k that are not by head, or not RMSNorms, which no device has a kernel for."""
+    norm = layer.attention.qk_norm
+    if norm is None or layer.attention.head_norm is not None:
+        return ()
+    return (f"norms of q and k ({norm.kind}, over {layer.attention.qk_norm_over})",)
 
 
 def softcapped(scores: Tensor, softcap: float | None) -> Tensor:

@@ -234,6 +234,11 @@ class Kernels(Protocol):
         """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, in
         fp32 inside and rounded once; weight and bias are float32."""
 
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        """residual += x, then layer_norm(residual)."""
+
     def gate(self, activation: Activation) -> RowOp:
         """[T, 2 I] = gate | up -> activation(gate) * up [T, I]."""
 

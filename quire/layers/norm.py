@@ -46,6 +46,9 @@ class LayerNorm(Norm):
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
 
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
     def with_weight(self, weight: Tensor) -> LayerNorm:
         return LayerNorm(self.kernels, weight.to(self.weight.dtype), self.bias, self.eps)
 

@@ -80,7 +80,7 @@ class Few:
     def __init__(self, steps): self.steps = steps
     def first(self): return self.named("pick")
     def later(self): return self.named("_activate")
-    def features(self): return self.named("_rms_norm")
+    def features(self): return self.named("_norm")
     def named(self, name):
         return [one for one in self.steps.first() if one.kernel.__name__ == name]
 compiler.steps_of = lambda what, gpu: Few(steps_of(what, gpu))
@@ -162,10 +162,10 @@ def test_kernels_are_left_in_tritons_cache_and_compiled_once(
     assert list(cache.glob("*/pick.cubin"))
     started.wait_for_later()
     assert list(cache.glob("*/_activate.cubin")) and list(cache.glob("quire-*"))
-    assert not list(cache.glob("*/_rms_norm.cubin")), "features wait for the first steps"
+    assert not list(cache.glob("*/_norm.cubin")), "features wait for the first steps"
     started.go_on()
     started.wait_for_all()
-    assert list(cache.glob("*/_rms_norm.cubin"))
+    assert list(cache.glob("*/_norm.cubin"))
     started.end()
     started.go_on()  # costs nothing any more
     found = subprocess.run([sys.executable, "-c", FINDS], cwd=ROOT, capture_output=True, text=True)

@@ -76,6 +76,12 @@ class CpuKernels(Kernels):
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         return generic.layer_norm(x, weight, bias, eps)
 
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        residual += x
+        return self.layer_norm(residual, weight, bias, eps)
+
     def gate(self, activation: Activation) -> RowOp:
         return generic.gate(activation)
 

@@ -1,4 +1,4 @@
-"""RMSNorm, alone or after adding to the residual stream, and the activations of an MLP.
+"""Norms, alone or after adding to the residual stream, and the activations of an MLP.
 
 Arithmetic in float32, rounded where the reference rounds.
 """
@@ -22,19 +22,42 @@ _COLUMNS = 1024
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    rows = rows_of(x)
-    out = rows.new_empty(rows.shape)
-    width = rows.shape[1]
-    _rms_norm[(rows.shape[0],)](rows, weight, out, width, eps, **norm_constants(width))
-    return out.view(x.shape)
+    return _normed(rows_of(x), None, weight, None, eps, layer=False).view(x.shape)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """residual += x, then rms_norm(residual); both [T, H] and contiguous."""
-    out = residual.new_empty(residual.shape)
-    width = residual.shape[1]
-    _add_rms_norm[(residual.shape[0],)](
-        x, residual, weight, out, x.stride(0), width, eps, **norm_constants(width)
+    """residual += x, then rms_norm(residual); both [T, H], and the latter contiguous."""
+    return _normed(x, residual, weight, None, eps, layer=False)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension."""
+    return _normed(rows_of(x), None, weight, bias, eps, layer=True).view(x.shape)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+) -> Tensor:
+    """residual += x, then layer_norm(residual); both [T, H], and the latter contiguous."""
+    return _normed(x, residual, weight, bias, eps, layer=True)
+
+
+def _normed(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    layer: bool,
+) -> Tensor:
+    """Of x [T, H], or of what it is added to."""
+    count, width = x.shape
+    out = x.new_empty(count, width)
+    _norm[(count,)](
+        *(x, x if residual is None else residual, weight, weight if bias is None else bias, out),
+        *(x.stride(0), width, eps),
+        **norm_constants(width, layer=layer, adds=residual is not None, bias=bias is not None),
     )
     return out
 
@@ -56,10 +79,11 @@ def _activated(x: Tensor, width: int, activation: Activation, *, gated: bool) ->
     return out
 
 
-def norm_constants(width: int) -> dict[str, int]:
-    """What both norms are compiled for."""
+def norm_constants(width: int, *, layer: bool, adds: bool, bias: bool) -> dict[str, int | bool]:
+    """What a norm is compiled for: by mean and variance or not, after adding or not."""
     block = power_of_two(width)
-    return {"BLOCK": block, "num_warps": warps(block)}
+    asked = {"LAYER": layer, "ADDS": adds, "HAS_BIAS": bias}
+    return {**asked, "BLOCK": block, "num_warps": warps(block)}
 
 
 def gate_constants(activation: Activation, *, gated: bool = True) -> dict[str, int | str | bool]:
@@ -112,45 +136,39 @@ def opened(gate: tl.tensor, up: tl.tensor, KIND: tl.constexpr, dtype: tl.constex
 
 
 @kernel()
-def _rms_norm(
-    x: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    width: tl.tensor,
-    eps: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < width
-    values = tl.load(x + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(weight + at, mask=inside, other=0.0)
-    dtype: tl.constexpr = out.dtype.element_ty
-    made = normed(values, scale, width, eps, dtype)
-    tl.store(out + row * width + at, made, mask=inside)
-
-
-@kernel()
-def _add_rms_norm(
+def _norm(
     x: tl.tensor,
     residual: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
     stride: tl.tensor,
     width: tl.tensor,
     eps: tl.tensor,
+    LAYER: tl.constexpr,
+    ADDS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
     dtype: tl.constexpr = out.dtype.element_ty
-    added = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    before = tl.load(residual + row * width + at, mask=inside, other=0.0).to(tl.float32)
-    total = (added + before).to(dtype)
-    tl.store(residual + row * width + at, total, mask=inside)
+    values = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        before = tl.load(residual + row * width + at, mask=inside, other=0.0).to(tl.float32)
+        total = (values + before).to(dtype)
+        tl.store(residual + row * width + at, total, mask=inside)
+        values = total.to(tl.float32)
     scale = tl.load(weight + at, mask=inside, other=0.0)
-    made = normed(total.to(tl.float32), scale, width, eps, dtype)
+    if LAYER:
+        apart = tl.where(inside, values - tl.sum(values) / width, 0.0)
+        wide = apart * tl.rsqrt(tl.sum(apart * apart) / width + eps) * scale.to(tl.float32)
+        if HAS_BIAS:
+            wide += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        made = wide.to(dtype)
+    else:
+        made = normed(values, scale, width, eps, dtype)
     tl.store(out + row * width + at, made, mask=inside)
 
 

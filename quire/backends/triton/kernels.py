@@ -61,7 +61,7 @@ class TritonKernels:
         self._buffers: DecodeBuffers | None = None
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
-        return generic.layer_norms_of(layer)
+        return generic.row_norms_of(layer)
 
     def kv_dtype_beside_int8(self) -> torch.dtype:
         return self.shape.dtype
@@ -104,7 +104,12 @@ class TritonKernels:
         return elementwise.add_rms_norm(x, residual, weight, eps)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        return generic.layer_norm(x, weight, bias, eps)
+        return elementwise.layer_norm(x, weight, bias, eps)
+
+    def add_layer_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
+    ) -> Tensor:
+        return elementwise.add_layer_norm(x, residual, weight, bias, eps)
 
     def gate(self, activation: Activation) -> RowOp:
         return partial(elementwise.gate_mul, activation=activation)

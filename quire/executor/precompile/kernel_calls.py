@@ -252,13 +252,17 @@ class Calls(CallRoom):
             turn_latents(LatentRows(q, row, norm, turn, turn), nowhere, self.cache()[0])
 
     def norms(self) -> None:
-        from quire.backends.triton.elementwise import add_rms_norm, rms_norm
+        from quire.backends.triton import elementwise
 
         x, plan = self.empty(ROWS, self.spec.hidden_size), self.spec.norm
         if plan.kind == "rms":
             weight = self.norm_weight(plan, x.shape[1])
-            add_rms_norm(x, x.clone(), weight, plan.eps)
-            rms_norm(x, weight, plan.eps)
+            elementwise.add_rms_norm(x, x.clone(), weight, plan.eps)
+            elementwise.rms_norm(x, weight, plan.eps)
+        else:
+            given = (self.wide(x.shape[1]), self.wide(x.shape[1]) if plan.bias else None, plan.eps)
+            elementwise.add_layer_norm(x, x.clone(), *given)
+            elementwise.layer_norm(x, *given)
 
     def gates(self) -> None:
         from quire.backends.triton.elementwise import activate, gate_mul

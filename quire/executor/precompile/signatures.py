@@ -318,15 +318,15 @@ class Steps:
 
     def _elementwise(self) -> Iterator[Variant]:
         own, width, norm = self._own(), self.spec.hidden_size, self.spec.norm
-        if norm.kind == "rms":
-            by, constants = self._weight_of(norm), elementwise.norm_constants(width)
-            given = (own, own, by, own, width, width, A_FRACTION)
-            yield Variant(elementwise._add_rms_norm, given, constants)
-            yield Variant(elementwise._rms_norm, (own, by, own, width, A_FRACTION), constants)
+        layer, by = norm.kind == "layer", self._weight_of(norm)
+        given = (own, own, by, by, own, width, width, A_FRACTION)
+        for adds in (True, False):
+            kind = elementwise.norm_constants(width, layer=layer, adds=adds, bias=norm.bias)
+            yield Variant(elementwise._norm, given, kind)
         for mlp in dict.fromkeys(mlp_of(layer) for layer in self.spec.layers):
-            kind = elementwise.gate_constants(mlp.activation, gated=mlp.gated)
+            by_gate = elementwise.gate_constants(mlp.activation, gated=mlp.gated)
             stride = (1 + mlp.gated) * mlp.width
-            yield Variant(elementwise._activate, (own, own, stride, mlp.width), kind)
+            yield Variant(elementwise._activate, (own, own, stride, mlp.width), by_gate)
 
     def _ends_of_a_step(self) -> Iterator[Variant]:
         spec, size = self.spec, self.config.block_size

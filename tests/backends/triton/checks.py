@@ -61,6 +61,13 @@ def check_norms(place: Place, rows: int, width: int) -> None:
     expected = reference.add_rms_norm(x, expected_residual, weight, 1e-5)
     assert_close(elementwise.add_rms_norm(x, residual, weight, 1e-5), expected)
     assert_close(residual, expected_residual)
+    for bias in (None, place.random(width, seed=3).float()):
+        given = (wide, bias, 1e-5)
+        x = x + 3  # a mean that counts
+        assert_close(elementwise.layer_norm(x, *given), reference.layer_norm(x, *given))
+        expected = reference.add_layer_norm(x, expected_residual, *given)
+        assert_close(elementwise.add_layer_norm(x, residual, *given), expected)
+        assert_close(residual, expected_residual)
 
 
 def check_activations(place: Place, rows: int, width: int) -> None:

@@ -17,7 +17,7 @@ from quire.backends.cpu.invariant import InvariantKernels
 from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
-from quire.backends.generic import layer_norms_of
+from quire.backends.generic import row_norms_of
 from quire.backends.linear import LinearOp
 from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention, RowOp
 from quire.layer_plan import Activation, LayerPlan, mlp_of
@@ -54,7 +54,8 @@ class NativeKernels(CpuKernels):
         self.library, self.room = library, Room()
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
-        found = list(layer_norms_of(layer))
+        found = ["layer norms"] if layer.norm.kind == "layer" else []
+        found += row_norms_of(layer)
         if layer.norm.kind == "rms" and layer.norm.is_wide and self.shape.dtype != torch.float32:
             found.append("norms whose weights are in float32")
         mlp = mlp_of(layer)
