@@ -6,32 +6,14 @@ from typing import Any
 
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
-from quire.families.reading import (
-    read_biases,
-    read_heads,
-    read_plain_decoder,
-    with_pairs_side_by_side,
-)
+from quire.families.reading import read_heads, read_parallel, with_pairs_side_by_side
 from quire.families.rope_config import read_rope
-from quire.layer_plan import NormPlan
-from quire.spec import LogitsPlan, ModelSpec
+from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads = read_heads(fields)
-    spec = read_plain_decoder(
-        fields,
-        heads,
-        rope=read_rope(fields, heads.head_dim, theta=500_000.0),
-        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
-        **read_biases(fields),
-        layer={"norms": "parallel"},
-        facts={
-            "tied_embeddings": fields.flag("tie_word_embeddings", True),
-            "logits": LogitsPlan(scale=fields.positive("logit_scale", 0.0625)),
-        },
-    )
-    return with_pairs_side_by_side(spec)
+    rope = read_rope(fields, read_heads(fields).head_dim, theta=500_000.0)
+    return with_pairs_side_by_side(read_parallel(fields, rope=rope))
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

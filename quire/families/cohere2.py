@@ -9,33 +9,20 @@ from typing import Any
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
-    read_biases,
-    read_heads,
-    read_plain_decoder,
+    read_parallel,
     read_window,
     windows_in_turn,
     with_pairs_side_by_side,
 )
-from quire.layer_plan import NormPlan
-from quire.spec import LogitsPlan, ModelSpec
+from quire.spec import ModelSpec
 
 PERIOD = 4
 
 
 def read(fields: Fields) -> ModelSpec:
     period = fields.count("sliding_window_pattern", PERIOD)
-    spec = read_plain_decoder(
-        fields,
-        read_heads(fields),
-        windows=windows_in_turn(fields, read_window(fields), period),
-        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
-        **read_biases(fields),
-        layer={"norms": "parallel"},
-        facts={
-            "tied_embeddings": fields.flag("tie_word_embeddings", True),
-            "logits": LogitsPlan(scale=fields.positive("logit_scale", 0.0625)),
-        },
-    )
+    windows = windows_in_turn(fields, read_window(fields), period)
+    spec = read_parallel(fields, windows=windows)
     spec = spec.with_attention(lambda one: one if one.window else replace(one, rope=None))
     return with_pairs_side_by_side(spec)
 

@@ -8,35 +8,22 @@ from typing import Any
 
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
-from quire.families.reading import (
-    read_biases,
-    read_heads,
-    read_plain_decoder,
-    read_window,
-    windows_in_turn,
-)
-from quire.layer_plan import MlpPlan, NormPlan
+from quire.families.reading import read_one_plus, read_window, windows_in_turn
 from quire.spec import LogitsPlan, ModelSpec
 
 PERIOD = 2  # the last of so many layers sees everything
 
 
 def read(fields: Fields) -> ModelSpec:
-    return read_plain_decoder(
+    final = _softcap(fields, "final_logit_softcapping", 30.0)
+    return read_one_plus(
         fields,
-        read_heads(fields, kv_heads=4, head_dim=256),
+        kv_heads=4,
         windows=windows_in_turn(fields, read_window(fields), PERIOD),
-        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
-        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
         softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
-        **read_biases(fields),
         layer={"norms": "both"},
-        facts={
-            "embedding_scale": fields.count("hidden_size") ** 0.5,
-            "logits": LogitsPlan(softcap=_softcap(fields, "final_logit_softcapping", 30.0)),
-            "tied_embeddings": fields.flag("tie_word_embeddings", True),
-        },
+        facts={"logits": LogitsPlan(softcap=final)},
     )
 
 

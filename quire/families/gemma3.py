@@ -9,15 +9,13 @@ from typing import Any
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
-    read_biases,
     read_heads,
-    read_plain_decoder,
+    read_one_plus,
     read_window,
     windows_in_turn,
     with_rope_of_windows,
 )
 from quire.families.rope_config import read_ropes_by_kind
-from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import LogitsPlan, ModelSpec
 
 PERIOD = 6  # the last of so many layers sees everything
@@ -28,27 +26,20 @@ LAYERS_SCALED_BY_WIDTH = 62
 
 
 def read(fields: Fields) -> ModelSpec:
-    heads = read_heads(fields, kv_heads=4, head_dim=256)
+    head_dim = read_heads(fields, kv_heads=4, head_dim=256).head_dim
     period = fields.count("sliding_window_pattern", PERIOD)
     local = fields.positive("rope_local_base_freq", THETAS["sliding_attention"])
     thetas = THETAS | {"sliding_attention": local}
-    ropes = read_ropes_by_kind(fields, heads.head_dim, thetas, scaled="full_attention")
-    spec = read_plain_decoder(
+    ropes = read_ropes_by_kind(fields, head_dim, thetas, scaled="full_attention")
+    spec = read_one_plus(
         fields,
-        heads,
+        kv_heads=4,
         rope=ropes["full_attention"],
         windows=windows_in_turn(fields, read_window(fields), period),
-        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
         qk_norm=True,
-        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
-        **read_biases(fields),
         layer={"norms": "both"},
-        facts={
-            "embedding_scale": fields.count("hidden_size") ** 0.5,
-            "logits": LogitsPlan(softcap=fields.optional("final_logit_softcapping")),
-            "tied_embeddings": fields.flag("tie_word_embeddings", True),
-        },
+        facts={"logits": LogitsPlan(softcap=fields.optional("final_logit_softcapping"))},
     )
     return with_rope_of_windows(spec, ropes["sliding_attention"])
 

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from quire.families.family import Family, LayerNames, Name, sizes
-from quire.families.fields import Fields
 from quire.families.reading import read_half_turned
-from quire.spec import ModelSpec
-
-
-def read(fields: Fields) -> ModelSpec:
-    return read_half_turned(fields)
-
 
 FAMILY = Family(
     name="glm",
     architectures=("GlmForCausalLM",),
-    read=read,
+    read=read_half_turned,
     unsaid=sizes(151_552, 4096, 13_696, 40, 32, 131_072),
     partial_rotary=True,
     names=LayerNames(gate_up=(Name("mlp.gate_up_proj", "ffn_up"),)),

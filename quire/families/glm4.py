@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.families.family import Family, LayerNames, Name, sizes
-from quire.families.fields import Fields
 from quire.families.reading import read_half_turned
-from quire.spec import ModelSpec
-
-
-def read(fields: Fields) -> ModelSpec:
-    return read_half_turned(fields, norms="both")
-
 
 FAMILY = Family(
     name="glm4",
     architectures=("Glm4ForCausalLM",),
-    read=read,
+    read=partial(read_half_turned, norms="both"),
     unsaid=sizes(151_552, 4096, 13_696, 40, 32, 131_072),
     gguf="glm4",
     partial_rotary=True,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
 
+SIZES = sizes(50_304, 4096, 11_008, 32, 32, 2048)
 
-def read(fields: Fields) -> ModelSpec:
+
+def read(fields: Fields, **given: Any) -> ModelSpec:
+    """`given` as read_plain_decoder takes it."""
     return read_plain_decoder(
         fields,
         read_heads(fields),
@@ -18,6 +23,7 @@ def read(fields: Fields) -> ModelSpec:
         qk_norm_over="width",
         **read_biases(fields),
         layer={"norms": "after"},
+        **given,
     )
 
 
@@ -25,6 +31,6 @@ FAMILY = Family(
     name="olmo2",
     architectures=("Olmo2ForCausalLM",),
     read=read,
-    unsaid=sizes(50_304, 4096, 11_008, 32, 32, 2048),
+    unsaid=SIZES,
     gguf="olmo2",
 )

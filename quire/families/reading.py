@@ -10,7 +10,7 @@ from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.rope_config import RopeSettings, read_rope
 from quire.layer_plan import AttentionPlan, CrossPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
-from quire.spec import LearnedPositions, ModelSpec
+from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
 
 MAX_LAYERS = 10_000
 UNSAID_DTYPE = "float32"
@@ -217,6 +217,42 @@ def read_half_turned(fields: Fields, **layer: Any) -> ModelSpec:
         facts={"eos_ids": fields.ids("eos_token_id") or (151329, 151336, 151338)},
     )
     return with_pairs_side_by_side(spec)
+
+
+def read_one_plus(
+    fields: Fields, kv_heads: int, *, facts: Mapping[str, Any] | None = None, **given: Any
+) -> ModelSpec:
+    """A decoder with norms of 1 + w, a gate of gelu, and an embedding times the root of its width;
+    `given` as above."""
+    own = {
+        "embedding_scale": fields.count("hidden_size") ** 0.5,
+        "tied_embeddings": fields.flag("tie_word_embeddings", True),
+    }
+    return read_plain_decoder(
+        fields,
+        read_heads(fields, kv_heads=kv_heads, head_dim=256),
+        norm=NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True),
+        mlp=MlpPlan(fields.count("intermediate_size"), "gelu_tanh"),
+        **read_biases(fields),
+        facts={**own, **(facts or {})},
+        **given,
+    )
+
+
+def read_parallel(fields: Fields, **given: Any) -> ModelSpec:
+    """A decoder with both branches behind one LayerNorm without bias; `given` as above."""
+    return read_plain_decoder(
+        fields,
+        read_heads(fields),
+        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
+        **read_biases(fields),
+        layer={"norms": "parallel"},
+        facts={
+            "tied_embeddings": fields.flag("tie_word_embeddings", True),
+            "logits": LogitsPlan(scale=fields.positive("logit_scale", 0.0625)),
+        },
+        **given,
+    )
 
 
 def with_rope_of_windows(spec: ModelSpec, rope: RopeSettings) -> ModelSpec:
