@@ -119,6 +119,7 @@ def test_images_as_people_bring_them(name: str, children: MediaChildren) -> None
         ({"bytes": None, "path": "a.png"}, "allowed_local_media_path"),
         (Image.new("F", (9, 9)), "mode 'F'.*convert it to RGB"),
         (encoded("JPEG2000"), "no format that quire reads"),
+        (b"", "the image has no bytes"),
         (encoded("PNG", picture(3000, 10)), "at most 200 times"),
     ],
 )
@@ -266,6 +267,7 @@ def test_a_gif_is_a_video_and_sound_alone_is_none(children: MediaChildren) -> No
 def test_cells_without_a_file_say_so(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     cells = MediaCells({"image": ("photo",)}, tmp_path)
-    for cell, why in (("", "holds an empty text"), ("folder", "is no regular file")):
+    said = {"": "an empty text", "folder": "is no regular file", "https://a.b/c.png": "holds a URL"}
+    for cell, why in said.items():
         with pytest.raises(BadRow, match=why):
             cells.of({"photo": cell})

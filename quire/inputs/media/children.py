@@ -86,13 +86,14 @@ class MediaChildren:
                 self._give_back(child, decodes)
 
     def header(self, decoder: str, data: bytes, content: bytes, **about: Any) -> Any:
-        """What an item's header says, by its `content`: the same one, in many prompts, is looked at
-        once."""
+        """What an item's header says; of equal `content`, in many prompts, one is looked at."""
         known = (decoder, content)
         with self._changed:
             if known in self._headers:
                 self._headers.move_to_end(known)
                 return self._headers[known]
+        if not data:
+            raise bad_medium(DECODERS[decoder].kind, "has no bytes")
         found = self.one(decoder, HEADER, data, **about)
         with self._changed:
             self._headers[known] = found
@@ -189,8 +190,7 @@ class MediaChildren:
         self._give_back(child, False, failure)
 
     def _note(self, decoder: str, failure: QuireError) -> None:
-        """Why one did not start: where there are others, these go on; where there is none, it is
-        the error of whoever waits."""
+        """Why one did not start: the error of whoever waits, unless there are others to go on."""
         self.likely = 1
         if not self._count[decoder]:
             self._failures[decoder] = failure

@@ -56,6 +56,12 @@ class MediaCells:
             )
         if cell.startswith("data:"):
             return {"url": cell, "hash": _hash(cell.encode("utf-8", "replace"))}
+        if "://" in cell:
+            raise BadRow(
+                "invalid_prompt",
+                f"column {column!r} holds a URL, and jobs fetch nothing: save what it names beside "
+                "the table, and give its path there",
+            )
         try:
             path = allowed_file(str(self._folder / cell), str(self._folder))
             return {"url": path.as_uri(), "hash": _hash(read_file(path, MOST_BYTES))}
