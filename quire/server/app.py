@@ -165,22 +165,27 @@ def _methods_at(request: Request) -> set[str]:
     }
 
 
+_OPENAIS = "Set the client up for OpenAI's API, with an address up to /v1"
+# How paths of other servers begin, and of OpenAI's that are not built.
+_ELSEWHERE = {
+    ("/api/",): f"this is not Ollama. {_OPENAIS}",
+    ("/completion/", "/infill/", "/props/", "/slots/"): f"this is not llama.cpp. {_OPENAIS}",
+    ("/generate/", "/generate_stream/"): f"this is not TGI or SGLang. {_OPENAIS}",
+    ("/openai/",): f"addresses of Azure's are not built. {_OPENAIS}",
+    ("/embed/", "/v1/embed/", "/v2/embed/"): "POST /v1/embeddings embeds, as OpenAI has it",
+    ("/v1/realtime/",): "Realtime is not built. POST /v1/chat/completions streams",
+    ("/v1/responses/input_tokens/",): "POST /tokenize counts tokens",
+    ("/v1/responses/",): "responses are not stored",
+    ("/v1/conversations/",): "conversations are not stored: send all of one each time",
+    ("/v1/audio/speech/", "/v1/images/", "/v1/videos/"): "what is generated here is text",
+}
+
+
 def _instead(path: str) -> str:
     """What a client meant that was made for another server, or has the address without its end."""
-    if path.startswith("/api/"):
-        return ": this is not Ollama. Set the client up for OpenAI's API, with an address up to /v1"
-    if path.startswith("/openai/"):
-        return (
-            ": addresses of Azure's are not built. Use OpenAI's client, with an address up to /v1"
-        )
-    if path in ("/embed", "/v1/embed", "/v2/embed"):
-        return ": POST /v1/embeddings embeds, as OpenAI has it"
-    if path.startswith("/v1/realtime"):
-        return ": Realtime is not built. POST /v1/chat/completions streams"
-    if path == "/v1/responses/input_tokens":
-        return ": POST /tokenize counts tokens"
-    if path.startswith("/v1/responses/"):
-        return ": responses are not stored"
+    for beginnings, words in _ELSEWHERE.items():
+        if f"{path}/".startswith(beginnings):
+            return f": {words}"
     if path.startswith("/v1/v1/"):
         return ": it has /v1 twice. Most clients want the address up to the first"
     if f"/v1{path}" in TABLE or path in ("/models", "/files", "/batches"):

@@ -94,6 +94,9 @@ def test_2_our_own_names_and_numbers_pass(server: Serving, http: httpx.Client) -
     ("path", "hint"),
     [
         ("/api/chat", "not Ollama"),
+        *(("/completion", "not llama.cpp"), ("/generate", "not TGI")),
+        ("/v1/conversations/conv_1/items", "send all of one"),
+        ("/v1/audio/speech", "is text"),
         ("/v1/responses/resp_1", "not stored"),
         ("/v1/responses/input_tokens", "POST /tokenize"),
         ("/v1/chat/completions/", "none here ends with a slash"),
