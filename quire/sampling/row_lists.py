@@ -59,6 +59,8 @@ class RowTokens:
         self._known.clear()
 
     def end(self, rows: Ints) -> None:
+        if not self._tokens:  # as mostly, and each row that begins ends what was there
+            return
         for row in rows[self.has[rows]].tolist():
             del self._tokens[row], self._numbers[row]
             self._known.clear()
@@ -101,6 +103,8 @@ class RowOffsets:
         self.has[row] = True
 
     def end(self, rows: Ints) -> None:
+        if not self._of:
+            return
         for row in rows[self.has[rows]].tolist():
             del self._of[row]
         self.has[rows] = False

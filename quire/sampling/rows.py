@@ -60,6 +60,8 @@ class Slots:
         return slot
 
     def release(self, rows: Ints) -> None:
+        if len(self._free) == self._num_made:
+            return
         slots = self.of[rows]
         self._free.extend(slots[slots >= 0].tolist())
         self.of[rows] = -1
