@@ -106,8 +106,9 @@ class RequestMaker:
         self._processors = processors or (lambda params: tuple(params.logits_processors or ()))
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
-        self._eos_ids = frozenset(int(i) for i in eos_ids)
-        self._more_eos_ids = frozenset(int(i) for i in more_eos_ids)
+        # Files name tokens that the model does not have, and never draws.
+        self._eos_ids = frozenset(int(i) for i in eos_ids if i < vocab_size)
+        self._more_eos_ids = frozenset(int(i) for i in more_eos_ids if i < vocab_size)
         self._max_logprobs = max_logprobs
         self._thoughts = thoughts or ThoughtReader(tokenizer, "", ReasoningConfig())
         self._choices = ChoiceReader(

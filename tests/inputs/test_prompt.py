@@ -378,6 +378,13 @@ def test_a_token_the_model_lacks_is_named_even_when_the_tokenizer_gave_it(
     assert isinstance(bad, InvalidPrompt) and "the model has only 10" in str(bad)
 
 
+def test_ends_that_the_model_has_no_token_for_are_left_out(byte_bpe: Tokenizer) -> None:
+    """With min_tokens their logits would be looked for."""
+    files = {"eos_ids": (2, 900), "more_eos_ids": (3, 50_256, 1 << 40)}
+    request = make(made(byte_bpe, **files), "the dog", SamplingParams(min_tokens=2))
+    assert (request.eos_ids, request.stop_ids) == ({2}, {3})
+
+
 def test_an_error_given_as_a_prompt_is_passed_on(maker: RequestMaker) -> None:
     error = InvalidPrompt("the template refused it", index=4)
     assert make(maker, error, first_index=4) is error
