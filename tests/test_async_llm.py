@@ -251,7 +251,7 @@ def test_shutting_down_ends_waiting_tasks_and_the_thread(
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     assert all(isinstance(error, EngineClosed) for error in asyncio.run(main()))
-    assert not made._engine._thread.is_alive() and not made.is_running
+    assert not made._engine.thread.is_alive() and not made.is_running
     made.shutdown()
     with pytest.raises(EngineClosed):
         asyncio.run(all_of(made, "a", params(1)))
@@ -283,7 +283,7 @@ def test_an_error_of_the_engine_reaches_every_task(
 
 def test_an_engine_that_is_forgotten_ends_by_itself(home: Path) -> None:
     made = AsyncLLM(str(home), **OPTIONS)
-    thread, gone = made._engine._thread, weakref.ref(made)
+    thread, gone = made._engine.thread, weakref.ref(made)
     del made
     gc.collect()
     assert gone() is None

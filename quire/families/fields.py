@@ -127,13 +127,17 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids: one, a list of them, or none."""
+        """Token ids: one, a list of them, or none; -1 is none, too."""
         value = self._get(key, [])
         found = value if isinstance(value, list) else [value]
         for token in found:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= MAX_COUNT:
+            if (
+                isinstance(token, bool)
+                or not isinstance(token, int)
+                or not -1 <= token <= MAX_COUNT
+            ):
                 raise self.wrong(key, "a token id or a list of token ids")
-        return tuple(found)
+        return tuple(token for token in found if token >= 0)
 
     def under(self, words: Mapping[str, str], **unsaid: Any) -> Fields:
         """The same config read by other words, each for the one it has; `unsaid` is what a word of

@@ -100,7 +100,7 @@ def _read_bytes(directory: Path, path: Path) -> bytes:
 def _read_text(directory: Path, path: Path) -> str:
     raw = _read_bytes(directory, path)
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # as config.json is read: a mark of the order is no text
     except UnicodeDecodeError as error:
         raise CorruptModel(f"{path} is not UTF-8 text ({error}); fetch the model again") from None
 

@@ -159,6 +159,15 @@ def test_broken_files_are_corrupt_models(
         load_hf_tokenizer(tmp_path)
 
 
+def test_marks_of_the_byte_order_are_no_text(directories: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(directories["byte_bpe"], folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    plain = load_hf_tokenizer(directories["byte_bpe"])
+    assert load_hf_tokenizer(folder).encode("a b").tolist() == plain.encode("a b").tolist()
+
+
 def test_named_templates_are_a_list_or_an_object(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:

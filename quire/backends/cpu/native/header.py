@@ -9,14 +9,17 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import cache
-from typing import Any
 
 from quire.backends.cpu.native.build import SOURCES
 
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _STRUCT = re.compile(r"struct (\w+) \{(.*?)\};", re.DOTALL)
 _FUNCTION = re.compile(r"QUIRE_EXPORT (\w+) (\w+)\(([^()]*)\);")
-_NUMBERS = {"int64_t": ctypes.c_int64, "double": ctypes.c_double, "float": ctypes.c_float}
+_NUMBERS: dict[str, type[ctypes._CData]] = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "float": ctypes.c_float,
+}
 
 
 @cache
@@ -25,10 +28,10 @@ def _text() -> str:
 
 
 @cache
-def struct(name: str) -> Any:
+def struct(name: str) -> type[ctypes.Structure]:
     """The struct of that name, as a class whose fields are keywords."""
     [body] = [body for found, body in _STRUCT.findall(_text()) if found == name]
-    fields: list[tuple[str, Any]] = []
+    fields: list[tuple[str, type[ctypes._CData]]] = []
     for declared in filter(str.strip, body.split(";")):
         of = declared.split()[0]  # int64_t type, cache_type; const float *cos, *sin
         for one in declared.split(","):
@@ -36,12 +39,12 @@ def struct(name: str) -> Any:
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
-def _kind(of: str, declared: str) -> Any:
+def _kind(of: str, declared: str) -> type[ctypes._CData]:
     """What a field is, or an argument that is no struct; any pointer is an address."""
     return ctypes.c_void_p if "*" in declared else _NUMBERS[of]
 
 
-def _argument(declared: str) -> Any:
+def _argument(declared: str) -> type[ctypes._CData]:
     words = declared.replace("*", " ").split()
     if "struct" in words:
         return ctypes.POINTER(struct(words[words.index("struct") + 1]))
