@@ -223,12 +223,10 @@ class Scoring:
         waiting = self._promises.pop(placement, [])
         num_scored = sequence.num_scored
         ready = [p for p in waiting if max(1, self._lines_before(p.index + 1)) <= num_scored]
-        if ready:
-            known = join_scores(sequence.scores)
-            sequence.scores[:] = [known]
-            for p in ready:
-                lines = known.part(self._lines_before(p.index), self._lines_before(p.index + 1))
-                self._pool.scores.fill(p.serial, p.entry, lines)
+        for p in ready:
+            first, last = self._lines_before(p.index), self._lines_before(p.index + 1)
+            lines = _some_lines(sequence.scores, num_scored, first, last)
+            self._pool.scores.fill(p.serial, p.entry, lines)
         if left := waiting[len(ready) :]:
             self._promises[placement] = left
 
@@ -236,6 +234,20 @@ class Scoring:
         """Lines of a prompt's scores that belong to the blocks before this one: line p is token
         p + 1, since nothing says how likely the first token was."""
         return max(0, block * self._pool.block_size - 1)
+
+
+def _some_lines(parts: list[Scores], end: int, first: int, last: int) -> Scores:
+    """Lines first .. last of all that `parts` have, up to `end`. Those of blocks are among the
+    last; joining all each time would copy the logprobs of whole vocabularies once for each pass."""
+    found: list[Scores] = []
+    for part in reversed(parts):
+        begin = end - len(part)
+        if last > begin and first < end:
+            found.append(part.part(max(first - begin, 0), last - begin))
+        if begin <= first:
+            break
+        end = begin
+    return join_scores(found[::-1]) if found else parts[-1].part(0, 0)
 
 
 def invalid(scores: Scores) -> InvalidLogits | None:
