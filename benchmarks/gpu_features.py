@@ -3,7 +3,8 @@
     python benchmarks/gpu_features.py --out features
 
     ratios   for each shape (random weights, bf16) and feature: seconds of 512 rows x 128 tokens
-             over those without it, the second of two runs; then of one row among 512
+             over those without it, the best of three runs of each in turn; then of one row among
+             512
     kernels  where the time of a decode step goes with some of them, kernel by kernel
 
 Each part is written as it ends; within `--seconds` what is left is named and left out. Without a
@@ -16,7 +17,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,12 @@ def seconds(llm: LLM, kinds: Sequence[dict[str, Any]], tokens: int, *, read: boo
     return taken
 
 
+def in_turn(*works: Callable[[], float]) -> list[float]:
+    """The least seconds of each, three runs in turn: a machine that is slower for a while is so for
+    all of them."""
+    return [min(runs) for runs in zip(*([work() for work in works] for _ in range(3)), strict=True)]
+
+
 def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget: Budget) -> None:
     import tempfile
 
@@ -123,13 +130,12 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
         shapes.save_tokenizer(Path(folder), config["vocab_size"])
         seats = {"max_model_len": 512, "max_num_seqs": asked.rows}
         with LLM(folder, load_format="dummy", **seats) as llm:
-            # Twice: the second has no kernel to compile and no graph to capture.
-            plain = [seconds(llm, [{}] * asked.rows, asked.tokens) for _ in range(3)][-2:]
+            for _ in range(2):  # kernels are compiled, graphs captured
+                seconds(llm, [{}] * asked.rows, asked.tokens)
             clock = Clock(llm)
-            found["plain, seconds"] = plain
-            base = min(plain)
+            plain: list[dict[str, Any]] = [{}] * asked.rows
             cases = {name: [kind] * asked.rows for name, kind in FEATURES.items()}
-            cases["plain"] = [{}] * asked.rows
+            cases["plain"] = plain
             for name in ALONE:
                 cases[f"one of all: {name}"] = [FEATURES[name], *[{}] * (asked.rows - 1)]
             # One that forces draws once in a plan, and goes on alone: a third of its tokens say
@@ -142,6 +148,7 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             ):
                 one = {**kind, "max_tokens": most}
                 cases[f"one of all: {name}"] = [one, *[{}] * (asked.rows - 1)]
+            cases["logprobs 5, all read"] = cases["logprobs 5"]
             cases["ten of all: processor"] = [PROCESSED] * 10 + [{}] * (asked.rows - 10)
             for name, kinds in cases.items():
                 if asked.only and name not in asked.only:
@@ -149,20 +156,18 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
                 if budget.left < 15:
                     print(f"{shape}, {name}: not begun, {budget.left:.0f} s left", flush=True)
                     continue
-                taken = []
-                for _ in range(3):
-                    clock.reset()
-                    taken.append(seconds(llm, kinds, asked.tokens))
-                taken = taken[-2:]
-                found[name] = min(taken) / base
+                seconds(llm, kinds, asked.tokens)  # as above
+                clock.reset()
+                seconds(llm, kinds, asked.tokens)
+                said = clock.line()
+                taken, beside = in_turn(
+                    partial(seconds, llm, kinds, asked.tokens, read="read" in name),
+                    partial(seconds, llm, plain, asked.tokens),
+                )
+                found[name] = taken / beside
                 budget.write(f"ratios-{shape}", found)
-                said = " ".join(f"{one:.3f}" for one in taken)
-                print(f"{shape}, {name}: {found[name]:.3f} x plain ({said} s)", flush=True)
-                print(clock.line(), flush=True)
-            if budget.left > 15:
-                read = seconds(llm, cases["logprobs 5"], asked.tokens, read=True)
-                found["logprobs 5, all read"] = read / base
-                print(f"{shape}, logprobs 5, all read: {read / base:.3f} x plain", flush=True)
+                ratio = f"{found[name]:.3f} x plain ({taken:.3f} and {beside:.3f} s)"
+                print(f"{shape}, {name}: {ratio}\n{said}", flush=True)
             if asked.kernels:
                 kernels(llm, shape, cases, asked, budget)
     budget.write(f"ratios-{shape}", found)

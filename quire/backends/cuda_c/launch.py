@@ -17,6 +17,7 @@ SOURCES = Path(__file__).parent
 _DRIVER = "libcuda.so.1"
 # The driver's numbers for what a function and a launch may be asked for.
 _DYNAMIC_SHARED, _CLUSTER, _OVERLAPS = 8, 4, 6
+_NON_BLOCKING = 1  # a stream that does not wait for the default one
 
 Argument = Tensor | int | float | bytes | None
 
@@ -130,6 +131,15 @@ def _enter(device: int) -> None:
     if not context.value:
         checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "a context")
         checked(driver.cuCtxSetCurrent(context), "a context")
+
+
+def own_stream(device: int) -> int:
+    """A stream that torch, which has a fixed number of them, gives to nobody; it stays."""
+    stream = ctypes.c_void_p()
+    _enter(device)
+    made = driver_library().cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+    checked(made, "a stream")
+    return stream.value or 0
 
 
 @cache

@@ -10,8 +10,9 @@ What depends on the rows beside a row, and how it is kept out:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,10 @@ ROW_COUNTS = (
 )
 # Wider products are of logits, of which nobody computes that many lines at once.
 _WIDE, _WIDE_ROWS = 1 << 15, 1024
+_REDUCED = (
+    "allow_bf16_reduced_precision_reduction",
+    "allow_fp16_reduced_precision_reduction",
+)
 _EXPERTS = ExpertsTile(64, 128, 32, 4, 4)  # however many pairs of tokens and experts there are
 
 
@@ -50,26 +55,40 @@ def unkept(what: str) -> NotSupported:
     )
 
 
-@contextmanager
-def whole_sums() -> Iterator[None]:
-    """The library adds up a sum in one piece, in float32, for as long as this lasts."""
-    settings: Any = torch.backends.cuda.matmul
-    names = (
-        "allow_bf16_reduced_precision_reduction",
-        "allow_fp16_reduced_precision_reduction",
-    )
-    before = [getattr(settings, name) for name in names]
-    splits = [getattr(settings, f"{name}_split_k", True) for name in names]
-    library = torch.backends.cuda.preferred_blas_library()
-    try:
-        torch.backends.cuda.preferred_blas_library("cublaslt")  # the other cannot be kept from it
-        for name in names:
-            setattr(settings, name, (False, False))
-        yield
-    finally:
-        torch.backends.cuda.preferred_blas_library(library)
-        for name, value, split in zip(names, before, splits, strict=True):
-            setattr(settings, name, (value, split))
+class WholeSums:
+    """The library adds up a sum in one piece, in float32, for as long as somebody is inside. What
+    is set holds for all threads: the first sets it, the last sets it back, and never is a sum to
+    stay whole with the other library, which cannot be kept from cutting it."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._before: tuple[Any, dict[str, tuple[bool, bool]]] = (None, {})
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                settings: Any = torch.backends.cuda.matmul
+                sums = {
+                    name: (getattr(settings, name), getattr(settings, f"{name}_split_k", True))
+                    for name in _REDUCED
+                }
+                self._before = torch.backends.cuda.preferred_blas_library(), sums
+                torch.backends.cuda.preferred_blas_library("cublaslt")
+                for name in _REDUCED:
+                    setattr(settings, name, (False, False))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                library, sums = self._before
+                for name, value in sums.items():
+                    setattr(torch.backends.cuda.matmul, name, value)
+                torch.backends.cuda.preferred_blas_library(library)
+
+
+_WHOLE_SUMS = WholeSums()
 
 
 def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
@@ -85,7 +104,7 @@ def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _product(linear: PlainLinear, x: Tensor, out: Tensor | None = None) -> Tensor:
-    with whole_sums() if x.is_cuda else nullcontext():
+    with _WHOLE_SUMS if x.is_cuda else nullcontext():
         if linear.bias is None:
             return torch.mm(x, linear.weight.t(), out=out)
         return torch.addmm(linear.bias, x, linear.weight.t(), out=out)

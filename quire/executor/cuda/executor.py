@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quire.backends.capturing import WHOLE_DEVICE
 from quire.backends.choose import kernels_for
 from quire.backends.ops import STEADY_ROWS, HeadShape
 from quire.config import EngineConfig
@@ -107,7 +108,8 @@ class CudaExecutor:
                 _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
                 self._warmup.wait()
-            torch.cuda.synchronize(self._device)
+            with WHOLE_DEVICE:
+                torch.cuda.synchronize(self._device)
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
             one = self.spec.heard_rows  # sounds, of which each goes to its pages at once

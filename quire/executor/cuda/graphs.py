@@ -7,18 +7,17 @@ of 64 places serves any 33 to 64 rows; in the others sits the row that rests for
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.backends.capturing import capturing
+
 SMALL_BUCKETS = (1, 2, 4, 8, 16, 32)
 EDIT_BUCKETS = (8, 64, 256)
-_OURS = "thread_local"  # other threads may use the device while this one captures
 
 
 def buckets(max_rows: int, least: int = 1) -> tuple[int, ...]:
@@ -138,7 +137,7 @@ class Graphs:
         rest()
         work()
         graph = torch.cuda.CUDAGraph()
-        with _capturing(graph, self._pool):
+        with capturing(graph, self._pool):
             work()
         self._pool = graph.pool()
         self._graphs[key] = graph
@@ -153,25 +152,3 @@ class Graphs:
     def close(self) -> None:
         self._graphs.clear()
         self._pool = None
-
-
-@contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture on a stream of its own. Unlike `torch.cuda.graph` it neither collects garbage
-    (a tenth of a second, with a million prompt ids around) nor empties torch's cache; it only
-    keeps the collector from freeing something on the device meanwhile."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=pool, capture_error_mode=_OURS)
-            try:
-                yield
-            finally:
-                graph.capture_end()
-    finally:
-        if collecting:
-            gc.enable()
-    torch.cuda.current_stream().wait_stream(stream)

@@ -56,7 +56,7 @@ class InlineExecutor(LocalExecutor):
 
     def _free_memory(self) -> int:
         """Less what is left to passes: what those take only their code knows."""
-        torch.cuda.empty_cache()  # of the trial
+        give_back()  # what the trial took
         return int(torch.cuda.mem_get_info()[0] * POOL_SHARE)
 
     def _computes_with(self) -> str:

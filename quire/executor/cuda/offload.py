@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from quire.backends.capturing import WHOLE_DEVICE
 from quire.models.decoder import Decoder
 from quire.models.model import ModuleModel
 
@@ -43,7 +44,8 @@ class HostCopies:
 def give_back() -> None:
     """To the GPU, what nobody holds any more: layers and closures hold each other in cycles."""
     gc.collect()
-    torch.cuda.empty_cache()
+    with WHOLE_DEVICE:
+        torch.cuda.empty_cache()
 
 
 def _tensors(model: Decoder | ModuleModel) -> Iterator[Tensor]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import torch
 
+from quire.backends.capturing import capturing
 from quire.backends.ops import HeadShape
 from quire.base.boundary import reason
 from quire.layers.attention import attention_inputs
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.packed import PackedPass
 from quire.models.fallback.trial import bound_for, decode_rows
-
-_OURS = "thread_local"  # other threads may use the device meanwhile
 
 
 @torch.inference_mode()
@@ -32,15 +31,13 @@ def why_not_captured(model: TransformersModel, shape: HeadShape) -> str:
 
     step()  # what is made once is made now
     try:
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode=_OURS):
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph):
             made = step()
         ids.copy_(ids.flip(0))
         graph.replay()
         repeated, wanted = made.float().clone(), step().float()
     except RuntimeError as error:  # what was just computed cannot be captured
-        torch.cuda.synchronize()
         return reason(error)
     found = float((repeated - wanted).abs().max() / wanted.abs().max())
     if found <= bound_for(shape.dtype):
