@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -47,8 +48,13 @@ if TYPE_CHECKING:
 
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
+    work = _load
+    if "torch" in sys.modules:  # else nobody has changed its defaults
+        from quire.executor.torch_defaults import by_usual_defaults
+
+        work = by_usual_defaults(work)
     with ExitStack() as undone:
-        loaded = _load(model, options, undone)
+        loaded = work(model, options, undone)
         undone.pop_all()
     return loaded
 

@@ -33,6 +33,7 @@ from quire.executor.new_weights import NewWeights
 from quire.executor.probe import available_memory, num_cores
 from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
+from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -59,6 +60,7 @@ class FinishedStep:
         return self.made
 
 
+@computes_by_usual_defaults
 class LocalExecutor:
     """Runs plans inline on one device.
 

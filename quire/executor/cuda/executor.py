@@ -32,6 +32,7 @@ from quire.executor.precompile.warmup import Warmup
 from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
 from quire.executor.sound_pages import SoundPages
+from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.layers.adapted import AdapterSites
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -52,6 +53,7 @@ TOUCHED_ROWS = (4, 256)
 SPARE_BYTES = 1 << 30
 
 
+@computes_by_usual_defaults
 class CudaExecutor:
     """Runs plans on one GPU; `submit` returns before they are computed.
 

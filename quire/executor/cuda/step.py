@@ -15,6 +15,7 @@ from quire.executor.cuda.host_copies import HostCopy
 from quire.executor.cuda.more_scores import MoreLetter
 from quire.executor.cuda.sampler_draws import LateTokens
 from quire.executor.cuda.scoring import ScoreLetter
+from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.request import Ints
 from quire.sampling.sampled import Sampled, joined_blocks
 from quire.step import DrawnScores, StepResult, no_ints
@@ -41,6 +42,7 @@ class Extras:
         self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
 
 
+@computes_by_usual_defaults
 @dataclass(frozen=True, slots=True)
 class CudaStep:
     """The letter holds [K, rows]: tokens, or why there is none (device_rows.py); where rows guess,

@@ -16,6 +16,7 @@ from quire.errors import EngineClosed, NotSupported
 from quire.executor.cpu.local import FinishedStep, limit_threads
 from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.hidden import hidden_states
+from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.models.encoder import Encoder, Texts, order_texts
 from quire.spec import EncoderSpec
 from quire.step import Slice, StepPlan, StepResult, no_ints
@@ -25,6 +26,7 @@ from quire.steps.handles import Handles
 BuildEncoder = Callable[[], Encoder]
 
 
+@computes_by_usual_defaults
 class EncoderExecutor:
     """Runs one encoder on one device."""
 

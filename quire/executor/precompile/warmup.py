@@ -20,6 +20,7 @@ from quire.config import EngineConfig
 from quire.executor.precompile.kernel_calls import Calls
 from quire.executor.precompile.launchers import load_launchers_in_turn
 from quire.executor.precompile.parent import Compiling, hash_triton
+from quire.executor.torch_defaults import by_usual_defaults
 from quire.spec import ModelSpec
 
 THREADS, REST_THREADS = 12, 4
@@ -105,6 +106,7 @@ class Warmup:
                 self._later.clear()  # the rest is compiled when it is needed
 
 
+@by_usual_defaults
 @torch.inference_mode()
 def _call(call: Callable[[], object], awaited: Sequence[Future[None]] = ()) -> None:
     for one in awaited:

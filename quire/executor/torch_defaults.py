@@ -1,0 +1,69 @@
+"""torch's own defaults while quire computes, whatever a script has set for its models.
+
+`torch.set_default_dtype` and `torch.set_default_device` decide what torch.empty(8) makes, and
+kernels in C write to its address. The dtype holds for all threads: the first that needs another
+sets it, and the last of those inside sets it back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+_USUAL = torch.float32
+# What a class has of these is called by whoever has other defaults.
+_DOORS = ("start", "submit", "result", "reset", "close", "sleep", "wake_up", "load_weights")
+
+Kind = TypeVar("Kind", bound=type)
+Work = TypeVar("Work", bound=Callable[..., Any])
+
+
+class _UsualDtype:
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, _USUAL
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_default_dtype()
+                self._set(_USUAL)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._set(self._before)
+
+    def _set(self, dtype: torch.dtype) -> None:
+        if self._before != _USUAL:
+            torch.set_default_dtype(dtype)
+
+
+_USUAL_DTYPE = _UsualDtype()
+
+
+def by_usual_defaults(work: Work) -> Work:
+    """The work, done with torch's own defaults."""
+
+    @wraps(work)
+    def done(*given: Any, **named: Any) -> Any:
+        # Only where there is need: a device that is named makes every call of torch slower.
+        elsewhere = torch.empty(0).device.type != "cpu"
+        with _USUAL_DTYPE, torch.device("cpu") if elsewhere else nullcontext():
+            return work(*given, **named)
+
+    return done  # type: ignore[return-value]  # it is called as the work is
+
+
+def computes_by_usual_defaults(kind: Kind) -> Kind:
+    """The class, whose doors are."""
+    for name in _DOORS:
+        if name in vars(kind):
+            setattr(kind, name, by_usual_defaults(vars(kind)[name]))
+    return kind
