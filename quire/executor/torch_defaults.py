@@ -1,15 +1,16 @@
 """torch's own defaults while quire computes, whatever a script has set for its models.
 
 `torch.set_default_dtype` and `torch.set_default_device` decide what torch.empty(8) makes, and
-kernels in C write to its address. The dtype holds for all threads: the first that needs another
-sets it, and the last of those inside sets it back.
+kernels in C write to its address; `torch.autocast` decides what products are rounded to. The dtype
+holds for all threads: the first that needs another sets it, and the last of those inside sets it
+back.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -48,14 +49,25 @@ class _UsualDtype:
 _USUAL_DTYPE = _UsualDtype()
 
 
+def _changed() -> Iterator[AbstractContextManager[object]]:
+    """What undoes what the calling thread has changed. Only that: a device that is named makes
+    every call of torch slower."""
+    if torch.empty(0).device.type != "cpu":
+        yield torch.device("cpu")
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            yield torch.autocast(kind, enabled=False)
+
+
 def by_usual_defaults(work: Work) -> Work:
     """The work, done with torch's own defaults."""
 
     @wraps(work)
     def done(*given: Any, **named: Any) -> Any:
-        # Only where there is need: a device that is named makes every call of torch slower.
-        elsewhere = torch.empty(0).device.type != "cpu"
-        with _USUAL_DTYPE, torch.device("cpu") if elsewhere else nullcontext():
+        with ExitStack() as usual:
+            usual.enter_context(_USUAL_DTYPE)
+            for one in _changed():
+                usual.enter_context(one)
             return work(*given, **named)
 
     return done  # type: ignore[return-value]  # it is called as the work is
