@@ -40,6 +40,7 @@ def make_store(
         return None
     from quire.adapters.read import read_adapter
     from quire.executor.cpu.local import DTYPES
+    from quire.executor.torch_defaults import by_usual_defaults
 
     if isinstance(planned, ModelSpec):
         sites = sites_of(
@@ -59,7 +60,7 @@ def make_store(
         sites,
         max_rank=config.adapters.max_lora_rank,
         capacity=config.adapters.max_cpu_loras,
-        read=read,
+        read=by_usual_defaults(read),
         lacks_room=lambda number: handles.lacks_room(number),
         download_dir=options.download_dir,
         token=options.hf_token,

@@ -18,7 +18,8 @@ from quire.steps.handles import Handles
 
 def pinned_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
     """Room for masks that a device can fetch by itself."""
-    room = torch.empty(num_rows, num_words, dtype=torch.int32, pin_memory=True)
+    shape = (num_rows, num_words)
+    room = torch.empty(shape, dtype=torch.int32, device="cpu", pin_memory=True)
     found: npt.NDArray[np.uint32] = room.numpy().view(np.uint32)
     return found
 
