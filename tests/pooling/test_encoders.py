@@ -37,6 +37,20 @@ def test_states_of_every_token_are_those_of_transformers(name: str, tmp_path: Pa
         torch.testing.assert_close(output.outputs.data, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["xlm-roberta", "mpnet", "bert"])
+def test_padding_within_a_text_has_the_position_that_transformers_gives_it(
+    name: str, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, ENCODERS[name])
+    padding = model.config.pad_token_id
+    asked = [{"prompt_token_ids": [4, padding, 5, 6, padding, padding, 7]}]
+    with open_llm(tmp_path) as llm:
+        plain = PoolingParams(use_activation=False)
+        (output,) = llm.encode(asked, plain, pooling_task="token_embed", use_tqdm=False)
+    expected = hidden_of(model, output.prompt_token_ids)
+    torch.testing.assert_close(output.outputs.data, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_scores_gain_by_distance_as_in_transformers() -> None:
     """Also beyond the lengths of tiny texts, where many distances share a number."""
     learned, length = torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), 512

@@ -18,6 +18,7 @@ from quire.executor.executor import ExecutorFacts, Part
 from quire.executor.hidden import hidden_states
 from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.models.encoder import Encoder, Texts, order_texts
+from quire.request import Ints
 from quire.spec import EncoderSpec
 from quire.step import Slice, StepPlan, StepResult, no_ints
 from quire.steps.handles import Handles
@@ -89,6 +90,17 @@ def _laid_out(texts: list[Slice], groups: tuple[tuple[int, int], ...], model: En
     count = sum(len(one.token_ids) for one in texts)
     ids, positions = np.zeros((2, model.padded(count)), np.int64)
     np.concatenate([one.token_ids for one in texts], out=ids[:count], casting="same_kind")
-    np.concatenate([np.arange(len(one.token_ids)) for one in texts], out=positions[:count])
+    first = model.spec.first_position
+    np.concatenate([_positions(one.token_ids, first) for one in texts], out=positions[:count])
     on_device = [torch.from_numpy(numbers).to(model.device) for numbers in (ids, positions)]
     return Texts(on_device[0], on_device[1], groups)
+
+
+def _positions(token_ids: Ints, first: int) -> Ints:
+    """From 0 on. Where the table of positions begins with that of padding, a token that is padding
+    has it wherever it stands, and counts for none."""
+    if not first:
+        return np.arange(len(token_ids), dtype=np.int32)
+    counts = token_ids != first - 1
+    positions: Ints = np.where(counts, np.cumsum(counts, dtype=np.int32), 0) - 1
+    return positions
