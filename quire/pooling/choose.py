@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from quire.base.notes import note
 from quire.errors import CorruptModel, InvalidOption, UnsupportedModel
 from quire.families.encoders.family import Dense, EncoderFamily, HeadPart
 from quire.families.fields import Fields
@@ -31,6 +32,8 @@ _EMBEDS = "this model gives embeddings. Classes need a model with a head for the
 _CLASSIFIES = "this model classifies. Use classify(), or score() where it has one label."
 # What models do to logits that rows of the head alone do not.
 _OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+# Heads of BGE-M3 beside its model, and what they make.
+_PICKLED_HEADS = {"sparse_linear.pt": "weights of words", "colbert_linear.pt": "vectors of tokens"}
 _POOLING_TYPES: Mapping[str, PoolingType] = {"CLS": "cls", "MEAN": "mean", "LAST": "last"}
 
 
@@ -50,6 +53,8 @@ def choose_pooler(
     if options.runner != "generate":
         if files.kind == "hf":
             sentence = read_sentence_files(files.path)
+            for name in filter(lambda name: (files.path / name).exists(), _PICKLED_HEADS):
+                note(f"{name} is a pickle and not read: no {_PICKLED_HEADS[name]} are made by it")
         else:
             sentence = read_gguf_pooling(files, encoder, options)
     rows = sentence.scored_by if sentence is not None else None

@@ -11,7 +11,7 @@ from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.encoders.family import Dense, LayerNorm, read_activation
 from quire.families.fields import Fields
 from quire.pooling.spec import PoolingType, Projection, TokenRows
-from quire.weights.checkpoint import check_inside
+from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import parse_array, read_json
 
 MODULES = "modules.json"
@@ -95,7 +95,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
     """(kind, folder) of every module, in order; the kind is the last word of its type."""
-    listed = parse_array(_inside(directory, MODULES).read_bytes(), MODULES)
+    listed = parse_array(checked_file(directory, MODULES).read_bytes(), MODULES)
     found = []
     for one in listed:
         fields = Fields(one if isinstance(one, dict) else {}, MODULES)
@@ -110,16 +110,9 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _inside(directory: Path, name: str) -> Path:
-    """A file of the model; one that leads out of it is refused."""
-    return check_inside(directory, directory / name)
-
-
 def _config(directory: Path, folder: str) -> Fields:
-    if not folder or folder.startswith("/") or ".." in Path(folder).parts or "\\" in folder:
-        raise CorruptModel(f"{MODULES}: {folder[:80]!r} is no folder of the model; refused")
-    name = f"{folder}/config.json"
-    return Fields(read_json(_inside(directory, name)), name)
+    name = f"{folder.rstrip('/')}/config.json"
+    return Fields(read_json(checked_file(directory, name)), name)
 
 
 def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, ...]:
@@ -197,7 +190,7 @@ def _general(directory: Path) -> SentenceFiles:
     name = "config_sentence_transformers.json"
     if not (directory / name).is_file():
         return said
-    fields = Fields(read_json(_inside(directory, name)), name)
+    fields = Fields(read_json(checked_file(directory, name)), name)
     given: dict[str, Any] = dict(fields.inner("prompts").values)
     for key, value in given.items():
         if not isinstance(value, str):
@@ -231,7 +224,7 @@ def _about_texts(directory: Path) -> SentenceFiles:
     name = next((one for one in _CONFIGS if (directory / one).is_file()), None)
     if name is None:
         return SentenceFiles()
-    fields = Fields(read_json(_inside(directory, name)), name)
+    fields = Fields(read_json(checked_file(directory, name)), name)
     for key in ("query_expansion", "query_length", "document_length"):
         if fields.values.get(key) is not None:
             raise fields.unsupported(key, "null: quire reads every text alike, as it is")

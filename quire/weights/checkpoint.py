@@ -1,8 +1,8 @@
 """Which tensors a directory of safetensors files holds, and where their bytes are. No torch.
 
 Headers only: a file's claims are checked against its size before anything is read or allocated.
-Shards are named by plain file names; a link may lead to another place inside the directory or,
-as in a Hub cache, from snapshots/<commit>/ to the blobs beside it, and nowhere else.
+Shards are named by their way down from the directory; a link may lead to another place inside it
+or, as in a Hub cache, from snapshots/<commit>/ to the blobs beside it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _loose_files(directory: Path) -> list[str]:
 
 
 def checked_file(directory: Path, name: str) -> Path:
-    """The path of a file of the model, if `name` is one: no way out of the directory."""
-    if name in ("", ".", "..") or set(name) & {"/", "\\", "\0"}:
-        raise CorruptModel(f"{name!r} is not a plain file name in {directory}; refused")
+    """The path of a file of the model, in a folder of it perhaps: no way out of the directory."""
+    if {"", ".", ".."} & {*name.split("/")} or {"\\", "\0"} & {*name}:
+        raise CorruptModel(f"{name[:200]!r} is not the name of a file in {directory}; refused")
     return check_inside(directory, directory / name)
 
 

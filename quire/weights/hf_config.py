@@ -47,13 +47,17 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "problem_type": "classifiers",
     "transformers_version": "who wrote the file",
 }
+_DTYPES = ("dtype", "torch_dtype")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model directory."""
+    """config.json of a model directory. A dtype that is an object has one for each part of a model
+    that also sees or hears: that of the text is taken, or the one for all."""
     if not (directory / "config.json").exists():
         raise ModelNotFound(f"{directory}: no config.json there; is it a model directory?")
-    return read_json(checked_file(directory, "config.json"))
+    values = read_json(checked_file(directory, "config.json"))
+    by_part = {key: values[key] for key in _DTYPES if isinstance(values.get(key), dict)}
+    return values | {key: of.get("text_config", of.get("")) for key, of in by_part.items()}
 
 
 def read_generation_config(directory: Path) -> dict[str, Any]:

@@ -148,6 +148,16 @@ def test_a_dense_layer_that_is_pickled_is_refused_with_the_way_out(tmp_path: Pat
         open_llm(tmp_path)
 
 
+def test_heads_that_are_pickled_beside_a_model_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, ENCODERS["bert"])
+    (tmp_path / "colbert_linear.pt").write_bytes(b"PK")
+    with caplog.at_level("INFO", "quire"), open_llm(tmp_path):
+        assert "colbert_linear.pt is a pickle and not read" in caplog.text
+    assert "sparse_linear.pt" not in caplog.text
+
+
 def test_an_empty_text_is_what_the_tokenizer_puts_around_it(tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS["bert"])
     with open_llm(tmp_path) as llm:

@@ -194,6 +194,21 @@ UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("by_part", "dtype"),
+    [
+        ({"": "bfloat16", "vision_config": "float32"}, "bfloat16"),
+        ({"": "float32", "text_config": "float16"}, "float16"),
+        ({"vision_config": "bfloat16"}, "float32"),
+    ],
+)
+def test_a_dtype_by_parts_is_that_of_the_text(
+    by_part: dict[str, str], dtype: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "torch_dtype": by_part}))
+    assert spec_from_hf(read_config(tmp_path)).dtype == dtype
+
+
 @pytest.mark.parametrize(("change", "words"), UNSUPPORTED)
 def test_what_quire_does_not_run_is_refused_by_name(
     change: dict[str, Any], words: list[str]

@@ -201,6 +201,24 @@ def test_an_index_may_name_tensors_that_nothing_needs(tmp_path: Path) -> None:
     assert_same(weights, as_quire_names_them(model.state_dict(), spec))
 
 
+def test_an_index_may_name_files_in_folders_of_the_model_alone(tmp_path: Path) -> None:
+    model, directory = tiny_model("llama", tie_word_embeddings=True), tmp_path / "model"
+    model.save_pretrained(directory, max_shard_size="60KB")
+    path = directory / "model.safetensors.index.json"
+    named = json.loads(path.read_text())["weight_map"]
+    for file in {*named.values()}:
+        (directory / "deep" / "er").mkdir(parents=True, exist_ok=True)
+        (directory / file).rename(directory / "deep" / "er" / file)
+    below = {key: f"deep/er/{file}" for key, file in named.items()}
+    path.write_text(json.dumps({"weight_map": below}))
+    spec, weights = read(directory)
+    assert_same(weights, as_quire_names_them(model.state_dict(), spec))
+    (directory / "deep").rename(tmp_path / "deep")
+    (directory / "deep").symlink_to(tmp_path / "deep")
+    with pytest.raises(CorruptModel, match="outside of the model; refused"):
+        read(directory)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.gguf"])
 def test_a_pointer_of_git_lfs_is_called_one(name: str, tmp_path: Path) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
