@@ -57,6 +57,13 @@ def test_what_is_right_as_whole_texts_alone_runs_where_that_is_asked_for(tmp_pat
         LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", device="cpu")
 
 
+def test_a_class_that_may_keep_states_and_here_keeps_none_runs_side_by_side(tmp_path: Path) -> None:
+    """Granite 4.0 is dense in some sizes: every layer attends."""
+    model = tiny_model("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 4)
+    verdict = judged(model, tmp_path)
+    assert (verdict.how, verdict.wrong) == ("fallback", "")
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")  # what modules of Transformers say while they are imported
 def test_every_causal_class(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def plan_fallback(
     num_weights = sum(p.numel() for p in module.parameters())
     try:
         seen, call = _on_meta_or_zeros(module, found.name, record)
-        if found.made_by._is_stateful and not seen.stateful:
+        if found.made_by._is_stateful and not seen.stateful and None in seen.kept:
             raise UnsupportedModel(f"{found.name}: its layers keep a state of another kind.")
     except UnsupportedModel as error:
         if not whole_texts:
