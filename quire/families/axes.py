@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from quire.families.fields import Fields
+from quire.families.rope_config import rope_fields
 from quire.layer_plan import AttentionPlan
 from quire.spec import ModelSpec
 
-ROPES = ("rope_scaling", "rope_parameters")
 _OWN = ("mrope_section", "mrope_interleaved", "type", "rope_type")
 
 
@@ -23,16 +23,14 @@ def read_with_axes(
 ) -> ModelSpec:
     """The spec that `read` makes of a config, with how many pairs each coordinate turns: side by
     side, or `interleaved`; `unsaid` are those of a config that does not say."""
-    said: dict[str, Any] = {}
-    for key in ROPES:
-        said |= fields.inner(key).values
+    said, beside = rope_fields(fields).values, fields.inner("rope_scaling").values
     sections = said.get("mrope_section") or unsaid
     if not isinstance(sections, list | tuple) or len(sections) != 3:
         raise fields.wrong("rope_scaling", "an object whose mrope_section has three numbers")
-    plain = {k: v for k, v in said.items() if k not in _OWN or v not in ("mrope", "default")}
-    plain.pop("mrope_section", None)
-    plain.pop("mrope_interleaved", None)
-    values = {**fields.values, "rope_scaling": None, "rope_parameters": plain or None}
+    plain: dict[str, Any] = {key: value for key, value in said.items() if key not in _OWN}
+    kind = said.get("rope_type") or said.get("type") or "default"
+    plain["rope_type"] = "default" if kind == "mrope" else kind
+    values = {**fields.values, "rope_scaling" if beside else "rope_parameters": plain}
     spec = read(Fields(values, fields.source, false_nulls=fields.false_nulls))
 
     def with_axes(one: AttentionPlan) -> AttentionPlan:

@@ -25,13 +25,8 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields)
     parallel = fields.flag("use_parallel_residual", True)
     activation = ACTIVATIONS[fields.word("hidden_act", "gelu")]
-    rope = read_rope(
-        fields,
-        heads.head_dim,
-        partial=True,
-        factor=fields.positive("rotary_pct", 0.25),
-        theta=fields.positive("rotary_emb_base", 10_000.0),
-    )
+    own = fields.under({"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"})
+    rope = read_rope(own, heads.head_dim, partial=True, factor=0.25)
     return read_plain_decoder(
         fields,
         heads,

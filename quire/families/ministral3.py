@@ -8,7 +8,7 @@ from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope, rope_fields, yarn_scale
-from quire.layer_plan import QueryGrowth
+from quire.layer_plan import Llama3Rope, QueryGrowth, RopeScaling, YarnRope
 from quire.spec import ModelSpec
 
 THETA = 1_000_000.0
@@ -31,20 +31,24 @@ def read(fields: Fields) -> ModelSpec:
     said = fields.values.get("rope_scaling") or fields.values.get("rope_parameters")
     fields = fields if said else fields.under({}, rope_parameters=ROPE)
     heads = read_heads(fields, kv_heads=8, head_dim=128)
+    rope = read_rope(fields, heads.head_dim, theta=THETA)
     return read_plain_decoder(
         fields,
         heads,
-        rope=read_rope(fields, heads.head_dim, theta=THETA),
+        rope=rope,
         window=read_window(fields, unsaid=None),
         norm_eps=1e-5,
-        query_growth=_growth(fields),
+        query_growth=_growth(rope_fields(fields), rope.scaling),
     )
 
 
-def _growth(fields: Fields) -> QueryGrowth | None:
-    rope = rope_fields(fields)
+def _growth(rope: Fields, scaling: RopeScaling | None) -> QueryGrowth | None:
     beta = rope.not_negative("llama_4_scaling_beta", 0.0)
-    return QueryGrowth(beta, rope.count("original_max_position_embeddings")) if beta else None
+    if not beta:
+        return None
+    # A length beside the settings counts for more, where they have a use for one.
+    known = scaling.original_max_len if isinstance(scaling, YarnRope | Llama3Rope) else None
+    return QueryGrowth(beta, known or rope.count("original_max_position_embeddings"))
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

@@ -84,25 +84,26 @@ def read_ropes_by_kind(
 ) -> dict[str, RopeSettings]:
     """The settings of each kind of layer; `thetas` are those of a config that does not say them.
 
-    `rope_parameters` has them by kind. Settings that are not by kind, `rope_scaling` and
-    `rope_theta` among them, are those of the kind that is `scaled`."""
+    `rope_parameters` has them by kind; others in there Transformers passes over. `rope_scaling` and
+    `rope_theta` are those of the kind that is `scaled`."""
     given = fields.inner("rope_parameters")
+    if given.values and not _is_by_kind(given.values):
+        raise fields.unsupported("rope_parameters", f"settings by kind of layer, {[*thetas]}")
     by_kind = {kind: dict(given.inner(kind).values) for kind in thetas}
-    if not any(isinstance(value, dict) for value in given.values.values()):
-        by_kind[scaled] = dict(given.values)
     by_kind[scaled] |= fields.inner("rope_scaling").values
-    theta = {**thetas, scaled: fields.positive("rope_theta", thetas[scaled])}
+    thetas = {**thetas, scaled: fields.positive("rope_theta", thetas[scaled])}
     return {
         kind: read_rope(
             Fields(
                 {
-                    "rope_parameters": {**said, "rope_theta": said.get("rope_theta", theta[kind])},
+                    "rope_parameters": said,
                     "max_position_embeddings": fields.values.get("max_position_embeddings"),
                 },
                 fields.source,
                 false_nulls=fields.false_nulls,
             ),
             head_dim,
+            theta=thetas[kind],
         )
         for kind, said in by_kind.items()
     }
@@ -245,12 +246,10 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     if not isinstance(rope, dict):  # reading it raises the error
         return merged
     theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
-    merged |= {"rope_scaling": None, "rope_parameters": {**rope, "rope_theta": theta}}
+    merged |= {"rope_parameters": None, "rope_scaling": {**rope, "rope_theta": theta}}
     # A scaling can be taken away; which numbers of a head are turned is how it was trained.
     if isinstance(before, dict) and "partial_rotary_factor" in before:
-        merged["rope_parameters"].setdefault(
-            "partial_rotary_factor", before["partial_rotary_factor"]
-        )
+        merged["rope_scaling"].setdefault("partial_rotary_factor", before["partial_rotary_factor"])
     plain = rope.get("rope_type", rope.get("type", "default")) in (None, "default")
     if plain and "max_position_embeddings" not in overrides and isinstance(before, dict):
         lengths = (

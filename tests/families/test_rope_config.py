@@ -249,3 +249,48 @@ def test_scalings_of_a_gguf_file_that_quire_lacks_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=r"yarn_ext|yarn_log|attn_factor|alpha"):
         gguf_spec(tmp_path, **said)
+
+
+def test_a_scaling_beside_settings_of_three_coordinates_is_not_lost() -> None:
+    """As it is in every other family: the scaling counts, or its missing theta is named."""
+    plain = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, 1]}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    config = {"model_type": "qwen3_5_text", "rope_parameters": plain, "rope_scaling": yarn}
+    with pytest.raises(CorruptModel, match="Write rope_theta into rope_scaling"):
+        spec_from_hf(config)
+    rope = spec_from_hf({**config, "rope_scaling": {**yarn, "rope_theta": 1e7}}).rope
+    assert (rope.theta, rope.scaling.factor) == (1e7, 4.0)
+    settings = {"rope_parameters": {**plain, "type": "yarn"}, "rope_scaling": None}
+    assert spec_from_hf({**config, **settings}).rope.scaling is None  # rope_type counts for more
+
+
+def test_queries_grow_by_the_length_that_stands_beside_the_settings() -> None:
+    config = {"model_type": "ministral3", "original_max_position_embeddings": 32}
+    rope = {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}
+    config["rope_parameters"] = {**rope, "original_max_position_embeddings": 64}
+    spec = spec_from_hf(config)
+    growth = spec.layers[0].attention.query_growth
+    assert growth.original_max_len == spec.rope.scaling.original_max_len == 32
+
+
+def test_words_of_other_families_for_a_rope_are_passed_over_by_neox() -> None:
+    own = {"model_type": "gpt_neox", "rotary_pct": 1.0, "rotary_emb_base": 99.0}
+    rope = spec_from_hf({**own, "partial_rotary_factor": 0.5, "rope_theta": 5.0}).rope
+    assert (rope.dims, rope.theta) == (96, 99.0)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3"])
+def test_settings_for_all_layers_of_a_family_that_has_them_by_kind_are_refused(
+    model_type: str,
+) -> None:
+    """Transformers passes over them."""
+    rope = {"rope_type": "linear", "factor": 8.0}
+    with pytest.raises(UnsupportedModel, match="rope_parameters must be settings by kind of layer"):
+        spec_from_hf({"model_type": model_type, "rope_parameters": rope})
+    asked = spec_from_hf({"model_type": model_type}, {"rope_parameters": rope})
+    plain = spec_from_hf({"model_type": model_type})
+    seen_by = {one.attention.window: one.attention.rope for one in asked.layers}
+    assert seen_by[None].scaling.factor == 8.0
+    assert {one.theta for one in seen_by.values()} == {
+        one.attention.rope.theta for one in plain.layers
+    }
