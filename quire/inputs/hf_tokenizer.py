@@ -292,32 +292,32 @@ def _added_token(value: object, *, special: bool) -> AddedToken | None:
 
 
 def _add_tokens(backend: Backend, config: Mapping[str, Any], source: Path) -> None:
-    """Tokens that the configuration names and tokenizer.json does not know as added ones."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    named = [config.get(name) for name in NAMES]
+    """Tokens that the configuration lists, as it has them (without a list those of tokenizer.json,
+    as they are), of which the usual ones are special, and others that it names."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     if not isinstance(extra, Mapping | list):
         raise CorruptModel(
-            f"additional_special_tokens beside {source} is {extra!r:.60}; it should be a list of "
-            "tokens"
+            f"additional_special_tokens beside {source} is {extra!r:.60}; it must be a list"
         )
-    named += list(extra.values()) if isinstance(extra, Mapping) else extra
-    specials = {content for value in named if (content := _content(value)) is not None}
-    listed = config.get("added_tokens_decoder") or {}
+    usual = [config.get(name) for name in NAMES]
+    named = extra.values() if isinstance(extra, Mapping) else extra
+    listed = config.get("added_tokens_decoder")
     try:
-        in_order = [listed[key] for key in sorted(listed, key=int)]
+        in_order = [listed[key] for key in sorted(listed, key=int)] if listed else []
     except (TypeError, ValueError, AttributeError, LookupError):
         raise CorruptModel(
             f"added_tokens_decoder beside {source} is not a table of token ids"
         ) from None
-    adding: list[AddedToken] = []
-    for value, special in [(v, False) for v in in_order] + [(v, True) for v in named]:
-        token = _added_token(value, special=special or _content(value) in specials)
-        if token is not None and token.content not in known:
-            known.add(token.content)
-            adding.append(token)
-    if adding:
-        backend.add_tokens(adding)
+    present = [*backend.get_added_tokens_decoder().values()]
+    known, before = {token.content: token for token in present}, {*map(repr, present)}
+    adding = dict(known) if listed is None else {}
+    for value, special in [(v, False) for v in in_order] + [(v, True) for v in (*usual, *named)]:
+        token = _added_token(value, special=special)
+        if token is not None and not (special and token.content in known):
+            adding.setdefault(token.content, token)
+    for text in adding.keys() & {*map(_content, usual)}:
+        adding[text].special = True
+    backend.add_tokens([token for token in adding.values() if repr(token) not in before])
 
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:

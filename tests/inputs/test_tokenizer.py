@@ -84,6 +84,38 @@ def test_tokens_named_only_in_the_configuration_are_added(
     assert tokenizer.decode([size, size + 1, size + 2]) == "<think>"
 
 
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [((), "<tool><extra>"), (("<tool>",), "<mask><extra>"), (("<tool>", "<mask>"), "<extra>")],
+)
+def test_flags_of_a_token_are_those_of_the_configuration(
+    listed: tuple[str, ...], seen: str, directories: dict[str, Path], tmp_path: Path
+) -> None:
+    """Of one that it lists; the usual ones are special, unless a list has others alone."""
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    shutil.copytree(directories["byte_bpe"], tmp_path, dirs_exist_ok=True)
+    backend = load_hf_tokenizer(tmp_path).backend
+    names = ["<tool>", "<mask>", "<extra>"]
+    backend.add_tokens([AddedToken(name, rstrip=True, normalized=True) for name in names])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config |= {"mask_token": "<mask>", "additional_special_tokens": ["<extra>"]}
+    if listed:
+        config["added_tokens_decoder"] = {
+            str(backend.token_to_id(name)): {"content": name, "special": name == "<tool>"}
+            for name in listed
+        }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer, oracle = load_hf_tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    texts = [f"a {name} b{name}c" for name in names]
+    for text in texts:
+        assert tokenizer.encode(text).tolist() == oracle(text)["input_ids"]
+    ids = [tokenizer.backend.token_to_id(name) for name in names]
+    assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True) == seen
+
+
 def test_a_limit_baked_into_the_file_does_not_cut_prompts(
     directories: dict[str, Path], tmp_path: Path
 ) -> None:
