@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -237,6 +238,23 @@ def test_a_claim_whose_answer_was_lost_is_still_a_claim(
     first, second = (Claims(tmp_path, name, 2, Workers(tmp_path)) for name in ("w1", "w2"))
     assert [first.take(), second.take(), first.take()] == [0, 1, None]
     assert not first._claim(1, 0)  # it is the other's
+
+
+def test_a_worker_that_cannot_begin_lets_go_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*given: object) -> None:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr("quire.jobs.join.worker.make_work", failing)
+    job = make_job(write_rows(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl", join=True)
+    with pytest.raises(OSError, match="no such disk"):
+        job.run(progress=False)
+    held = [os.path.realpath(number) for number in Path("/proc/self/fd").iterdir()]
+    assert not [path for path in held if path.startswith(str(tmp_path))]
+    assert "quire-beat" not in {thread.name for thread in threading.enumerate()}
+    [home] = (tmp_path / "out.jsonl.quire" / "workers").iterdir()
+    JobLock.take(home).release()
 
 
 def test_a_worker_killed_while_it_tried_the_disk_leaves_a_job_that_goes_on(tmp_path: Path) -> None:

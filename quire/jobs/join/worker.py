@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -107,19 +108,24 @@ class JoinWorker(Watcher):
         name = f"{socket.gethostname()[:100]}-{os.getpid()}-{randomness.token_hex(4)}"
         self._home = job_dir / WORKERS / name
         make_directory(self._home)
-        self._lock = JobLock.take(self._home)
-        self._beat = Beat(self._home)
-        self._journal = Journal.open(
-            self._home,
-            self._lock,
-            first_epoch=1,
-            job=manifest.id,
-            num_replicas=len(options.places()),
-        )
-        self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
-        self.progress = Progress(MetricsFile(self._home), show=show)
-        self._done = _DoneRows(self._journal)
-        self._work: Work = make_work(options, manifest, files, self._done)
+        with ExitStack() as held:  # let go of all of it where a part cannot be made
+            self._lock = JobLock.take(self._home)
+            held.callback(self._lock.release)
+            held.callback(Beat(self._home).end)
+            self._journal = Journal.open(
+                self._home,
+                self._lock,
+                first_epoch=1,
+                job=manifest.id,
+                num_replicas=len(options.places()),
+            )
+            held.callback(self._journal.close)
+            self._claims = Claims(job_dir, name, len(chunks), Workers(job_dir))
+            self.progress = Progress(MetricsFile(self._home), show=show)
+            held.callback(self.progress.close)
+            self._done = _DoneRows(self._journal)
+            self._work: Work = make_work(options, manifest, files, self._done)
+            self._held = held.pop_all()
         self._width = max(1, len(manifest.settings))
         self._begun: dict[int, _Begun] = {}
         self._ended = threading.Event()
@@ -233,10 +239,7 @@ class JoinWorker(Watcher):
             self._finish_chunks()
 
     def close(self) -> None:
-        self._beat.end()
-        self._journal.close()
-        self.progress.close()
-        self._lock.release()
+        self._held.close()
 
 
 def _merged(job_dir: Path, signals: StopSignals) -> JobReport:
