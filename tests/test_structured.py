@@ -176,12 +176,21 @@ OPEN = {
             "guided_decoding_disable_any_whitespace": True,
             "guided_decoding_disable_additional_properties": True,
         },
+        {"guided_decoding_backend": "auto:disable-any-whitespace,no-additional-properties"},
     ],
 )
 def test_the_engines_config_holds_for_every_row(tmp_path: Path, options: dict[str, Any]) -> None:
     with tiny_llm(tmp_path, **options) as made:
         found = texts(made, [constrained(json=OPEN, seed=seed) for seed in range(8)])
     assert set(found) <= {'{"a":1}', '{"a":2}'}
+
+
+def test_what_is_asked_of_a_backend_is_honoured() -> None:
+    asked = "guidance:disable-any-whitespace,no-additional-properties,no-fallback"
+    params = GuidedDecodingParams(json_object=True, backend=asked)
+    assert params.disable_any_whitespace and params.disable_additional_properties
+    with pytest.raises(InvalidParams, match="no-additional-properties behind a :"):
+        GuidedDecodingParams(json_object=True, backend="guidance:fast")
 
 
 def test_a_row_cut_inside_its_grammar_says_so(llm: LLM) -> None:

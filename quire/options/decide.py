@@ -134,9 +134,13 @@ def _adapters(options: Options) -> AdapterOptions | None:
 def _structured_outputs(options: Options) -> StructuredOutputsConfig:
     """The config and its older spellings together."""
     given = options.structured_outputs_config or StructuredOutputsConfig()
+    older = options.guided_decoding_backend
     return StructuredOutputsConfig(
-        given.disable_any_whitespace or options.guided_decoding_disable_any_whitespace,
+        given.disable_any_whitespace
+        or older.disable_any_whitespace
+        or options.guided_decoding_disable_any_whitespace,
         given.disable_additional_properties
+        or older.disable_additional_properties
         or options.guided_decoding_disable_additional_properties,
     )
 

@@ -199,7 +199,6 @@ MOOT: dict[str, dict[str, Any]] = {
         "specialize_active_lora": False,
     },
     "Every grammar is followed by llguidance, and there is nothing to fall back on.": {
-        "guided_decoding_backend": "auto",
         "guided_decoding_disable_fallback": False,
     },
     "It only says which processors a server's requests may name.": {

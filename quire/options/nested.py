@@ -10,8 +10,8 @@ from quire.base.notes import warn
 from quire.errors import InvalidOption, NotSupported
 from quire.options.checks import mapping
 from quire.params.reasoning import TAGS, ReasoningConfig
-from quire.params.rules import fail, show
-from quire.params.structured import BACKEND, StructuredOutputsConfig
+from quire.params.rules import fail
+from quire.params.structured import StructuredOutputsConfig, read_backend
 
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
 # What has a place of its own among the options.
@@ -27,10 +27,8 @@ def structured_outputs_config(name: str, value: Any) -> StructuredOutputsConfig 
     flags = {key: given.pop(key) for key in _FLAGS if key in given}
     if not all(isinstance(one, bool) for one in flags.values()):
         fail(InvalidOption, name, f"a dict whose {' and '.join(flags)} are True or False", value)
-    backend = given.pop("backend", "auto")
-    if backend not in ("auto", BACKEND):
-        why = f"{BACKEND} follows every grammar."
-        warn(f"{name}={{'backend': {show(backend)}}} has no effect. {why}")
+    behind = read_backend(InvalidOption, f"the backend in {name}", given.pop("backend", "auto"))
+    flags |= {key: True for key in _FLAGS if getattr(behind, key)}
     if given.pop("disable_fallback", False):
         warn(
             f"{name}={{'disable_fallback': True}} has no effect. There is nothing to fall back on."
@@ -44,6 +42,11 @@ def structured_outputs_config(name: str, value: Any) -> StructuredOutputsConfig 
         known = ", ".join((*_FLAGS, "backend", "disable_fallback", "enable_in_reasoning"))
         fail(InvalidOption, name, f"a dict with keys among {known}", value)
     return StructuredOutputsConfig(**flags) if flags else None
+
+
+def guided_decoding_backend(name: str, value: Any) -> StructuredOutputsConfig:
+    """The older place of a backend, with what is asked of it behind a colon."""
+    return read_backend(InvalidOption, name, value)
 
 
 _POOLING_TYPES = ("CLS", "MEAN", "LAST")

@@ -202,6 +202,12 @@ class Options:
         "parts, too, for every structured output. A backend in it has no effect, and a grammar "
         "always holds from an answer's first token on (enable_in_reasoning).",
     )
+    guided_decoding_backend: StructuredOutputsConfig = honoured(
+        "auto",
+        nested.guided_decoding_backend,
+        'What "xgrammar:disable-any-whitespace" or ":no-additional-properties" asks for; the '
+        "backend itself has no effect.",
+    )
     guided_decoding_disable_any_whitespace: bool = honoured(
         False,
         checks.flag,

@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.base.notes import warn
-from quire.errors import InvalidParams
+from quire.errors import InvalidParams, InvalidRequest
 from quire.params.rules import fail, one_of, show, truth, whole, words
 
 BACKEND = "guidance"  # what llguidance is called where backends are named
 CHOICE_MODES = ("whole", "tokens")
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+# What older scripts write behind a backend's name, and the flag that it stands for.
+_BACKEND_WORDS = {
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,19 @@ class StructuredOutputsConfig:
 
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+
+
+def read_backend(error: type[InvalidRequest], name: str, value: Any) -> StructuredOutputsConfig:
+    """What "xgrammar:disable-any-whitespace" asks for; the backend itself has no effect."""
+    if not isinstance(value, str):
+        fail(error, name, "the name of a backend", value)
+    backend, _, behind = value.partition(":")
+    asked = {word for word in behind.split(",") if word not in ("", "no-fallback")}
+    if not asked <= set(_BACKEND_WORDS):
+        fail(error, name, f"a backend's name, with {', '.join(_BACKEND_WORDS)} behind a :", value)
+    if backend not in ("auto", BACKEND):
+        warn(f"{name}={show(backend)} has no effect: {BACKEND} follows every grammar.")
+    return StructuredOutputsConfig(**dict.fromkeys(map(_BACKEND_WORDS.__getitem__, asked), True))
 
 
 @dataclass(slots=True)
@@ -76,8 +94,10 @@ class StructuredOutputsParams:
             fail(InvalidParams, "json_object", "True or None", self.json_object)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             truth(InvalidParams, name, getattr(self, name))
-        if self.backend not in (None, "auto", BACKEND):
-            warn(f"backend={show(self.backend)} has no effect: {BACKEND} follows every grammar.")
+        if self.backend is not None:
+            behind = read_backend(InvalidParams, "backend", self.backend)
+            self.disable_any_whitespace |= behind.disable_any_whitespace
+            self.disable_additional_properties |= behind.disable_additional_properties
 
     def all_constraints_none(self) -> bool:
         return all(getattr(self, name) is None for name in _CONSTRAINTS)
