@@ -30,7 +30,7 @@ Every option and parameter is one of three:
 - **refused**: `NotSupported` when set to anything but its default, naming what to do instead.
 
 An unknown option or parameter is an `UnknownOption` (a TypeError, too) that names the nearest known
-one. `None` always stands for the default. A value that breaks a rule raises
+one. `None` stands for an option's default. A value that breaks a rule raises
 `InvalidOption` or `InvalidParams` (both are ValueErrors, with `.parameter` and `.value`).
 """
 

@@ -102,6 +102,17 @@ def test_the_config_is_read_by_every_path(llm: LLM) -> None:
     assert engine.get_tokenizer() is engine.tokenizer is llm.get_tokenizer()
 
 
+def test_request_ids_of_the_callers_own_loop_are_those_of_the_llm(llm: LLM) -> None:
+    engine, params = llm.llm_engine, SamplingParams(max_tokens=1)
+    first = next(llm.request_counter)
+    engine.add_request(str(first), "a", params)
+    while engine.has_unfinished_requests():
+        assert all(output.request_id == str(first) for output in engine.step())
+        engine.do_log_stats()
+    following = llm.request_counter.counter
+    assert llm.generate("a", params, use_tqdm=False)[0].request_id == str(following)
+
+
 def test_the_config_of_transformers_is_an_object(llm: LLM) -> None:
     from transformers import LlamaConfig
 

@@ -415,6 +415,18 @@ except ImportError as error:
     assert "imported already" in refused and "No module named 'vllm.sampling_params'" in absent
 
 
+def test_scripts_read_their_environment_by_the_names_they_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VLLM_DP_RANK", "3")
+    monkeypatch.setenv("VLLM_USE_V1", "0")
+    monkeypatch.delitem(sys.modules, "quire.envs", raising=False)
+    envs = importlib.import_module("quire.envs")
+    assert (envs.VLLM_DP_RANK, envs.VLLM_USE_V1, envs.VLLM_DP_SIZE) == (3, False, 1)
+    network = importlib.import_module("quire.utils.network_utils")
+    assert network.get_distributed_init_method("::1", 5) == "tcp://[::1]:5"
+
+
 def test_scripts_ask_for_the_device_before_they_make_an_llm() -> None:
     import torch
 

@@ -13,12 +13,16 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from quire.compat.environment import DEFAULTS
+
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
 _GROUPS = "cleanup_dist_env_and_memory destroy_distributed_environment destroy_model_parallel"
 _NOT_BUILT = "compat.not_built"
 _COMPILED = "CUDAGraphMode CompilationLevel CompilationMode"
+_NETWORK = "get_distributed_init_method get_ip get_open_port"
+_TOKENIZERS = "cached_get_tokenizer=get_tokenizer get_tokenizer"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
 # Modules of ours that scripts know, and what they look for in them that is elsewhere.
 OURS = {
@@ -30,7 +34,7 @@ OURS = {
     },
     "logprobs": {},
     "outputs": {},
-    "sampling_params": {},
+    "sampling_params": {"compat.logits_process": "LogitsProcessor"},
 }
 # By module: where its names come from; OTHER=NAME is a name under which scripts know it.
 MODULES = {
@@ -70,11 +74,12 @@ MODULES = {
         "resolve_hf_chat_template=resolve_chat_template"
     },
     "entrypoints.llm": {"llm": "LLM"},
+    "envs": {"compat.environment": " ".join(DEFAULTS)},
     "exceptions": {
         "errors": "VLLMError=QuireError VLLMNotFoundError=ModelNotFound "
         "VLLMValidationError=InvalidRequest"
     },
-    "inputs.data": {"inputs": "EmbedsPrompt PromptType TextPrompt TokensPrompt"},
+    "inputs.data": {"inputs": "EmbedsPrompt PromptType SingletonPrompt TextPrompt TokensPrompt"},
     "inputs.llm": {"inputs": "EmbedsPrompt MultiModalDataDict PromptType TextPrompt TokensPrompt"},
     "logger": {"compat.script_parts": "init_logger"},
     "logits_process": {"compat.logits_process": "LogitsProcessor"},
@@ -97,19 +102,22 @@ MODULES = {
     "platforms": {"compat.script_parts": "current_platform"},
     "pooling_params": {"params.pooling": "PoolingParams"},
     "renderers.hf": {"compat.chat_template": "resolve_chat_template"},
-    "sequence": {"logprobs": "Logprob PromptLogprobs SampleLogprobs"},
-    "tokenizers": {"compat.tokenizers": "TokenizerLike get_tokenizer"},
+    "sequence": {
+        "logprobs": "Logprob PromptLogprobs SampleLogprobs",
+        "outputs": "RequestMetrics=RequestStateStats",
+    },
+    "tokenizers": {"compat.tokenizers": f"TokenizerLike {_TOKENIZERS}"},
     "transformers_utils.tokenizer": {
-        "compat.tokenizers": "AnyTokenizer=TokenizerLike get_tokenizer"
+        "compat.tokenizers": f"AnyTokenizer=TokenizerLike {_TOKENIZERS}"
     },
     "usage.usage_lib": {"compat.script_parts": "UsageContext"},
     "utils": {
-        "compat.script_parts": "Counter FlexibleArgumentParser cuda_device_count_stateless get_ip "
-        "get_open_port random_uuid"
+        "compat.script_parts": "Counter FlexibleArgumentParser cuda_device_count_stateless "
+        f"{_NETWORK} random_uuid set_random_seed"
     },
     "utils.argparse_utils": {"compat.script_parts": "FlexibleArgumentParser"},
     "utils.counter": {"compat.script_parts": "Counter"},
-    "utils.network_utils": {"compat.script_parts": "get_ip get_open_port"},
+    "utils.network_utils": {"compat.script_parts": _NETWORK},
     "utils.print_utils": {"compat.script_parts": "print_embeddings"},
     "utils.torch_utils": {"compat.script_parts": "cuda_device_count_stateless set_random_seed"},
     "v1.engine.async_llm": {

@@ -148,6 +148,11 @@ def get_ip() -> str:
         return "127.0.0.1"
 
 
+def get_distributed_init_method(ip: str, port: int) -> str:
+    """Where the processes of a trainer meet, as torch.distributed writes it."""
+    return f"tcp://{f'[{ip}]' if ':' in ip else ip}:{port}"
+
+
 def get_open_port() -> int:
     """A port that nothing listens on now."""
     with socket.socket() as found:

@@ -225,6 +225,9 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         if self._engine.failure is not None:
             raise self._engine.failure
 
+    async def do_log_stats(self) -> None:
+        """Nothing: quire logs no statistics."""
+
     @property
     def is_running(self) -> bool:
         return self._engine.is_running

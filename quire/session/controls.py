@@ -10,7 +10,7 @@ from quire.sampling_params import SamplingParams
 from quire.session.lists_attributes import ListsAttributes
 from quire.session.metrics import Metric
 from quire.session.session import KvCacheView, Session
-from quire.session.views import EngineView
+from quire.session.views import EngineView, RequestCounter
 from quire.session.workers import ExecutorView
 
 
@@ -89,6 +89,10 @@ class LLMControls(ListsAttributes):
     @property
     def llm_engine(self) -> EngineView:
         return EngineView(self._session)
+
+    @property
+    def request_counter(self) -> RequestCounter:
+        return RequestCounter(self._session)
 
     @property
     def model_config(self) -> Any:

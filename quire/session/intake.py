@@ -194,6 +194,11 @@ class Intake:
         if self._refusal is not None:
             raise NotSupported(self._refusal)
 
+    @property
+    def num_made(self) -> int:
+        """Requests so far, which is the number of the next."""
+        return self._num_made
+
     def take_numbers(self, count: int) -> int:
         """Numbers for so many requests; the first of them."""
         first, self._num_made = self._num_made, self._num_made + count

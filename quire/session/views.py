@@ -89,6 +89,21 @@ class SpeculationView:
     num_accepted: int
 
 
+class RequestCounter:
+    """`llm.request_counter`: request ids that no other request of the LLM has."""
+
+    def __init__(self, session: Session) -> None:
+        self._intake = session.intake
+
+    @property
+    def counter(self) -> int:
+        """The id of the next request."""
+        return self._intake.num_made
+
+    def __next__(self) -> int:
+        return self._intake.take_numbers(1)
+
+
 class EngineView(StepMethods, RestingView, ListsAttributes):
     """`llm.llm_engine`, as far as scripts look into it."""
 
@@ -139,6 +154,9 @@ class EngineView(StepMethods, RestingView, ListsAttributes):
 
     def get_metrics(self) -> list[Metric]:
         return self._session.read_metrics()
+
+    def do_log_stats(self) -> None:
+        """Nothing: quire logs no statistics, and `get_metrics` has them."""
 
     def reset_mm_cache(self) -> None:
         self._session.forget_media()

@@ -134,7 +134,8 @@ class LocalExecutor:
         return available_memory()
 
     def _computes_with(self) -> str:
-        return f"{torch.get_num_threads()} threads"
+        count = torch.get_num_threads()
+        return f"{count} thread{'s' if count > 1 else ''}"
 
     def _kernels(self) -> Kernels:
         invariant = self.config.batch_invariant
