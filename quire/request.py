@@ -157,7 +157,7 @@ class Request:
     `named` are scored beside the tokens of its prompt, from the first line of theirs on.
 
     Of a `watched` request every step reports what it wrote, of any other only its end is. One in
-    the `background` yields to those that are not.
+    the `background` yields to those that are not. Tenants have equal turns, whatever each asks for.
 
     A request with an `adapter` is computed by the model with that adapter. Its `cache_salt` is the
     adapter's then, so that no other request reads its KV.
@@ -182,6 +182,7 @@ class Request:
     thoughts: ThoughtLimit | None = None
     watched: bool = False
     background: bool = False
+    tenant: str = ""
     hidden: HiddenKind | None = None
     whole: bool = False
     media: tuple[Span, ...] = ()

@@ -308,7 +308,7 @@ class Scheduler:
 
     def _begin(self, sequence: Sequence, cached: Cached, draft: Draft) -> None:
         """Put a waiting sequence into a row, and its first tokens into the plan."""
-        self.waiting.remove(sequence)
+        self.waiting.admit(sequence)
         if not sequence.timings.scheduled:
             sequence.timings.scheduled = self._clock()
             sequence.num_cached = len(cached) * self.pool.block_size

@@ -1,6 +1,7 @@
 """Which is admitted next: the plan's order within a priority, and none waits for ever.
 
-A sequence that has waited longer than `max_wait` goes before all others of its lane, whatever the
+Tenants have equal turns within a priority, however many sequences each of them has here. One that
+has waited longer than `max_wait` goes before all others of its tenant and lane, whatever the
 priorities say, the longest waiting first. The background comes after everyone else, but has every
 tenth turn. Those whose LoRA adapter has no place are parked beside the lanes (adapters.py).
 """
@@ -9,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
+from itertools import chain
 
 from quire.scheduler.sequence import Sequence
 
@@ -23,10 +25,11 @@ def _key(sequence: Sequence) -> Key:
     return (request.priority, sequence.order, request.number, sequence.sample)
 
 
-class _Lane:
-    """The sequences of one lane that want a row."""
+class _Queue:
+    """The sequences of one tenant that want a row."""
 
     def __init__(self) -> None:
+        self.turn = 0  # when it is to have its next one
         self._heap: list[tuple[Key, int, Sequence]] = []
         self._by_age: deque[Sequence] = deque()
         self._count = 0
@@ -37,6 +40,11 @@ class _Lane:
 
     def __iter__(self) -> Iterator[Sequence]:
         return (s for s in {id(s): s for _, _, s in self._heap}.values() if s.waiting)
+
+    @property
+    def key(self) -> Key:
+        """Of the first, by its priority and the plan's order."""
+        return self._heap[0][0]
 
     def add(self, sequence: Sequence, *, again: bool) -> None:
         sequence.waiting = True
@@ -59,14 +67,51 @@ class _Lane:
         if len(self._by_age) > 2 * self._count + 64:
             self._by_age = deque(s for s in self._by_age if s.waiting)
 
+    def is_overdue(self, now: float, max_wait: float) -> bool:
+        return now - self._by_age[0].timings.queued > max_wait
+
+    def next(self, now: float, max_wait: float) -> Sequence:
+        """The one to admit next, left in the queue."""
+        return self._by_age[0] if self.is_overdue(now, max_wait) else self._heap[0][2]
+
+
+class _Lane:
+    """The sequences of one lane that want a row, by tenant."""
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
+        self._turn = 0  # of the tenant that had one last
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._queues.values())
+
+    def add(self, sequence: Sequence, *, again: bool) -> None:
+        self._queues[sequence.request.tenant].add(sequence, again=again)
+
+    def remove(self, sequence: Sequence) -> None:
+        self._queues[sequence.request.tenant].remove(sequence)
+
+    def count_turn(self, sequence: Sequence) -> None:
+        """Its tenant had one, and the next after the others that wait."""
+        queue = self._queues[sequence.request.tenant]
+        self._turn = self._due(queue)
+        queue.turn = self._turn + 1
+
+    def _due(self, queue: _Queue) -> int:
+        """While it was empty, turns went by; they are not had later."""
+        return max(queue.turn, self._turn)
+
     def next(self, now: float, max_wait: float) -> Sequence | None:
         """The one to admit next, left in the queue; None if none waits."""
-        if not self._count:
-            return None
-        oldest = self._by_age[0]
-        if now - oldest.timings.queued > max_wait:
-            return oldest
-        return self._heap[0][2]
+        waiting = [queue for queue in self._queues.values() if queue]
+        if len(waiting) > 1:
+            first = min(queue.key[0] for queue in waiting)
+            due = [q for q in waiting if q.key[0] == first or q.is_overdue(now, max_wait)]
+            waiting = [min(due, key=lambda queue: (self._due(queue), queue.key))]
+        return waiting[0].next(now, max_wait) if waiting else None
 
 
 class Waiting:
@@ -104,15 +149,20 @@ class Waiting:
         if number := sequence.request.adapter_number:
             self._num_unparked[number] += 1
 
+    def admit(self, sequence: Sequence) -> None:
+        """Take it out for a row: that was a turn of its lane and of its tenant."""
+        self._take_out(sequence)
+        self._lane(sequence).count_turn(sequence)
+        is_turn = sequence.request.background or not self._background
+        self._turns = 0 if is_turn else self._turns + 1
+
     def remove(self, sequence: Sequence) -> None:
         """Take it out."""
         if sequence.parked:  # what holds it is emptied when the adapter's turn comes
             sequence.parked = sequence.waiting = False
             self._num_parked -= 1
-            return
-        self._take_out(sequence)
-        is_turn = sequence.request.background or not self._background
-        self._turns = 0 if is_turn else self._turns + 1
+        else:
+            self._take_out(sequence)
 
     def _take_out(self, sequence: Sequence) -> None:
         self._lane(sequence).remove(sequence)

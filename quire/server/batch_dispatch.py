@@ -1,13 +1,15 @@
 """Rows of all batches, before one engine: as many at once as it can use, shared out evenly.
 
-The batch with the fewest rows in flight is served next, so a small one does not wait for a large
-one. When the engine falls, the rows it held are tried again in halves, nothing else beside them in
-this lane, until the one that brings it down is found; the others get their answers.
+The key with the fewest rows in flight is served next, and of its batches the one with the fewest:
+so a small one waits neither for a large one nor for the many of somebody else. When the engine
+falls, the rows it held are tried again in halves, nothing else beside them in this lane, until the
+one that brings it down is found; the others get their answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +29,8 @@ REST = 60.0  # seconds that such an engine is left alone
 
 class Supply(Protocol):
     """A batch that runs."""
+
+    key_id: str  # whose it is
 
     def take_row(self) -> WorkRow | None:
         """The next row; None if none is ready."""
@@ -61,6 +65,7 @@ class Dispatcher:
         self.capacity = 0  # of the engine: rows that run at once
         self.num_crashes = 0
         self._supplies: dict[Supply, int] = {}  # and how many of its rows are in flight
+        self._by_key: Counter[str] = Counter()  # the same of all batches of a key
         self._tasks: dict[asyncio.Task[None], _Ticket] = {}
         self._num_tickets = self._num_bytes = 0  # bytes of the rows in flight
         self._suspects = Suspects()
@@ -119,7 +124,7 @@ class Dispatcher:
         is_much = room > AT_ONCE
         room, waiting = min(room, AT_ONCE), set(self._supplies)
         while room > 0 and waiting and self._num_bytes < MOST_BYTES:
-            supply = min(waiting, key=lambda each: self._supplies[each])
+            supply = min(waiting, key=self._num_in_flight)
             row = supply.take_row()
             if row is None:
                 waiting.remove(supply)
@@ -131,8 +136,12 @@ class Dispatcher:
             self._confirm_culprits()  # no other row is left to prove that the engine is well
         return is_much and room == 0
 
+    def _num_in_flight(self, supply: Supply) -> tuple[int, int]:
+        return self._by_key[supply.key_id], self._supplies[supply]
+
     def _start(self, ticket: _Ticket) -> None:
         self._supplies[ticket.supply] += 1
+        self._by_key[ticket.supply.key_id] += 1
         self._num_bytes += ticket.row.size
         task = asyncio.create_task(self._answered(ticket))
         self._tasks[task] = ticket
@@ -155,6 +164,7 @@ class Dispatcher:
     def _ended(self, task: asyncio.Task[None]) -> None:
         ticket = self._tasks.pop(task)
         self._num_bytes -= ticket.row.size
+        self._by_key[ticket.supply.key_id] -= 1
         if ticket.supply in self._supplies:
             self._supplies[ticket.supply] -= 1
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -44,7 +44,7 @@ class BatchRun:
     """One run of one batch; `end` asks it to come to an early end. Also a supply of rows."""
 
     def __init__(self, batch: StoredBatch, rooms: Rooms) -> None:
-        self.batch, self._rooms = batch, rooms
+        self.batch, self.key_id, self._rooms = batch, batch.key_id, rooms
         self.live = Live(batch.completed, batch.failed)
         self._ending: Ending | None = batch.ending
         self.asked_to_end = asyncio.Event()

@@ -10,6 +10,7 @@ import asyncio
 import sqlite3
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -34,7 +35,7 @@ from quire.server.files import StoredFile
 from quire.server.links import Links
 from quire.server.storage import Storage
 
-MOST_RUNNING = 64  # batches that are read and answered at once; others wait for one to end
+MOST_RUNNING = 64  # batches of a key that are read and answered at once; others wait for one's end
 THREADS = 4
 SWEEP_SECONDS = 60.0
 KEPT_AFTER_END = 30 * 86400  # seconds that an ended batch without files is remembered
@@ -69,7 +70,7 @@ class BatchService:
         self._rooms: Rooms | None = None
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._free = asyncio.Semaphore(MOST_RUNNING)
+        self._free = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MOST_RUNNING))
         self._num_rows = {"completed": 0, "failed": 0}
 
     async def start(self, engine: RowEngine) -> None:
@@ -267,7 +268,8 @@ class BatchService:
     @asynccontextmanager
     async def _place(self, run: BatchRun) -> AsyncIterator[None]:
         """A place among those that run. One that is asked to end needs none: little is left."""
-        place = asyncio.create_task(self._free.acquire())
+        free = self._free[run.key_id]
+        place = asyncio.create_task(free.acquire())
         end = asyncio.create_task(run.asked_to_end.wait())
         try:
             await asyncio.wait((place, end), return_when=asyncio.FIRST_COMPLETED)
@@ -275,7 +277,7 @@ class BatchService:
         finally:
             end.cancel()
             if place.done() and not place.cancelled():
-                self._free.release()
+                free.release()
             place.cancel()
 
 

@@ -231,9 +231,10 @@ class Bridge:
         """See EngineClient."""
         if self.state in ("draining", "failed"):
             raise self._unavailable()
-        with self.queueing.slot(row, lane, self.capacity):
+        with self.queueing.slot(row, lane, self.capacity, key_id):
             self._next += 1
-            message = {**row, "id": self._next, "lane": lane, "salt": salt_of(row, key_id)}
+            whose = {"tenant": key_id, "salt": salt_of(row, key_id)}
+            message = {**row, "id": self._next, "lane": lane, **whose}
             once = message.pop("once", False)
             reading = RowReading(self._next, written(message), lane, is_asked_once=once)
             self._readings[reading.number] = reading

@@ -1,9 +1,13 @@
-"""How much may wait, and how long a refused caller should: slots taken before any work is done."""
+"""How much may wait, and how long a refused caller should: slots taken before any work is done.
+
+One key may have all of them. Others then get in beside it, each with as much as would be its share
+if all had the same, and with one request in any case: nobody is refused for what others sent.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
@@ -33,12 +37,18 @@ def _size(value: Any, *, is_medium: bool = False) -> int:
     return 1
 
 
+def _is_full(held: Counter[str], key_id: str, more: int, most: int) -> bool:
+    """Whether so much more of this key is too much, for all of them and for its share."""
+    return held.total() + more > most and held[key_id] + more > most // len(held)
+
+
 class Queueing:
     """Counts what is in the engine, and what came out of it."""
 
     def __init__(self, most: int, most_characters: int) -> None:
         self._most, self._most_characters = most, most_characters
-        self._samples = self._characters = 0  # of the interactive lane
+        # Of the interactive lane, by key; those that have none are not in it.
+        self._samples, self._characters = Counter[str](), Counter[str]()
         self._rejected = 0
         self._counts = {"prompt_tokens": 0, "output_tokens": 0, "finished": 0}
         self._cached = 0
@@ -46,28 +56,31 @@ class Queueing:
         self._first_tokens: deque[float] = deque(maxlen=_REMEMBERED)
 
     @contextmanager
-    def slot(self, row: Row, lane: Lane, capacity: int) -> Iterator[None]:
+    def slot(self, row: Row, lane: Lane, capacity: int, key_id: str) -> Iterator[None]:
         """A place for each answer of a row; ApiError 429 where there is none."""
         if lane == "batch":  # whoever runs batches holds their number down
             yield
             return
         samples, size = row.get("slots", row["params"].get("n", 1)), _size(row)
-        if self._samples and (
-            self._samples + samples > self._most or self._characters + size > self._most_characters
+        if key_id in self._samples and (
+            _is_full(self._samples, key_id, samples, self._most)
+            or _is_full(self._characters, key_id, size, self._most_characters)
         ):
             self._rejected += 1
             raise self._full(capacity)
-        self._samples += samples
-        self._characters += size
+        self._samples[key_id] += samples
+        self._characters[key_id] += size
         try:
             yield
         finally:
-            self._samples -= samples
-            self._characters -= size
+            self._samples[key_id] -= samples
+            self._characters[key_id] -= size
+            if not self._samples[key_id]:
+                del self._samples[key_id], self._characters[key_id]
 
     def _full(self, capacity: int) -> ApiError:
         each = median(self._seconds) if self._seconds else 1.0
-        wait = math.ceil(self._samples / max(capacity, 1) * each)
+        wait = math.ceil(self._samples.total() / max(capacity, 1) * each)
         seconds = str(min(max(wait, 1), _LONGEST_WAIT))
         return ApiError(
             429,

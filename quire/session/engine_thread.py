@@ -36,15 +36,17 @@ class Submission:
     """A request on its way through the thread. `reader` is the caller's; what stands below it is
     written by the thread alone, except `given_up`.
 
-    `background`: it yields to whatever else there is. `chat`: its answer is taken apart as that
-    of a chat, for tool calls too if it has `tools`. `search`: its answers are those of a beam
-    search. `own_params`: the parameters are checked, and not used elsewhere."""
+    `background`: it yields to whatever else there is. `tenant`: whose turn it takes. `chat`: its
+    answer is taken apart as that of a chat, for tool calls too if it has `tools`. `search`: its
+    answers are those of a beam search. `own_params`: the parameters are checked, and not used
+    elsewhere."""
 
     prompt: Any
     params: SamplingParams | PoolingParams
     priority: int = 0
     tokenization_kwargs: dict[str, Any] | None = None
     background: bool = False
+    tenant: str = ""
     chat: bool = False
     tools: bool = False
     search: BeamSearchParams | None = None
@@ -269,12 +271,12 @@ class EngineThread:
             self._hand_over(news)
 
 
-def _kind(asked: Submission) -> tuple[bool, ...] | None:
+def _kind(asked: Submission) -> tuple[bool | str, ...] | None:
     """Those of one kind can be read together; None: it is read alone."""
     is_plain = asked.tokenization_kwargs is None and asked.search is None and not asked.given_up
     if not (asked.background and is_plain and isinstance(asked.params, SamplingParams)):
         return None
-    return asked.chat, asked.tools, asked.own_params
+    return asked.chat, asked.tools, asked.own_params, asked.tenant
 
 
 def _without_number(item: Request | Refused) -> Request | QuireError:
@@ -294,6 +296,7 @@ def read_asked(session: Session, some: Sequence[Submission]) -> Window:
         priority=[asked.priority for asked in some],
         tokenization_kwargs=first.tokenization_kwargs,
         background=first.background,
+        tenant=first.tenant,
         chat=first.chat,
         with_tools=first.tools,
         adapters=session.asked_adapters(lora),
@@ -309,4 +312,6 @@ def _read_pooling(session: Session, asked: Submission, params: PoolingParams) ->
         *(asked.prompt, params, asked.tokenization_kwargs, priority),
         lora_request=asked.lora_request,
     )
-    return made if isinstance(made, Refused) else replace(made, background=asked.background)
+    if isinstance(made, Refused):
+        return made
+    return replace(made, background=asked.background, tenant=asked.tenant)

@@ -46,6 +46,7 @@ class _Call:
     rendering: dict[str, Any] | None = None  # of conversations, by the chat template
     watched: bool = False
     background: bool = False
+    tenant: str = ""
 
     def check_count(self, num_prompts: int) -> None:
         """Whether lists with an entry for each prompt have so many."""
@@ -62,7 +63,8 @@ class _Call:
             how = replace(how, began_in_prompt=not begins_in_format(params.structured_outputs))
         # Unless the parameters ask for the end alone.
         watched = self.watched and params.output_kind is not RequestOutputKind.FINAL_ONLY
-        return {"reading": how, "watched": watched, "background": self.background}
+        whose = {"background": self.background, "tenant": self.tenant}
+        return {"reading": how, "watched": watched, **whose}
 
 
 class Intake:
@@ -154,6 +156,7 @@ class Intake:
         priority: Sequence[int],
         tokenization_kwargs: dict[str, Any] | None = None,
         background: bool = False,
+        tenant: str = "",
         chat: bool = False,
         with_tools: bool = False,
         adapters: AskedAdapters | None = None,
@@ -172,6 +175,7 @@ class Intake:
             tokenization_kwargs,
             watched=True,
             background=background,
+            tenant=tenant,
         )
         return self._make(list(prompts), call, 0)
 

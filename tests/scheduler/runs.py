@@ -97,6 +97,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: obj
     salt = "guided" if options.pop("guided", False) else ""
     priority = int(options.pop("priority", 0))  # type: ignore[call-overload]
     background = bool(options.pop("background", False))
+    tenant = str(options.pop("tenant", ""))
     return Request(
         number=number,
         prompt_ids=np.array(prompt, np.int32),
@@ -107,6 +108,7 @@ def make_request(number: int, prompt: list[int], max_tokens: int, **options: obj
         priority=priority,
         cache_salt=salt,
         background=background,
+        tenant=tenant,
     )
 
 

@@ -438,16 +438,27 @@ async def test_a_key_has_a_bounded_number_of_live_batches(client: Client) -> Non
     engine.open.set()
 
 
-@served()
+@served(keys=KEYS)
 async def test_more_batches_than_run_at_once_all_end(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """They keep no other key waiting."""
     engine = client.engine
     monkeypatch.setattr(batch_service, "MOST_RUNNING", 2)
     engine.open.clear()
     file = (await client.upload(chats(3))).json()["id"]
     made = [(await client.create(file)).json()["id"] for _ in range(6)]
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10):
+        while len(engine.asked) < 6:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    assert len(engine.asked) == 6, "two batches"
+    client.http.headers["authorization"] = f"Bearer {KEYS[1]}"
+    await client.create((await client.upload(chats(3))).json()["id"])
+    async with asyncio.timeout(10):
+        while len(engine.asked) < 9:
+            await asyncio.sleep(0.01)
+    client.http.headers["authorization"] = f"Bearer {KEYS[0]}"
     await client.http.post(f"/v1/batches/{made[5]}/cancel")
     assert (await client.ended(made[5]))["status"] == "cancelled"  # though it never had a turn
     engine.open.set()

@@ -4,6 +4,7 @@ bytes."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import msgspec
 import pytest
 
 from quire.jobs.input.work import WorkRow
+from quire.openai_api.errors import ApiError
 from quire.openai_api.outputs import Answer, Output
 from quire.server.batch_dispatch import Dispatcher
 from quire.server.bridge import Bridge
 from quire.server.limits import AT_ONCE
+from quire.server.queueing import Queueing
 from quire.server.services import Lane, Settings
 from quire.server.wire import Message
 
@@ -22,7 +25,8 @@ from quire.server.wire import Message
 class Rows:
     """A batch of so many rows, which end when they are let go."""
 
-    def __init__(self, count: int, size: int) -> None:
+    def __init__(self, count: int, size: int = 0, key_id: str = "a") -> None:
+        self.key_id = key_id
         self._left = [WorkRow(i, str(i), "", {}, size=size) for i in range(count)]
         self.let_go = asyncio.Event()
         self.num_asked = self.num_answered = 0
@@ -58,6 +62,52 @@ def test_rows_in_flight_have_a_bound_of_bytes(size: int, at_once: int) -> None:
     asyncio.run(run())
 
 
+def test_a_key_with_many_batches_leaves_others_as_much_as_it_has() -> None:
+    async def run() -> None:
+        dispatcher, mine = Dispatcher(), Rows(200, key_id="b")
+        others = [Rows(200) for _ in range(3)]
+        for rows in (*others, mine):
+            dispatcher.add(rows)
+        running = asyncio.create_task(dispatcher.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert mine.num_asked == 32 and sum(rows.num_asked for rows in others) == 32
+        assert {rows.num_asked for rows in others} == {10, 11}
+        for rows in (*others, mine):
+            rows.let_go.set()
+        async with asyncio.timeout(5):
+            while sum(rows.num_answered for rows in (*others, mine)) < 800 or dispatcher._tasks:
+                await asyncio.sleep(0)
+        assert not dispatcher._by_key.total()
+        running.cancel()
+
+    asyncio.run(run())
+
+
+def test_nobody_is_refused_for_what_others_sent() -> None:
+    """Of 8 slots one key has all; another gets its half beside them, and a third its third."""
+    queueing = Queueing(8, 1000)
+    short: dict[str, Any] = {"params": {}}
+
+    def num_taken(key_id: str, held: ExitStack, row: Any = short) -> int:
+        for number in range(20):
+            try:
+                held.enter_context(queueing.slot(row, "interactive", 1, key_id))
+            except ApiError as refused:
+                assert refused.status == 429
+                return number
+        return 20
+
+    with ExitStack() as held:
+        assert [num_taken(key_id, held) for key_id in "abca"] == [8, 4, 2, 0]
+    with ExitStack() as held:
+        assert num_taken("a", held) == 8, "nothing is left of what others had"
+    long = {"params": {}, "prompt": "x" * 900}
+    with ExitStack() as held:
+        assert [num_taken(key_id, held, long) for key_id in "ab"] == [1, 1]
+        assert queueing.totals()["rejected"] == 7
+
+
 def test_whoever_waits_for_an_answer_does_not_wait_behind_a_batch_that_ends(tmp_path: Path) -> None:
     """Where hundreds of rows end in one step, and one token came for a reader."""
     came: list[Lane] = []
@@ -89,14 +139,16 @@ def test_rows_of_a_batch_go_to_the_engine_together_and_once(tmp_path: Path) -> N
             self.rows: list[list[int]] = []
 
         def send(self, message: Any) -> None:
-            self.rows += [[msgspec.json.decode(row)["id"] for row in message.get("rows", ())]]
+            rows = [msgspec.json.decode(row) for row in message.get("rows", ())]
+            self.rows += [[row["id"] for row in rows]]
+            self.tenants = [row["tenant"] for row in rows]
 
     async def run() -> None:
         bridge, sent = Bridge(Settings("fake", ("fake",), tmp_path)), Sent()
         bridge.state, bridge._life = "ready", sent  # type: ignore[assignment]
 
         async def read(lane: Lane) -> None:
-            async for _ in bridge.generate({"params": {}}, lane=lane):
+            async for _ in bridge.generate({"params": {}}, lane=lane, key_id="mine"):
                 pass
 
         lanes: list[Lane] = ["batch", "batch", "interactive", "batch"]
@@ -105,6 +157,7 @@ def test_rows_of_a_batch_go_to_the_engine_together_and_once(tmp_path: Path) -> N
         bridge._take(Message("ready"))  # an engine that began meanwhile is told all of them
         await asyncio.sleep(0.01)
         assert sent.rows == [[3], [3], [1, 2, 4]]
+        assert sent.tenants == ["mine"] * 3
         for task in tasks:
             task.cancel()
 

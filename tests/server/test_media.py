@@ -212,5 +212,6 @@ def test_an_image_waits_in_the_queue_as_little_text() -> None:
         "messages": [{"content": [image("data:image/png;base64," + "A" * (6 << 20))]}]
     }
     row |= {"params": {}}
-    with queueing.slot(row, "interactive", 1), queueing.slot(row, "interactive", 1):
-        assert queueing._characters < 1 << 20
+    for_key = ("interactive", 1, "key")
+    with queueing.slot(row, *for_key), queueing.slot(row, *for_key):
+        assert queueing._characters["key"] < 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from quire.replicas.board import Board
 from quire.sampling_params import SamplingParams
 from quire.server.child.adapters import ServedAdapters
 from quire.server.child.serving import ServingEngine
-from quire.server.child.threads import PreparingThreads, Taken
+from quire.server.child.threads import PreparingThreads, Taken, _Pool
 from quire.server.child.writer import Writer
 from quire.session.engine_thread import Submission
 from tests.server.fake_session import make
@@ -47,10 +48,11 @@ class Preparing:
         self.groups.append(names)
 
     def add(self, background: bool, **rows: dict[str, Any]) -> None:
-        params = SamplingParams()
+        """The first letter of a row's name is its tenant's."""
+        params, lane = SamplingParams(), {"background": background}
         self.threads.prepare(
             [
-                (row, Submission(None, params, background=background, request_id=name))
+                (row, Submission(None, params, request_id=name, tenant=name[0], **lane))
                 for name, row in rows.items()
             ]
         )
@@ -80,6 +82,51 @@ def test_rows_of_a_batch_are_prepared_together_as_far_as_there_is_room() -> None
     until(lambda: len(made.by) == 23)
     assert sorted(map(len, made.groups)) == [3, 5, 5, 5, 5]
     assert all(group == sorted(group, key=names.index) for group in made.groups)
+
+
+def test_tenants_have_equal_turns_at_the_threads() -> None:
+    made = Preparing()
+    made.add(True, **{name: {"prompt": name} for name in ("a1", "a2", "a3", "a4", "b1", "b2")})
+    made.has_room.set()
+    until(lambda: len(made.by) == 6)
+    assert sorted(made.groups, key=len) == [["a4"], ["a1", "b1", "a2", "b2", "a3"]]
+
+
+def test_tenants_have_equal_turns_at_a_pool_of_threads() -> None:
+    came, may_go_on = list[str](), Event()
+
+    def prepare(one: Taken) -> None:
+        assert may_go_on.wait(30)
+        came.append(one[1].request_id)
+
+    pool = _Pool(1, "test", prepare)
+    for name in ("a1", "a2", "a3", "b1", "c1"):
+        pool.add(({}, Submission(None, SamplingParams(), request_id=name, tenant=name[0])))
+    may_go_on.set()
+    until(lambda: len(came) == 5)
+    assert came in (["a1", "b1", "c1", "a2", "a3"], ["a1", "a2", "b1", "c1", "a3"])
+
+
+def test_one_tenant_does_not_wait_behind_all_rows_of_another() -> None:
+    reading, writing = os.pipe()
+    session, writer = make("fake:rows=1:delay=0.01", {}), Writer(writing)
+    adapters = ServedAdapters(session, ["fake"], {}, {})
+    engine = ServingEngine(session, Board.create(), writer, adapters)
+    asked: dict[str, Any] = {"prompt": "a", "params": {"max_tokens": 2}}
+    rows = [{**asked, "id": i, "tenant": "a" if i < 40 else "b"} for i in range(41)]
+    with os.fdopen(reading, "rb") as written:
+        try:
+            engine.take({"kind": "ask", "rows": rows[:40]})
+            until(lambda: len(engine._engine.in_engine) > 20)
+            engine.take({"kind": "ask", "rows": rows[40:]})
+            came: list[int] = []
+            while 40 not in came:
+                message = json.loads(written.readline())
+                came += [number for number, _ in message.get("rows", ())]
+            assert len(came) < 30
+        finally:
+            engine._engine.close()
+            writer.flush()
 
 
 def test_rows_that_are_given_up_before_are_not_prepared() -> None:

@@ -129,6 +129,7 @@ class ServingEngine:
             request_id=str(row["id"]),
             reader=place,
             background=row.get("lane") == "batch",
+            tenant=row.get("tenant", ""),
             chat="messages" in row,
             tools=bool(row.get("tools")),
             lora_request=self._adapters.find(row.get("model", "")),

@@ -1,4 +1,5 @@
-"""Who prepares which rows, so that nobody waits behind rows that take longer than his own."""
+"""Who prepares which rows, so that nobody waits behind rows that take longer than his own, or
+behind all those of somebody else."""
 
 from __future__ import annotations
 
@@ -16,6 +17,45 @@ Taken = tuple[Message, Submission]
 Prepare = Callable[[Sequence[Taken]], None]
 
 
+class _Turns:
+    """Rows that wait for a thread, of each tenant one in turn. Its owner holds the lock."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Taken]] = {}  # by tenant, whose turn is next first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def add(self, one: Taken) -> None:
+        self._lines.setdefault(one[1].tenant, deque()).append(one)
+
+    def take(self) -> Taken:
+        tenant = next(iter(self._lines))
+        line = self._lines.pop(tenant)
+        one = line.popleft()
+        if line:  # behind all others
+            self._lines[tenant] = line
+        return one
+
+
+class _Pool:
+    """Threads that prepare rows one by one."""
+
+    def __init__(self, count: int, name: str, prepare: Callable[[Taken], None]) -> None:
+        self._threads = ThreadPoolExecutor(count, name)
+        self._prepare, self._turns, self._lock = prepare, _Turns(), threading.Lock()
+
+    def add(self, one: Taken) -> None:
+        with self._lock:
+            self._turns.add(one)
+        self._threads.submit(self._prepare_next)
+
+    def _prepare_next(self) -> None:
+        with self._lock:
+            one = self._turns.take()
+        self._prepare(one)
+
+
 class PreparingThreads:
     """Rows of batches come by the hundred, and wait here until the engine has room for them; a
     picture takes longer than a text, and one of a slow host longer than one that came along."""
@@ -23,11 +63,11 @@ class PreparingThreads:
     def __init__(self, prepare: Prepare, wait_for_room: Callable[[], int]) -> None:
         """`wait_for_room` returns once the engine wants rows of batches, with their number."""
         self._prepare, self._wait_for_room = prepare, wait_for_room
-        self._text = ThreadPoolExecutor(FEW, "quire-prepare")
-        self._media = ThreadPoolExecutor(MORE, "quire-prepare-media")
-        self._fetched = ThreadPoolExecutor(MORE, "quire-fetch-media")
-        self._batch_media = ThreadPoolExecutor(MORE, "quire-prepare-batch-media")
-        self._batches: deque[Taken] = deque()
+        self._text = _Pool(FEW, "quire-prepare", self._prepare_alone)
+        self._media = _Pool(MORE, "quire-prepare-media", self._prepare_alone)
+        self._fetched = _Pool(MORE, "quire-fetch-media", self._prepare_alone)
+        self._batch_media = _Pool(MORE, "quire-prepare-batch-media", self._prepare_later)
+        self._batches = _Turns()
         self._changed = threading.Condition()
         for _ in range(FEW):
             name = "quire-prepare-batches"
@@ -39,20 +79,24 @@ class PreparingThreads:
         for row, asked in some:
             media = _media_parts(row)
             if not asked.background:
-                self._pool(media).submit(self._prepare, [(row, asked)])
+                self._pool(media).add((row, asked))
             elif media:
-                self._batch_media.submit(self._prepare_later, (row, asked))
+                self._batch_media.add((row, asked))
             else:
                 batches.append((row, asked))
         if batches:
             with self._changed:
-                self._batches += batches
+                for one in batches:
+                    self._batches.add(one)
                 self._changed.notify()
 
-    def _pool(self, media: Sequence[Message]) -> ThreadPoolExecutor:
+    def _pool(self, media: Sequence[Message]) -> _Pool:
         if any(map(_is_fetched, media)):
             return self._fetched
         return self._media if media else self._text
+
+    def _prepare_alone(self, one: Taken) -> None:
+        self._prepare([one])
 
     def _prepare_later(self, one: Taken) -> None:
         self._wait_for_room()
@@ -64,8 +108,7 @@ class PreparingThreads:
                 self._changed.wait_for(lambda: self._batches)
             most = min(self._wait_for_room(), TOGETHER)
             with self._changed:
-                count = min(most, len(self._batches))
-                some = [self._batches.popleft() for _ in range(count)]
+                some = [self._batches.take() for _ in range(min(most, len(self._batches)))]
             if some:  # the other thread may have had them
                 self._prepare(some)
 
