@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -100,10 +101,21 @@ def _origin(given: str) -> str:
 
 
 def _run(serving: Serving, key: str, made: str) -> None:
+    _allow_connections()
     sys.setswitchinterval(SWITCH_SECONDS)
     lasts_from_now_on()  # a full collection stops everyone who reads
     with rare_full_collections():
         serving.run(lambda: _tell(serving, key, made))
+
+
+def _allow_connections() -> None:
+    """As many files as this process may have: the soft limit is 1,024 on most systems, for programs
+    that call select(), and whoever opens so many connections would keep all others out."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS names no hard limit, and takes no more than this.
+    most = 10_240 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _check_packages() -> None:

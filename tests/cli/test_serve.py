@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,19 @@ def test_a_key_is_shown_once_and_further_ones_leave_it_valid(
     second = shown_key(capsys)
     keys, _ = open_keys(tmp_path)
     assert len({keys.id_of(first), keys.id_of(second), None}) == 3
+
+
+def test_a_server_may_have_more_connections_than_the_soft_limit(
+    tmp_path: Path, comes_up: None
+) -> None:
+    kind = resource.RLIMIT_NOFILE
+    soft, hard = resource.getrlimit(kind)
+    try:
+        resource.setrlimit(kind, (256, hard))
+        run("serve", "m", "--data", str(tmp_path), "--port", "0")
+        assert resource.getrlimit(kind) == (min(hard, 65_536), hard)
+    finally:
+        resource.setrlimit(kind, (soft, hard))
 
 
 @pytest.mark.parametrize("origin", ["app.example", "*", "https://a.b/", "https://a.b/page", "null"])
