@@ -249,17 +249,19 @@ def _rope_scaling(
         },
         f"{fields.source}, {arch}.rope.scaling",
     )
-    kind = said.word("type", "none")
+    kind = said.word("type", "linear")
     if "rope_factors_short.weight" in file.tensors:
         return _longrope(file, said)
     if kind == "yarn":
         return _yarn(said, family)
     if said.positive("attn_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"{said.source}: attn_factor without YaRN is not supported")
-    if kind == "none":
-        factor = fields.positive(f"{arch}.rope.scale_linear", 1.0)  # how older files say it
-        return None if factor == 1.0 else {"rope_type": "linear", "factor": factor}
-    return {"rope_type": kind, "factor": said.positive("factor")}
+    if kind not in ("none", "linear"):
+        return {"rope_type": kind, "factor": said.positive("factor")}
+    # Older files have a word of their own for it; zero is as if it were not there.
+    older = fields.not_negative(f"{arch}.rope.scale_linear", 1.0)
+    factor = said.not_negative("factor", older) or 1.0
+    return None if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}
 
 
 def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:

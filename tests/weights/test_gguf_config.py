@@ -52,6 +52,28 @@ def test_linear_scaling_and_a_mistral_window_are_read(tmp_path: Path) -> None:
     assert spec.family == "mistral"
 
 
+@pytest.mark.parametrize(
+    ("said", "scaling"),
+    [
+        ({"rope.scaling.factor": 4.0}, LinearRope(4.0)),
+        ({"rope.scale_linear": 4.0}, LinearRope(4.0)),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, LinearRope(2.0)),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, LinearRope(4.0)),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.factor": 0.0}, None),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_scaling_without_a_kind_is_linear_as_llama_cpp_has_it(
+    said: dict[str, float | str], scaling: LinearRope | None, tmp_path: Path
+) -> None:
+    metadata = {f"{{arch}}.{key}": value for key, value in said.items()}
+    write_gguf(tiny_model("llama"), tmp_path / "m", metadata=metadata)
+    assert spec_from_gguf(GgufFile(tmp_path / "m")).rope.scaling == scaling
+
+
 @pytest.mark.parametrize("window", [9, 4096], ids=["in the context", "beyond it"])
 @pytest.mark.parametrize(
     ("said", "full"),
