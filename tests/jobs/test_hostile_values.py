@@ -14,6 +14,7 @@ from pyarrow import ipc
 
 from quire.errors import InvalidOption
 from quire.jobs.job import Job
+from quire.jobs.output import arrow_table
 from tests.jobs import drive, hostile
 from tests.jobs.instant import InstantEngine
 
@@ -148,6 +149,27 @@ def test_any_column_goes_into_parquet(
         assert table.num_rows == 3 * len(files)
         table.validate(full=True)
         assert ("value" in table.column_names) is (name not in UNREADABLE)
+
+
+def test_of_many_columns_each_type_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
+    tried: list[pa.ChunkedArray] = []
+
+    def counted(column: pa.ChunkedArray) -> bool:
+        tried.append(column)
+        return True
+
+    monkeypatch.setattr(arrow_table, "_is_written", counted)
+    arrow_table._is_storable.cache_clear()
+    row = {"text": "a"} | {f"c{i}": i % 2 or "b" for i in range(50)}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row))
+    output = tmp_path / "o.parquet"
+    Job(tmp_path / "in.jsonl", output, model="m", prompt="{{ text }}").run(progress=False)
+    assert pq.read_table(output, columns=["c0", "c1"]).to_pylist() == [{"c0": "b", "c1": 1}]
+    assert sorted(str(column.type) for column in tried) == ["int64", "string"]
+    arrow_table._is_storable.cache_clear()
 
 
 LATER: dict[str, list[Any]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ def _storable(field: pa.Field) -> pa.Field:
     return field if _is_storable(field.type) else pa.field(field.name, pa.string())
 
 
-def _is_storable(kind: pa.DataType, values: pa.Array | None = None) -> bool:
-    """Whether Parquet holds this type, and these values of it."""
+@lru_cache(maxsize=256)  # a table may have 100,000 columns of one type
+def _is_storable(kind: pa.DataType) -> bool:
+    """Whether Parquet holds this type."""
+    return _is_written(pa.chunked_array([], kind))
+
+
+def _is_written(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether Parquet holds these values of their type."""
     try:
         file = io.BytesIO()
-        column = pa.chunked_array([] if values is None else [values], kind)
         parquet.write_table(pa.table({"column": column}), file)
         parquet.read_schema(file)  # which takes fewer levels than can be written
     except (pa.ArrowException, OSError):  # a type that it cannot write is an OSError sometimes
@@ -133,7 +139,7 @@ def _taken(batch: pa.RecordBatch, picked: list[int], schema: pa.Schema) -> list[
 def _in_range(column: pa.Array) -> pa.Array:
     """The column, with null for moments that Parquet, which counts in milliseconds where Arrow
     counts in seconds, has no number for."""
-    if "[s" not in str(column.type) or _is_storable(column.type, column):
+    if "[s" not in str(column.type) or _is_written(column):
         return column
     if len(column) == 1:
         return pa.nulls(1, column.type)
