@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
 from quire.errors import UnknownOption
@@ -92,7 +92,15 @@ def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> Unknow
         hint = f"That is said in sampling_params=SamplingParams(...). {hint}".rstrip()
     if "." in owner and (here := _RENAMED.get(name, set()) & known):
         hint = f"It is {min(here)} here."
-    if not hint:
-        near = difflib.get_close_matches(name, sorted(known), n=1)
-        hint = f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."
+    hint = hint or _nearest(name, known)
     return UnknownOption(f"{owner} takes no {show(name)}. {hint}", parameter=name, value=value)
+
+
+def meant_by(name: str, known: Iterable[str]) -> str:
+    """What to write instead of a sampling parameter that there is not."""
+    return _INSTEAD.get(name) or _nearest(name, known)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else "docs/api.md lists them all."

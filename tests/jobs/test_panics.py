@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import EngineError, InvalidPrompt, NotEnoughMemory, RowError
-from quire.jobs.child.requests import failed, row_error
+from quire.errors import EngineError, InvalidParams, InvalidPrompt, NotEnoughMemory, RowError
+from quire.jobs.child.requests import failed, row_error, sampling_params
 from quire.jobs.job import Job
 from tests.jobs import drive
 from tests.jobs.driving import read_lines, write_rows
@@ -52,3 +52,12 @@ def test_an_error_of_a_row_says_what_it_was() -> None:
     made = row_error(PanicException("row 7"))
     assert isinstance(made, RowError) and "row 7" not in str(made)  # servers send it elsewhere
     assert failed(7, made)["error"].endswith("PanicException: row 7")  # a job's owner sees it
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("temprature", "Did you mean 'temperature'"), ("max_new_tokens", "max_tokens")],
+)
+def test_a_parameter_that_there_is_not_says_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(InvalidParams, match=f"no sampling parameter '{name}'. .*{meant}"):
+        sampling_params({name: 1})

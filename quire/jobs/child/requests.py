@@ -31,6 +31,7 @@ from quire.inputs.media.allowed import WORDS
 from quire.inputs.media.urls import MediaUrl
 from quire.jobs.input.prompts import Preamble
 from quire.params.rules import MAX_SEED, show
+from quire.params.unknown import meant_by
 from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -104,7 +105,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     known = set(SamplingParams.__struct_fields__)
     if strange := sorted(fields.keys() - known):
         raise InvalidParams(
-            f"there is no sampling parameter {strange[0]!r}; docs/api.md lists them all",
+            f"there is no sampling parameter {strange[0]!r}. {meant_by(strange[0], known)}",
             parameter=strange[0],
         )
     params = SamplingParams(**fields)
