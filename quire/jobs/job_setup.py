@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets as randomness
 import shutil
@@ -48,7 +49,7 @@ def job_directory(options: JobOptions) -> Path:
     if not options.job:
         give_up_stale_claim(output)
     is_job = (job_dir / NAME).exists()
-    if not is_job and output.exists() and not options.overwrite:
+    if not is_job and os.path.lexists(output) and not options.overwrite:
         raise InvalidOption(
             f"{output} exists, and there is no job beside it ({job_dir}). Give another OUTPUT, or "
             "--overwrite to replace it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,16 @@ def test_an_output_that_is_a_link_is_replaced_and_not_followed(
     tmp_path: Path, precious: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    output.symlink_to(precious)
-    run(write_rows(tmp_path / "in.jsonl", 2), output, overwrite=True)
-    assert precious.read_bytes() == PRECIOUS and not output.is_symlink()
+    source, gone = write_rows(tmp_path / "in.jsonl", 2), tmp_path / "gone"
+    for target in (precious, gone):
+        output.symlink_to(target)
+        with pytest.raises(InvalidOption, match="out.jsonl exists"):
+            run(source, output)
+        run(source, output, overwrite=True)
+        assert not output.is_symlink() and not gone.exists()
+        shutil.rmtree(tmp_path / "out.jsonl.quire")
+        output.unlink()
+    assert precious.read_bytes() == PRECIOUS
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
