@@ -29,7 +29,7 @@ _LONGEST = 2000  # characters of a text on the terminal
 
 def ls(
     folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("."),
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List the runs in a folder and below."""
     if not folder.is_dir():
@@ -41,8 +41,13 @@ def ls(
         say(f"no runs in {folder}", err=True)
     else:
         header = ("run", "model", "status", "made", "rows", "failed", "score")
-        rows = [tuple(str(run[name]) for name in header) for run in found]
+        shown = [{**run, "rows": _counted(run["rows"], run["of"])} for run in found]
+        rows = [tuple("" if run[n] is None else str(run[n]) for n in header) for run in shown]
         say(printed(header, rows, left=4))
+
+
+def _counted(done: int | None, whole: int | None) -> str | int | None:
+    return done if whole in (None, done) else f"{done} of {whole}"
 
 
 def _job_dirs(folder: Path) -> Iterator[Path]:
@@ -71,20 +76,20 @@ def _listed(job_dir: Path) -> dict[str, Any]:
             counts = index_of(job_dir, manifest).counts()
             done, failed = sum(counts), counts[1]
     except (CorruptJob, OSError) as error:  # one bad folder is no reason to list none
-        blank = dict.fromkeys(("model", "made", "rows", "failed", "score"), "")
+        blank = dict.fromkeys(("model", "made", "rows", "of", "failed", "score"))
         status = "damaged" if isinstance(error, CorruptJob) else "unreadable"
         return {"run": name, **blank, "status": status}
-    whole = f" of {manifest.num_rows}" if manifest.num_rows not in (None, done) else ""
     status = manifest.status
     if status == "running" and not is_running(job_dir):
         status = "stopped"  # killed: it could not say so itself
-    first = f"{scores[0].metric} {figures(scores[0].mean)[0]}" if scores else ""
+    first = f"{scores[0].metric} {figures(scores[0].mean)[0]}" if scores else None
     return {
         "run": name,
         "model": manifest.model,
         "status": status,
         "made": manifest.created[:16].replace("T", " "),
-        "rows": f"{done}{whole}",
+        "rows": done,
+        "of": manifest.num_rows,
         "failed": failed,
         "score": first,
     }
