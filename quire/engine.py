@@ -59,7 +59,6 @@ class Engine:
         return len(self.scheduler.waiting) < self.scheduler.rows.capacity
 
     def add(self, samples: Many[Sequence]) -> None:
-        """Queue the samples of one request."""
         self.executor.handles.add_request(samples[0].request)
         self.scheduler.add(samples)
 

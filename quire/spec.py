@@ -41,8 +41,6 @@ class LogitsPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One decoder-only model."""
-
     family: str  # a name of families/registry.py: what the weights are called, nothing else
     vocab_size: int
     hidden_size: int

@@ -55,7 +55,6 @@ def adapter_directory(
 
 
 def tensor_file(directory: Path) -> Path:
-    """The safetensors file of an adapter."""
     if not directory.is_dir():
         raise InvalidAdapter(
             f"{directory} is a file; give the directory that holds {CONFIG} and {TENSORS}",

@@ -29,8 +29,6 @@ MOST_KNOWN = 10_000  # adapters whose files were looked at, kept so that they ne
 
 
 class AdapterStore:
-    """The adapters of one model."""
-
     def __init__(
         self,
         sites: Sites,

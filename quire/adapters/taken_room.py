@@ -50,8 +50,6 @@ def needs_of(weights: AdapterWeights, num_slots: int, rank: int) -> list[Need]:
 
 
 class TakenRoom:
-    """What was taken, and what is left."""
-
     def __init__(self, num_slots: int, free: Callable[[], int]) -> None:
         """`free`: the bytes that are left on the device now."""
         self._free = free

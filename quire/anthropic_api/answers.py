@@ -47,7 +47,6 @@ class CountedTokens(TypedDict):
 
 
 def message_body(asked: Asked, output: Output, *, id: str, model: str) -> MessageBody:
-    """The whole answer."""
     [answer] = output.answers
     text, reasoning, calls = parts_of(asked, answer)
     content = [thinking_block(reasoning)] if reasoning and asked.reasoning else []

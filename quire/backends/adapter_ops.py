@@ -88,8 +88,6 @@ class AdaptedProduct(Protocol):
 
 
 class ExpertSlots(Protocol):
-    """The slots of all experts of a layer."""
-
     def load(
         self,
         slot: int,

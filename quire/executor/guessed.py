@@ -63,7 +63,6 @@ class Draws:
 
     @property
     def first_lines(self) -> Lines:
-        """The first line of each row."""
         return np.flatnonzero(np.diff(self.entries, prepend=-1))
 
 

@@ -60,7 +60,6 @@ class Wanted:
         return torch.cat(parts)
 
     def split(self, rows: Floats) -> dict[int, Floats]:
-        """The answer of each slice."""
         found, at = {}, 0
         for i, count in self.slices:
             found[i] = rows[at : at + count]

@@ -123,7 +123,6 @@ class Scorer:
     def score(
         self, prefill: Sequence[Slice], query_starts: Longs, hidden: Tensor
     ) -> dict[int, Scores]:
-        """The scores of each slice that has targets."""
         scored: dict[int, Scores] = {}
         for asked in targets_of(prefill, query_starts):
             pieces = list(asked.pieces(self.num_lines))

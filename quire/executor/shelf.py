@@ -27,8 +27,6 @@ KEPT_BYTES, KEPT_SHARE = 2 << 30, 16
 
 
 class Tower(Protocol):
-    """What encodes media."""
-
     hidden_size: int  # of the stream that its rows join
     row_width: int  # numbers of a row, with those that deeper layers are given
 

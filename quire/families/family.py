@@ -140,8 +140,6 @@ def sizes(
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of models."""
-
     name: str
     # What config.json calls it: one of these in `architectures`, one of these as `model_type` (by
     # default its name).
@@ -181,5 +179,4 @@ class Family:
         object.__setattr__(self, "model_types", self.model_types or (self.name,))
 
     def spec(self, fields: Fields) -> ModelSpec:
-        """What a config of this family says."""
         return replace(self.read(fields), family=self.name)

@@ -20,8 +20,6 @@ _LAYER_KINDS = {"attention": "full_attention"}  # what older files call them
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The attention heads of every layer."""
-
     heads: int
     kv_heads: int
     head_dim: int

@@ -116,7 +116,6 @@ def register_family(architecture: str, family: Family) -> None:
 
 
 def family_named(name: str) -> Family:
-    """The family that a spec names."""
     for family in (*FAMILIES, *BY_ARCHITECTURE.values()):
         if family.name == name:
             return family

@@ -130,7 +130,6 @@ class _Nodes:
         return at
 
     def _states(self, automaton: Automaton, after: int) -> int:
-        """A node for each state."""
         first = self.new()
         for _ in automaton.accepts[1:]:
             self.new()

@@ -89,7 +89,6 @@ class CompiledGrammar:
             self._regular.prepare_walk()
 
     def matcher(self) -> GrammarMatcher | RegularMatcher:
-        """A matcher at the grammar's beginning."""
         return self.llguidance_matcher() if self._regular is None else self._regular.matcher()
 
     def first(self) -> LLMatcher:

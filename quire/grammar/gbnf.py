@@ -159,8 +159,6 @@ class _Writer:
 
 
 class _Parser:
-    """Reads GBNF from left to right."""
-
     def __init__(self, grammar: str) -> None:
         self._text, self._at, self._depth = grammar, 0, 0
 

@@ -14,8 +14,6 @@ Ranges = tuple[tuple[int, int], ...]  # of code points, in order, both ends incl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OneOf:
-    """One character of these."""
-
     ranges: Ranges
 
 
@@ -71,7 +69,6 @@ def sign(char: str) -> OneOf:
 
 
 def spelled(text: str) -> Part:
-    """Exactly this text."""
     return InOrder(tuple(map(sign, text)))
 
 

@@ -282,7 +282,6 @@ def is_dear(schema: Any) -> bool:
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a JSON value."""
     stack = [value]
     while stack:
         here = stack.pop()

@@ -36,7 +36,6 @@ class AnswerOptions:
 
 
 def read_answer(text: str, reading: AnswerReading) -> ParsedAnswer:
-    """The parts of an answer."""
     return parse_tool_calls(
         text,
         cast(Format, reading.tool_format),

@@ -105,7 +105,6 @@ class ChannelReader:
 
 
 def messages_of(text: str) -> list[Piece]:
-    """The messages of a whole answer."""
     reader, parts = ChannelReader(), dict[int, list[Piece]]()
     for piece in (*reader.feed(text), *reader.finish()):
         parts.setdefault(piece.message, []).append(piece)

@@ -31,8 +31,6 @@ _KEPT = 64  # lists that were spelled, because many rows share one
 
 
 class ChoiceReader:
-    """Reads the choices of requests to one model."""
-
     def __init__(
         self,
         tokenizer: Tokenizer | None,

@@ -57,8 +57,6 @@ class AdapterOf(Protocol):
 
 
 class ContinuationReader:
-    """Reads contexts and continuations for one model."""
-
     def __init__(
         self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, pool_tokens: int
     ) -> None:
@@ -223,7 +221,6 @@ def _is_empty(given: Any) -> bool:
 
 
 def _lists(continuations: Any, num_contexts: int) -> list[list[Any]]:
-    """A list of continuations for each context."""
     if not isinstance(continuations, Iterable) or isinstance(continuations, str | bytes | dict):
         raise InvalidPrompt(
             "continuations is a list with a list of continuations for each context, not "

@@ -39,7 +39,6 @@ class ChatText:
     media: Any = None  # what was given beside it (inputs/parse.py)
 
     def since(self, start: int) -> ChatText:
-        """From this character on."""
         literal = frozenset(at - start for at in self.literal if at >= start)
         return ChatText(self.text[start:], literal, self.media)
 

@@ -72,7 +72,6 @@ def _refused(why: str) -> InvalidPrompt:
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> ChatTemplate:
-    """The template, compiled once."""
     return ChatTemplate(source)
 
 

@@ -76,7 +76,6 @@ def tiktoken_backend(data: bytes, config: Mapping[str, Any], source: str) -> Bac
 
 
 def _tokens(data: bytes, source: str) -> list[bytes]:
-    """The tokens by rank."""
     ranked: dict[int, bytes] = {}
     for number, line in enumerate(data.splitlines(), 1):
         if not line:

@@ -135,7 +135,6 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The usual chat template, if the model has one."""
         return self.chat_templates.get("default")
 
     @cached_property

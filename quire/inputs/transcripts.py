@@ -94,7 +94,6 @@ class TranscriptTokens:
             raise InvalidOption(f"task={task!r}: the model can {can}", parameter="task", value=task)
 
     def needs_language(self, language: str | None) -> bool:
-        """Whether the language must be recognised first."""
         return language is None and bool(self.languages)
 
     def prompt(self, language: str | None, task: str, *, times: bool) -> list[int]:

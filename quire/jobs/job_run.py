@@ -46,8 +46,6 @@ _HASH_PATIENCE = 5.0  # seconds to wait for hashes when everything else is done
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """How a job ended."""
-
     output: Path
     job_dir: Path
     num_rows: int

@@ -36,8 +36,6 @@ def check_alone(output: Path, num_files: int) -> None:
 
 @dataclass(slots=True)
 class FileTranscript(Transcript):
-    """What was said in one file."""
-
     file: str = ""
     error: str | None = None
     error_type: str | None = None

@@ -51,7 +51,6 @@ class TensorParallel:
         return self.share.size
 
     def head_rows(self, vocab_size: int) -> int:
-        """Rows of this rank's part of the head."""
         return vocab_size if self.exchange is None else self.share.head_rows(vocab_size)
 
     def all_reduce(self, part: Tensor) -> Tensor:

@@ -83,7 +83,6 @@ class Decoder:
 
     @property
     def state_groups(self) -> frozenset[int]:
-        """The groups of layers that keep states."""
         return frozenset(one.attention.group for one in self.layers if one.attention.kind is None)
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:

@@ -27,7 +27,6 @@ def no_norm(x: Tensor, added: Tensor | None = None) -> Tensor:
 
 
 def activation(name: str) -> Op:
-    """The function of that name."""
     named: dict[str, Op] = {
         "identity": lambda x: x,
         "tanh": torch.tanh,

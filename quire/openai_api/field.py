@@ -119,7 +119,6 @@ def plain_body(required: Iterable[FieldRow], others: Iterable[FieldRow] = ()) ->
 
 
 def body_schema(body: Body) -> dict[str, Any]:
-    """All of a body, as JSON Schema has it."""
     return {
         "type": "object",
         "properties": {name: field.schema for name, field in body.items()},

@@ -193,7 +193,6 @@ def _usage(output: Output) -> ResponseUsage:
 
 
 def response_object(asked: Asked, output: Output, about: About) -> ResponseBody:
-    """The whole answer."""
     [answer] = output.answers
     content, reasoning, calls = parts_of(asked, answer)
     items: list[Event] = []

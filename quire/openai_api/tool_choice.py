@@ -34,7 +34,6 @@ class ToolUse:
 
 
 def read_tools(given: Mapping[str, Any]) -> ToolUse:
-    """The tools of a body, checked."""
     tools = [_checked(tool, i) for i, tool in enumerate(given.get("tools", []))]
     if len(tools) > MOST_TOOLS:
         raise bad(f"tools has at most {MOST_TOOLS} functions, not {len(tools)}", param="tools")

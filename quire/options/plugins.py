@@ -16,7 +16,6 @@ GROUPS = ("quire.logits_processors", "vllm.logits_processors")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Every processor on offer, by its name."""
     from importlib.metadata import entry_points  # a start of options alone need not wait for it
 
     offered = entry_points()  # reads what every installed package says, so once

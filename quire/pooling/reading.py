@@ -54,8 +54,6 @@ class TextOptions:
 
 
 class PoolingReader:
-    """Reads what one model is asked about."""
-
     def __init__(
         self,
         tokenizer: Tokenizer | None,

@@ -77,7 +77,6 @@ def head_is_lost() -> bool:
 
 
 def cluster_gpus() -> float:
-    """GPUs that the cluster has."""
     return float(_ray().cluster_resources().get("GPU", 0.0))
 
 
@@ -281,7 +280,6 @@ class RayEngine:
 
 
 def hashed(files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The stamps, each with its hash."""
     return [
         {**each, "sha256": each.get("sha256") or sha256_of(Path(each["path"]))} for each in files
     ]

@@ -22,8 +22,6 @@ IN_VAIN = RowSampling(temperature=0.0)
 
 
 class RowStarts:
-    """Makes them."""
-
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._known: tuple[SamplingParams, RowSampling] | None = None

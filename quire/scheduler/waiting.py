@@ -115,8 +115,6 @@ class _Lane:
 
 
 class Waiting:
-    """The sequences that want a row."""
-
     def __init__(self) -> None:
         self._foreground, self._background = _Lane(), _Lane()
         self._turns = 0  # that the background let others have since it last had one
@@ -157,7 +155,6 @@ class Waiting:
         self._turns = 0 if is_turn else self._turns + 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out."""
         if sequence.parked:  # what holds it is emptied when the adapter's turn comes
             sequence.parked = sequence.waiting = False
             self._num_parked -= 1

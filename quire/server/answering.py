@@ -36,7 +36,6 @@ async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: st
 
 
 async def whole_output(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
-    """The finished output of one row."""
     # Closed here: the row's place in the queue is free again when its answer is there.
     async with aclosing(services.engine.generate(row, lane=lane, key_id=key_id)) as outputs:
         async for output in outputs:

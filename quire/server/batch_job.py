@@ -55,8 +55,6 @@ class LineAsking:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One file of a finished batch."""
-
     path: Path
     size: int
     sha256: str
@@ -125,8 +123,6 @@ def _model(facts: EngineFacts) -> dict[str, Any]:
 
 
 class BatchJob:
-    """The rows of one batch, while it runs."""
-
     def __init__(self, batch: StoredBatch, directory: Path) -> None:
         self._batch, self._directory = batch, directory
         self._closing = ExitStack()

@@ -17,8 +17,6 @@ from quire.server.threads import Made, to_its_end
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What every batch runs with."""
-
     database: Database
     storage: Storage
     engine: RowEngine

@@ -228,7 +228,6 @@ class Bridge:
     async def generate(
         self, row: Row, *, lane: Lane = "interactive", key_id: str = LOCAL
     ) -> AsyncGenerator[Output, None]:
-        """See EngineClient."""
         if self.state in ("draining", "failed"):
             raise self._unavailable()
         with self.queueing.slot(row, lane, self.capacity, key_id):
@@ -256,7 +255,6 @@ class Bridge:
                     self._send({"kind": "abort", "ids": [reading.number]})
 
     async def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """See EngineClient."""
         await self.ready()
         self._next += 1
         number, future = self._next, asyncio.get_running_loop().create_future()
@@ -289,7 +287,6 @@ class Bridge:
         return server_error(why, code=kind)
 
     def stats(self) -> EngineStats:
-        """See EngineClient."""
         told, queueing = self._told, self.queueing
         running_batch = int(told.get("running_batch", 0))
         running = int(told.get("running", 0)) - running_batch
@@ -312,11 +309,9 @@ class Bridge:
         )
 
     def add_metrics(self, collector: Collector) -> None:
-        """See EngineClient."""
         self.metrics.registry.register(collector)
 
     def metrics_text(self) -> bytes:
-        """See EngineClient."""
         return self.metrics.text(self.stats(), for_vllm=self._settings.vllm_metrics)
 
 

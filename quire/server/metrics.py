@@ -56,7 +56,6 @@ class Metrics:
         }
 
     def observe(self, output: Output) -> None:
-        """A row is over."""
         if output.pooled is not None:
             self._finished.labels(*self._of, "stop").inc()
         for answer in output.answers:

@@ -14,8 +14,6 @@ from quire.server.ids import is_id
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is asked for."""
-
     limit: int
     after: str | None
     ascending: bool

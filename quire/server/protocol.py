@@ -37,8 +37,6 @@ _TOO_LONG = f"a request has at most {MOST_HEADERS} headers, and {MOST_HEADER_BYT
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0

@@ -91,7 +91,6 @@ class Queueing:
         )
 
     def observe(self, lane: Lane, output: Output) -> None:
-        """A row is over."""
         self._counts["finished"] += 1
         self._counts["prompt_tokens"] += output.prompt_tokens
         self._counts["output_tokens"] += output.output_tokens

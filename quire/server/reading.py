@@ -46,7 +46,6 @@ def _too_large() -> ApiError:
 
 
 async def read_json(request: Request) -> Any:
-    """The JSON value of a request's body."""
     refuse_no_json(request)
     return parse_json(await read_body_bytes(request))
 

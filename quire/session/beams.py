@@ -19,8 +19,6 @@ from quire.session.intake import Intake
 
 
 class BeamCall(Call[BeamSearchOutput]):
-    """Prompts to search answers for."""
-
     def __init__(
         self,
         prompts: Any,

@@ -21,7 +21,6 @@ from quire.spec import EncoderSpec
 
 
 def encoder_ops(spec: EncoderSpec, config: EngineConfig) -> EncoderOps:
-    """The ops of this device for this encoder."""
     if config.device != "cpu":
         return EncoderOps(PlainLinear)
     dtype: torch.dtype = getattr(torch, config.dtype)

@@ -68,8 +68,6 @@ class _Call:
 
 
 class Intake:
-    """Numbers and checks the requests of one LLM."""
-
     def __init__(
         self,
         maker: RequestMaker,

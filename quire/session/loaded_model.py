@@ -43,8 +43,6 @@ def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to run."""
-
     name: str
     spec: AnySpec
     config: EngineConfig

@@ -49,8 +49,6 @@ class PoolingPrompt:
 
 
 class Pooling:
-    """The pooling side of one loaded model."""
-
     def __init__(
         self, spec: PoolerSpec, head: Head | None, reader: PoolingReader, *, vocab_size: int
     ) -> None:

@@ -48,8 +48,6 @@ class RankJob:
 
 
 class RankProcess:
-    """One rank and its executor."""
-
     def __init__(self, job: RankJob, board: Board) -> None:
         self.job, self._board, self._rank = job, board, job.share.rank
         self._drawn = self._num_sums = self._num_encoded = 0

@@ -24,7 +24,6 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a checkpoint by its name."""
     if (directory / SINGLE).exists():
         return read_header(checked_file(directory, SINGLE))
     if (directory / INDEX).exists():

@@ -108,8 +108,6 @@ def cut_of(weight: Weight, spec: ModelSpec, share: RankShare) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class _LayerCut:
-    """The cut of one weight of a layer."""
-
     share: RankShare
     layer: LayerPlan
     weight: Weight

@@ -33,7 +33,6 @@ class EncoderWeight:
 
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
-    """Every weight that an encoder has."""
     names, hidden = family.names_of(spec), spec.hidden_size
     for name, stored, rows in (
         ("embed", names.words, spec.vocab_size),

@@ -20,7 +20,6 @@ AFTER = ("after", "both")  # the places of norms that stand behind the branches,
 
 
 def weights_of(spec: ModelSpec) -> Iterator[Weight]:
-    """Every weight the model of this spec has."""
     family, vocab, hidden = family_named(spec.family), spec.vocab_size, spec.hidden_size
     names = family.outer_names
     embed = single("embed", (vocab, hidden), names.embed)

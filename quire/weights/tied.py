@@ -32,7 +32,6 @@ def with_stored_head(files: ModelFiles, spec: ModelSpec) -> ModelSpec:
 
 
 def head_name(spec: ModelSpec) -> str:
-    """What files of Hugging Face call the head."""
     return f"{family_named(spec.family).outer_names.head.hf}.weight"
 
 

@@ -43,7 +43,6 @@ class Fp8Matrix:
         return (self.codes.float() * scales).to(dtype)
 
     def rows(self, first: int, last: int) -> Fp8Matrix:
-        """Rows first .. last."""
         if first % self.tall == 0 and (last % self.tall == 0 or last == self.shape[0]):
             cut = self.scales[first // self.tall : -(-last // self.tall)].contiguous()
             return replace(self, codes=self.codes[first:last].contiguous(), scales=cut)
@@ -57,7 +56,6 @@ class Fp8Matrix:
         return replace(flat, codes=codes, scales=flat.scales[index])
 
     def columns(self, first: int, last: int) -> Fp8Matrix:
-        """Columns first .. last."""
         columns = self.shape[1]
         codes = self.codes[:, first:last].contiguous()
         if self.scales.shape[1] == 1:

@@ -74,7 +74,6 @@ class GroupedMatrix:
         return torch.empty_like(made).index_copy_(1, self.order, made)
 
     def rows(self, first: int, last: int) -> GroupedMatrix:
-        """Rows first .. last."""
         return self._taken(slice(first, last))
 
     def rows_at(self, index: Tensor) -> GroupedMatrix:

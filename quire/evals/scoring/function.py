@@ -25,8 +25,6 @@ class FunctionFailed(ScorerFailed):
 
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
-    """The verdicts of a Python function."""
-
     name: str
     function: Callable[[str, dict[str, object]], object]
     needs_truth: bool = field(default=False, init=False)

@@ -68,8 +68,6 @@ def _number(word: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class JudgeScorer:
-    """The verdicts of a finished judging job."""
-
     name: str
     verdicts: Mapping[tuple[int, int], Verdict]
     needs_truth: bool = field(default=False, init=False)

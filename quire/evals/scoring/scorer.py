@@ -36,8 +36,6 @@ class ScorerFailed(Exception):
 
 
 class Scorer(Protocol):
-    """Judges one answer at a time."""
-
     @property
     def name(self) -> str:
         """What the metric is called in tables and files."""

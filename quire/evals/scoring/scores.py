@@ -50,8 +50,6 @@ class MetricScore:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """What is kept of all metrics of a run."""
-
     metrics: list[MetricScore]
 
 

@@ -111,8 +111,6 @@ class Tally:
 
 
 class _Mean:
-    """The mean of many numbers, and its standard error."""
-
     def __init__(self) -> None:
         self.count, self.sum, self.squares = 0, 0.0, 0.0
 

@@ -29,8 +29,6 @@ BuildEncoder = Callable[[], Encoder]
 
 @computes_by_usual_defaults
 class EncoderExecutor:
-    """Runs one encoder on one device."""
-
     def __init__(self, config: EngineConfig, spec: EncoderSpec, build: BuildEncoder) -> None:
         self.config, self.spec, self._build = config, spec, build
         self.handles = Handles()

@@ -82,8 +82,6 @@ def _bytes(matrix: Tensor) -> Bytes:
 
 
 class RankAdapters:
-    """What a rank has of each adapter, by number."""
-
     def __init__(self, spec: ModelSpec, share: RankShare, config: EngineConfig) -> None:
         """`spec` is of the whole model."""
         self._cuts = {} if config.adapters is None else site_cuts(spec, share)

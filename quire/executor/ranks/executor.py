@@ -39,8 +39,6 @@ class RankStep:
 
 
 class RanksExecutor:
-    """Runs plans on several ranks in step."""
-
     def __init__(
         self,
         config: EngineConfig,

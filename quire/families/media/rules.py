@@ -114,8 +114,6 @@ class SoundRules(MediaRules, Protocol):
 
 
 class HeardRules(SoundRules, Protocol):
-    """Those for sounds that a decoder attends to."""
-
     @property
     def num_samples(self) -> int:
         """At most, of a sound."""
@@ -149,8 +147,6 @@ class VideoFrames(Protocol):
 
 
 class ImageRules(MediaRules, Protocol):
-    """Those for images."""
-
     @property
     def normalised(self) -> Normalised:
         """How the tower's numbers are made of bytes."""

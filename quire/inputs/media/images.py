@@ -79,8 +79,6 @@ class EncodedImage:
 
 @dataclass(frozen=True, slots=True)
 class OpenImage:
-    """A Pillow image of the caller's."""
-
     image: Image
     content: bytes
     size: tuple[int, int]

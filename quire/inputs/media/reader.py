@@ -37,8 +37,6 @@ from quire.request import Arrays, Ints, MediaItem, Span
 
 
 class MediaReader:
-    """Reads the media of one LLM's prompts."""
-
     def __init__(
         self,
         make_rules: Callable[[Mapping[str, Any]], Rules],

@@ -99,8 +99,6 @@ class EncodedSound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArraySound:
-    """Samples of the caller's."""
-
     samples: Samples
     content: bytes
     about: About

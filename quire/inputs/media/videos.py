@@ -43,8 +43,6 @@ bad = partial(bad_medium, "video")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameVideo:
-    """Frames that were given."""
-
     images: tuple[ImageSource, ...]
     content: bytes
     shape: VideoShape

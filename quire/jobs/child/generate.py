@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 class SessionEngine(JobEngine):
-    """Answers prompts and conversations."""
-
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
         super().__init__(session, board, files)
         tokenizer = session.model.tokenizer

@@ -87,7 +87,6 @@ def attempt(make: Callable[[], Made]) -> Made | QuireError:
 
 
 def failed(row: int, error: QuireError) -> Message:
-    """The result of a row that ended with this error."""
     kind, text = error_type(error), error_text(error)
     if (fault := error.__cause__) is not None and type(error) is RowError:
         text = f"{text}: {reason(fault)}"  # the owner of a job may know all of it
@@ -181,8 +180,6 @@ class _Rendered:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One row, ready for the engine."""
-
     row: int
     prompt: Prompt | _Rendered
     params: SamplingParams
@@ -204,8 +201,6 @@ def _parts(media: Mapping[str, Sequence[MediaUrl]]) -> list[dict[str, Any]]:
 
 
 class RequestReader:
-    """Makes requests of rows, for one model and one job."""
-
     def __init__(
         self,
         tokenizer: Tokenizer | None,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class TranscriptEngine(JobEngine):
-    """Transcribes rows with a session."""
-
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
         self._wanted = wanted_of(transcript_params(opening.get("settings", ({},))[0]))
         self._transcriber = Transcriber(session)
@@ -38,7 +36,6 @@ class TranscriptEngine(JobEngine):
         return [self._request(row["row"]) for row in rows]
 
     def _request(self, row: int) -> Request | Refused | QuireError:
-        """The next of a row."""
         prompt, params = self._transcriber.asked(self._pieces[row])
         made = attempt(lambda: self._session.intake.window([prompt], [params], None))
         return made if isinstance(made, QuireError) else made[0]

@@ -82,8 +82,6 @@ class _Lines:
 
 
 class _Rows:
-    """Lines made into rows."""
-
     def __init__(self, file: IO[str], delimiter: str) -> None:
         self._lines, self._delimiter = _Lines(file), delimiter
         self._header: list[str] = []

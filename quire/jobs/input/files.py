@@ -36,8 +36,6 @@ _LONGEST_STATE = 16 << 20  # bytes of what a saved data set says about itself
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """One file of the input."""
-
     path: Path
     format: Format
 

@@ -56,8 +56,6 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows of the input count."""
-
     where: str | None = None
     limit: int | None = None
     shard: tuple[int, int] | None = None

@@ -99,7 +99,6 @@ class StoredRun:
         return prompt if isinstance(prompt, str) else json.dumps(prompt)
 
     def table_row(self, row: StoredRow) -> dict[str, Any]:
-        """The row as the output has it."""
         if self.manifest is None:
             return dict(row.columns)
         return {**row.columns, **self._added.values(row.record)}

@@ -39,7 +39,6 @@ class RowCosts:
         return Task(row.row, cost, row.asked, row, row.size, self._beginning(row.asked))
 
     def observe(self, row: WorkRow, message: Message) -> None:
-        """A row was answered."""
         setting = int(row.asked.get("setting", 0))
         self._tokens[setting] += message["output_tokens"]
         self._answers[setting] += 1

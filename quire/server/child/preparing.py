@@ -68,8 +68,6 @@ class _Begun:
 
 
 class Preparing:
-    """For one model."""
-
     def __init__(self, session: Session) -> None:
         self._session, self._shared = session, SharedParams()
 

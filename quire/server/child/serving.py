@@ -238,7 +238,6 @@ class ServingEngine:
         return [{"kind": "delta", "rows": rows}, *failed]
 
     def _held(self) -> list[int]:
-        """The rows that are on the device."""
         known = self._engine.in_engine
         found = self._session.engine.scheduler.rows.sequences
         numbers = {sequence.request.number for sequence in found if sequence is not None}

@@ -75,7 +75,6 @@ def _object(value: Any, source: str) -> Fields:
 
 
 def from_fields(fields: Fields) -> Quantisation:
-    """The quantisation that a config describes."""
     said = fields.word("quant_method", "").lower()
     if not said and (fields.values.get("load_in_4bit") or fields.values.get("load_in_8bit")):
         said = "bitsandbytes"

@@ -88,7 +88,6 @@ def read_whole(source: StoredMatrix, device: torch.device | str = "cpu") -> Quan
 
 
 def read_raw(source: StoredTensor) -> Tensor:
-    """A stored tensor as it is."""
     raw = torch.empty(source.num_bytes, dtype=torch.uint8)
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)

@@ -120,7 +120,6 @@ def folder() -> Path:
 
 
 def find_compiler() -> Path:
-    """The first C compiler on the path."""
     for name in COMPILERS:
         if found := shutil.which(name):
             return Path(found)
@@ -128,7 +127,6 @@ def find_compiler() -> Path:
 
 
 def sources() -> list[Path]:
-    """Every C file of the library."""
     return sorted(SOURCES.glob("*.c"))
 
 

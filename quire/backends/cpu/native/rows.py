@@ -20,8 +20,6 @@ KINDS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}  # QUIRE_SILU, ...
 
 
 class NativeRows:
-    """The ops of rows, by the native library."""
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
 
