@@ -184,20 +184,13 @@ def has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _honoured(**whys: str) -> dict[str, Status]:
-    return {name: Status("honoured", why) for name, why in whys.items()}
-
-
-def _moot(**whys: str) -> dict[str, Status]:
-    return {name: Status("moot", why) for name, why in whys.items()}
-
-
-def _refused(**whys: str) -> dict[str, Status]:
-    return {name: Status("refused", why) for name, why in whys.items()}
+def _all(kind: Literal["honoured", "moot", "refused"], **whys: str) -> dict[str, Status]:
+    return {name: Status(kind, why) for name, why in whys.items()}
 
 
 PARAMS_STATUS: dict[str, Status] = {
-    **_honoured(
+    **_all(
+        "honoured",
         n="Answers per prompt, 1 to 16384; they share the prompt's KV. Above 1 needs temperature.",
         presence_penalty="-2 to 2; subtracted once from tokens that were generated.",
         frequency_penalty="-2 to 2; subtracted for each time a token was generated.",
@@ -244,12 +237,14 @@ PARAMS_STATUS: dict[str, Status] = {
         "or LLM(reasoning_parser=...) names.",
         extra_args="For the classes of LLM(logits_processors=...), which read them.",
     ),
-    **_moot(
+    **_all(
+        "moot",
         skip_clone="Parameters are always copied where they come in.",
         routed_experts_prompt_start="No routed experts are returned.",
         stream_interval="Answers are returned whole.",
     ),
-    **_refused(
+    **_all(
+        "refused",
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
         "answers with the highest cumulative_logprob.",
         watermarking="quire marks no text: leave it out.",

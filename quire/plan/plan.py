@@ -10,7 +10,6 @@ import numpy as np
 
 from quire.base.durations import duration
 from quire.plan.prefixes import SharedPrefix
-from quire.plan.times import Doubles
 from quire.request import Ints, Request
 
 
@@ -78,7 +77,6 @@ class RunEstimate:
     computed_tokens: int  # prompt tokens not cached, and every output token fed back
     sampled_tokens: int
     context: int  # attended positions, summed over the computed tokens
-    flops: int
     not_fitting: int
     preemptions_likely: bool
     times: str  # where the seconds come from
@@ -97,7 +95,6 @@ class Plan:
     duplicates: Mapping[int, int]
     groups: tuple[SharedPrefix, ...]
     cached_tokens: Ints
-    expected_outputs: Doubles  # tokens of one sample
     prompt_lengths: Percentiles
     output_limits: Percentiles
     num_samples: int

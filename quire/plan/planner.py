@@ -24,7 +24,6 @@ from quire.plan.prefixes import PrefixTree, SharedPrefix
 from quire.plan.simulation import Simulation
 from quire.plan.times import Doubles, StepTimes
 from quire.request import Ints, Request
-from quire.spec import AnySpec
 
 
 class Planner:
@@ -33,7 +32,6 @@ class Planner:
     def __init__(
         self,
         config: EngineConfig,
-        spec: AnySpec,
         *,
         num_blocks: int,
         times: StepTimes,
@@ -41,7 +39,7 @@ class Planner:
         windows: Windows = ONE_GROUP,
     ) -> None:
         """`windows` of the groups of layers that the blocks are for."""
-        self.config, self.spec, self.num_blocks = config, spec, num_blocks
+        self.config, self.num_blocks = config, num_blocks
         self.windows = windows
         self.times, self.lengths = times, lengths
 
@@ -73,7 +71,6 @@ class Planner:
             duplicates=duplicates,
             groups=groups,
             cached_tokens=found,
-            expected_outputs=expected,
             prompt_lengths=Percentiles.of([r.num_prompt for r in requests]),
             output_limits=Percentiles.of([r.max_tokens for r in requests]),
             num_samples=int(samples.sum()),
@@ -150,7 +147,6 @@ class Planner:
             computed_tokens=run.tokens,
             sampled_tokens=run.sampled,
             context=run.attended,
-            flops=self.spec.flops(**cost),
             not_fitting=run.not_fitting,
             preemptions_likely=run.peak > self.num_blocks,
             times=self.times.describe(),

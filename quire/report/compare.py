@@ -51,17 +51,21 @@ def key_of(row: StoredRow, on: str | None) -> str:
 
 
 def pairs(
-    first: StoredRun, second: StoredRun, on: str | None = None
+    first: StoredRun,
+    second: StoredRun,
+    on: str | None = None,
+    rows: tuple[Iterator[StoredRow], Iterator[StoredRow]] | None = None,
 ) -> Iterator[tuple[str, StoredRow | None, StoredRow | None]]:
-    """The rows of the first run with their partners, then those that only the second has.
+    """The rows of the first run with their partners, then those that only the second has; `rows`
+    are those of both, where the caller reads them.
 
     Runs over the same input have the same keys in the same order, and are walked side by side;
     what comes in another order is held until its partner appears.
     """
     waiting: dict[str, StoredRow] = {}
-    other = second.rows()
+    own, other = rows or (first.rows(), second.rows())
     seen: set[str] = set()
-    for row in first.rows():
+    for row in own:
         key = key_of(row, on)
         if key in seen:
             raise InvalidOption(f"two rows of {first.name} have {key!r} in {on!r}", parameter="on")

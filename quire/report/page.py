@@ -36,7 +36,6 @@ from quire.report.tiles import Tile, described, tiles, written
 
 ASSETS = Path(__file__).parent / "assets"
 MOST_ROWS = 10_000
-_SCORES_HELD = 100_000  # of each metric and run, at least
 _GENERATOR, _HEAD = b'<meta name="generator" content="quire ', 4096  # found in so many first bytes
 _SCRIPTS = ("base.js", "charts.js", "diff.js", "rows.js", "detail.js", "browser.js")
 _STYLES = ("uplot/uPlot.min.css", "report.css")
@@ -114,7 +113,7 @@ def report(
         for _ in chosen:  # also the rows that the page has no room for are counted
             pass
     else:
-        chosen = _double(runs, scores, truth, on, max_rows)
+        chosen = _double(runs, scores, truth, on)
         chunks = list(page_rows.chunks(islice(chosen, max_rows), [_names(s) for s in scores]))
         comparison = compare(runs[0], runs[1], on)
         for gathering, run in zip(gatherings, runs, strict=True):
@@ -177,36 +176,24 @@ def _double(
     scores: Sequence[Sequence[MetricScore]],
     truth: str | None,
     on: str | None,
-    max_rows: int,
 ) -> Iterator[page_rows.PageRow]:
-    # Pairs come in the order of the first run, and mostly in that of the second: the scores of the
-    # rows that are shown are among the first ones.
-    most = max(_SCORES_HELD, 2 * max_rows)
+    kept: list[dict[int, dict[str, RowScore]]] = [{}, {}]  # of rows that wait for their partners
 
-    def held(run: StoredRun, name: str) -> dict[int, RowScore]:
-        return {score.row: score for score in islice(read_row_scores(run.home, name), most)}
-
-    kept = [
-        {name: held(run, name) for name in _names(found)}
-        for run, found in zip(runs, scores, strict=True)
-    ]
-
-    def side(number: int, row: StoredRow | None) -> tuple[StoredRow, dict[str, RowScore]] | None:
-        if row is None:
-            return None
-        found = {
-            name: by_row[row.record.row]
-            for name, by_row in kept[number].items()
-            if row.record.row in by_row
-        }
-        return row, found
+    def read(number: int) -> Iterator[StoredRow]:
+        run = runs[number]
+        for row, found in _scored(run, run.rows(), scores[number]):
+            kept[number][row.record.row] = found
+            yield row
 
     with Thumbnails(runs[0]) as left, Thumbnails(runs[1]) as right:
-        for key, mine, theirs in pairs(runs[0], runs[1], on):
-            asked = mine or theirs
+        for key, *both in pairs(runs[0], runs[1], on, (read(0), read(1))):
+            asked = both[0] or both[1]
             if asked is not None:
-                owner = 0 if mine is not None else 1
-                sides = [side(0, mine), side(1, theirs)]
+                owner = 0 if both[0] is not None else 1
+                sides = [
+                    None if row is None else (row, kept[number].pop(row.record.row))
+                    for number, row in enumerate(both)
+                ]
                 pictures = (left, right)[owner].of(asked.columns)
                 yield page_rows.page_row(runs[owner], key, asked, sides, truth, pictures)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import InvalidParams
+from quire.inputs.channels import num_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class StopStrings:
         stream must not show them yet: of "the EN" with the stop "END" two."""
         if self._include:
             return 0
-        return max((_overlap(self._tail, stop) for stop in self._stops), default=0)
+        return num_open(self._tail, self._stops)
 
     def skip(self, text: str) -> None:
         """Take text in which no stop may complete, though one may begin in it (min_tokens)."""
@@ -76,9 +77,3 @@ class StopStrings:
         end, stop = best
         ends_at = offset + end
         return StopMatch(stop, ends_at - (0 if self._include else len(stop)), ends_at)
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that a stop, not the whole of it, begins with."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

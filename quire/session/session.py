@@ -75,7 +75,6 @@ class Session:
         )
         self._planner = Planner(
             config,
-            model.spec,
             num_blocks=facts.num_blocks,
             windows=facts.windows,
             times=self._times,

@@ -56,7 +56,6 @@ def planner(
 ) -> Planner:
     return Planner(
         config(**given),
-        SPEC,
         num_blocks=num_blocks,
         times=StepTimes(SPEC),
         lengths=lengths or OutputLengths(),

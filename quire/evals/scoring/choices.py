@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from quire.evals.scoring import text
 from quire.evals.scoring.scorer import Answer, Verdict
@@ -59,12 +60,8 @@ class MostLikely:
         return Verdict(float(best == right), choices[best])
 
 
-def acc() -> MostLikely:
-    return MostLikely("acc", per_character=False)
-
-
-def acc_norm() -> MostLikely:
-    return MostLikely("acc_norm", per_character=True)
+acc = partial(MostLikely, "acc", per_character=False)
+acc_norm = partial(MostLikely, "acc_norm", per_character=True)
 
 
 @dataclass(frozen=True, slots=True)

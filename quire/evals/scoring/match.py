@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from quire.evals.scoring import text
 from quire.evals.scoring.scorer import Answer, Verdict
@@ -58,26 +59,14 @@ class TextMatch:
         return Verdict(max(self.compare(read, truth) for truth in wanted), read)
 
 
-def exact(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
-    """1 where the answer is the truth, but for spaces around it."""
-    return TextMatch("exact_match", _equal, pattern, last)
-
-
-def normalised(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
-    """1 where they are equal but for case, punctuation, articles and spaces."""
-    return TextMatch("normalised_match", _equal_normalised, pattern, last)
-
-
-def f1(pattern: Pattern | None = None, *, last: bool = False) -> TextMatch:
-    """How many words the answer and the truth share."""
-    return TextMatch("f1", text.f1, pattern, last)
+# What each of them says is in named.py.
+exact = partial(TextMatch, "exact_match", _equal)
+normalised = partial(TextMatch, "normalised_match", _equal_normalised)
+f1 = partial(TextMatch, "f1", text.f1)
+number_flexible = partial(
+    TextMatch, "exact_match,flexible-extract", equal_numbers, FLEXIBLE, last=True
+)
 
 
 def number_strict(pattern: Pattern | None = None) -> TextMatch:
-    """The number after "#### ", or what `pattern` finds, as lm-eval's strict-match."""
     return TextMatch("exact_match,strict-match", equal_numbers, pattern or STRICT)
-
-
-def number_flexible() -> TextMatch:
-    """The last thing that looks like a number, as lm-eval's flexible-extract."""
-    return TextMatch("exact_match,flexible-extract", equal_numbers, FLEXIBLE, last=True)
