@@ -8,13 +8,13 @@ costs its own line, later.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from quire.jobs.input.jsonl import LONGEST_ROW, parse_line
+from quire.jobs.input.jsonl import LONGEST_ROW, lines_of, parse_line
 from quire.jobs.input.rows import BadRow
 from quire.jobs.store.keys import KeyTable
 from quire.params.rules import show
@@ -22,7 +22,6 @@ from quire.params.rules import show
 MOST_ERRORS = 1000  # that a batch lists; the others are counted
 LONGEST_ID = 512  # characters of a custom_id
 _LOOK_EVERY = 1000  # lines between two looks at whether it is still wanted
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(slots=True)
@@ -58,12 +57,12 @@ def check_lines(path: Path, endpoint: str, is_wanted: Callable[[], bool]) -> Che
     with open(path, "rb") as file:
         again = os.dup(file.fileno())
         try:
-            for number, start, line in _lines(file):
+            for number, start, line in lines_of(file):
                 if number % _LOOK_EVERY == 0 and not is_wanted():
                     checked.stopped = True
                     return checked
                 checked.num_rows += 1
-                row = _parsed(line)
+                row = parse_line(line)
                 if isinstance(row, BadRow):
                     checked.add("invalid_json_line", row.message, line=number, param=None)
                     continue
@@ -82,36 +81,11 @@ def check_lines(path: Path, endpoint: str, is_wanted: Callable[[], bool]) -> Che
 def line_ids(path: Path) -> Iterator[tuple[int, str]]:
     """The number of each row of a file that was checked, from 0 on, and its custom_id."""
     with open(path, "rb") as file:
-        for row, (_, _, line) in enumerate(_lines(file)):
-            found = _parsed(line)
+        for row, (_, _, line) in enumerate(lines_of(file)):
+            found = parse_line(line)
             named = None if isinstance(found, BadRow) else found.get("custom_id")
             # A line that somebody changed since is called as a row of any job.
             yield row, named if isinstance(named, str) else f"0:{row}"
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Number, place and bytes of each line that is not blank. One that is longer than a row may
-    be comes cut, and so as no JSON."""
-    start = number = 0
-    if file.read(len(_BOM)) == _BOM:
-        start = len(_BOM)
-    file.seek(start)
-    while line := file.readline(LONGEST_ROW + 1):
-        number += 1
-        at, size = start, len(line)
-        if size > LONGEST_ROW and not line.endswith(b"\n"):
-            while (more := file.readline(LONGEST_ROW)) and not more.endswith(b"\n"):
-                size += len(more)
-            size += len(more)
-        start += size
-        if line.strip():
-            yield number, at, line
-
-
-def _parsed(line: bytes) -> Mapping[str, Any] | BadRow:
-    if len(line) > LONGEST_ROW:
-        return BadRow("row_too_long", f"the line has more than {LONGEST_ROW:,} bytes")
-    return parse_line(line)
 
 
 def _check_id(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from quire.errors import InvalidOption
 from quire.jobs.input.packed import open_bytes, unpacking
@@ -30,21 +31,11 @@ def read_jsonl(
     that are not wanted."""
     number = 0
     with unpacking(path), open_bytes(path) as file:
-        if start:
+        if start:  # what is packed may have no way back
             file.seek(start)
-        elif file.peek(len(_BOM)).startswith(_BOM):
-            file.read(len(_BOM))
-        beginning = file.peek(1 << 13)
-        _refuse_other_lines(path, beginning)
-        for line in _lines(file):
-            if isinstance(line, bytes) and not line.strip():
-                continue
-            if not wanted(number):
-                yield None
-            elif isinstance(line, BadRow):
-                yield line
-            else:
-                yield parse_line(line)
+        _refuse_other_lines(path, file.peek(1 << 13).removeprefix(_BOM))
+        for _, _, line in lines_of(file, start):
+            yield parse_line(line) if wanted(number) else None
             number += 1
 
 
@@ -67,31 +58,32 @@ def _refuse_other_lines(path: Path, beginning: bytes) -> None:
 def line_starts(path: Path) -> Iterator[int]:
     """The byte at which each row of a file begins that is not packed."""
     with open_bytes(path) as file:
-        at = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-        file.seek(at)
-        for line in _lines(file):
-            if isinstance(line, BadRow) or line.strip():
-                yield at
-            at = file.tell()
+        yield from (start for _, start, _ in lines_of(file))
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes | BadRow]:
-    """Each line; one that is longer than a row may be is skipped without being held."""
+def lines_of(file: BufferedReader, at: int = 0) -> Iterator[tuple[int, int, bytes | BadRow]]:
+    """Number, from 1 on, place and bytes of each line that is not blank, of a file that is `at`
+    this byte; one that is longer than a row may be is skipped without being held."""
+    number = 0
+    if not at and file.peek(len(_BOM)).startswith(_BOM):
+        at = len(file.read(len(_BOM)))
     while line := file.readline(LONGEST_ROW + 1):
-        if len(line) <= LONGEST_ROW or line.endswith(b"\n"):
-            yield line
-            continue
-        size = len(line)
-        while (more := file.readline(LONGEST_ROW)) and not more.endswith(b"\n"):
+        start, size, number = at, len(line), number + 1
+        is_long, more = size > LONGEST_ROW and not line.endswith(b"\n"), line
+        while is_long and not more.endswith(b"\n") and (more := file.readline(LONGEST_ROW)):
             size += len(more)
-        yield BadRow(
-            "row_too_long",
-            f"the line has {size + len(more)} bytes; a row may have {LONGEST_ROW}",
-        )
+        at += size
+        if is_long:
+            wrong = f"the line has {size} bytes; a row may have {LONGEST_ROW}"
+            yield number, start, BadRow("row_too_long", wrong)
+        elif line.strip():
+            yield number, start, line
 
 
-def parse_line(line: bytes) -> Values | BadRow:
+def parse_line(line: bytes | BadRow) -> Values | BadRow:
     """The object on a line, or what keeps it from being one."""
+    if isinstance(line, BadRow):
+        return line
     try:
         found = parse(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
