@@ -6,7 +6,7 @@ head, mostly). The config says how to read what is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from quire.errors import CorruptModel, UnsupportedModel
@@ -22,6 +22,13 @@ BLOCK = 32  # columns whose codes lie together in a GroupedMatrix, at least
 FLOATS = ("F32", "F16", "BF16")
 POWERS = ("U8", "F8_E8M0")  # of two
 STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
+# What follows it in the names of all tensors that a weight of some kind consists of.
+ROLES = (
+    *(".weight", ".weight_packed", ".qweight", "_blocks", ".SCB", ".weight_format", *STATES),
+    *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale", ".scales"),
+    *("_scales", ".qzeros", ".weight_zero_point", ".g_idx", ".weight_g_idx"),
+    *(".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
+)
 # What may stand beside a quantised weight and is not needed: scales of activations and of KV are
 # found while computing, and shapes are known.
 NOT_NEEDED = (
@@ -94,11 +101,14 @@ def stored_matrix(
         raise UnsupportedModel(
             f"{where} is quantised [in, out]; quire reads plain numbers that way"
         )
-    tensors = {role: stored[f"{module}{role}"] for role in _roles(module, stored, layout)}
+    there = {role: one for role in ROLES if (one := stored.get(f"{module}{role}")) is not None}
+    made = StoredMatrix(name, (rows, shape[1]), layout, there)
+    wanted = _WANTED[layout.kind](made)
+    tensors = {role: one for role, one in there.items() if role in wanted}
     if within.expert is not None:
         tensors = {role: of_expert(one, within.expert, where) for role, one in tensors.items()}
-    made = StoredMatrix(name, (rows, shape[1]), layout, tensors)
-    _check(made, where)
+    made = replace(made, tensors=tensors)
+    _check(made, wanted, where)
     if within.of is None:
         return made
     return replace(made, wanted=range(rows)[within.first :: within.step][: shape[0]])
@@ -119,32 +129,6 @@ def _lead(name: str, stored: Collection[str]) -> tuple[str, str] | None:
     return None
 
 
-def _roles(module: str, stored: Collection[str], layout: Layout) -> Iterator[str]:
-    """What is there of a weight."""
-    for role in _TENSORS[layout.kind]:
-        if f"{module}{role}" in stored:
-            yield role
-
-
-# What tensors a weight of each kind may consist of.
-_TENSORS: dict[str, tuple[str, ...]] = {
-    "awq": (".qweight", ".qzeros", ".scales"),
-    "gptq": (".qweight", ".qzeros", ".scales", ".g_idx"),
-    "packed": (".weight_packed", ".weight_scale", ".weight_zero_point", ".weight_g_idx"),
-    "int": (".weight", ".weight_scale", ".weight_zero_point", ".SCB", ".weight_format"),
-    "fp8": (".weight", ".weight_scale", ".weight_scale_inv"),
-    "nf4": (
-        *(".weight", ".weight.absmax", ".weight.quant_map", ".weight.nested_absmax"),
-        *(".weight.nested_quant_map", *STATES),
-    ),
-    "mxfp4": ("_blocks", "_scales", ".weight_packed", ".weight_scale"),
-    "nvfp4": (
-        *(".weight_packed", ".weight_global_scale"),  # compressed-tensors
-        *(".weight", ".weight_scale", ".weight_scale_2"),  # ModelOpt
-    ),
-}
-
-
 def num_words(count: int, layout: Layout) -> int:
     """Words of 32 bits that so many codes take, without gaps."""
     return -(-count * layout.bits // 32)
@@ -159,7 +143,7 @@ class _Wanted:
     required: bool = True
 
 
-def _check(matrix: StoredMatrix, where: str) -> None:
+def _check(matrix: StoredMatrix, tensors: Mapping[str, _Wanted], where: str) -> None:
     """Refuse a weight whose tensors are not those of its layout."""
     rows, columns = matrix.shape
     if columns % matrix.group:
@@ -169,7 +153,7 @@ def _check(matrix: StoredMatrix, where: str) -> None:
         )
     if matrix.layout.kind != "fp8" and columns % BLOCK:
         raise UnsupportedModel(f"{where}: {columns} columns; quire reads multiples of {BLOCK}")
-    for role, wanted in _WANTED[matrix.layout.kind](matrix).items():
+    for role, wanted in tensors.items():
         tensor = matrix.tensors.get(role)
         if tensor is None:
             if wanted.required:
@@ -226,7 +210,9 @@ def _int(matrix: StoredMatrix) -> dict[str, _Wanted]:
     shapes, symmetric = _scale_shapes(matrix), matrix.layout.symmetric
     if ".SCB" in matrix.tensors:  # bitsandbytes: the largest of each row
         largest = _Wanted(("F32",), ((matrix.shape[0],),))
-        return {".weight": _Wanted(("I8",), (matrix.shape,)), ".SCB": largest}
+        layout = _Wanted(("U8",), required=False)
+        weight = _Wanted(("I8",), (matrix.shape,))
+        return {".weight": weight, ".SCB": largest, ".weight_format": layout}
     return {
         ".weight": _Wanted(("I8",), (matrix.shape,)),
         ".weight_scale": _Wanted(FLOATS, shapes),
