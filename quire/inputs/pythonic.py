@@ -1,23 +1,32 @@
 """Calls written as Python, read without Python: [f(x=1, y="a"), g(z=[True, None])].
 
-A scanner of its own for names, keyword arguments and literals. Nothing is evaluated, and each
-character is looked at once. Python's own parser would refuse what models write for tools that
-have a parameter `from` or `class`, and warn of each "\\d" in a text.
+Cut into names, numbers, texts and signs, each character once; nothing is evaluated. Python's own
+parser would refuse what models write for tools that have a parameter `from` or `class`, and warn
+of each "\\d" in a text.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+_TEXT = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
+_NAME, _NUMBER, _SIGN = r"[^\W\d]\w*+", r"[+-]?\.?[0-9][0-9+\-.eE_]*+", r"[][(){}=:,.]"
+_TOKEN = re.compile(rf"\s*+({_TEXT}|{_NAME}|{_NUMBER}|{_SIGN})", re.DOTALL)
+_ESCAPE = re.compile(r"\\x(.{0,2})|\\u(.{0,4})|\\U(.{0,8})|\\(.)", re.DOTALL)
+_DIGITS = (0, 2, 4, 8)  # of each of these
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v"}
 _ESCAPES |= {"'": "'", '"': '"', "\\": "\\", "\n": ""}
-_HEX = {"x": 2, "u": 4, "U": 8}
-_NUMBER = frozenset("0123456789+-.eE_")
-_MAX_DEPTH = 50
+_QUOTES = ("'", '"')
+_CLOSING = {"[": "]", "(": ")"}
+_MAX_DEPTH = 51  # brackets within brackets, those of a call among them
 _MAX_DIGITS = 400
 
 Calls = list[tuple[str, dict[str, Any]]]
+Made = TypeVar("Made")
 
 
 class _Unreadable(Exception):
@@ -27,164 +36,118 @@ class _Unreadable(Exception):
 def read_pythonic_calls(text: str) -> Calls | None:
     """The calls in their order, or None if the text is anything else than a list of calls."""
     try:
-        return _Scanner(text).calls()
+        return _Reader(text).calls()
     except _Unreadable:
         return None
 
 
-class _Scanner:
+class _Reader:
     def __init__(self, text: str) -> None:
-        self._text, self._at, self._depth = text, 0, 0
+        self._tokens, self._depth = deque(_tokens(text)), 0
 
     def calls(self) -> Calls:
-        found: Calls = []
         self._expect("[")
-        while True:
-            name = self._dotted_name()
-            self._expect("(")
-            found.append((name, self._arguments()))
-            if not self._take(","):
-                break
+        found = [self._call()]
+        while self._take(","):
+            found.append(self._call())
         self._expect("]")
-        if self._peek():
+        if self._tokens:
             raise _Unreadable
         return found
 
-    def _arguments(self) -> dict[str, Any]:
-        arguments: dict[str, Any] = {}
-        while not self._take(")"):
-            name = self._name()
-            self._expect("=")
-            arguments[name] = self._value()
-            if not self._take(","):
-                self._expect(")")
-                break
-        return arguments
+    def _call(self) -> tuple[str, dict[str, Any]]:
+        name = self._name()
+        while self._take("."):
+            name += f".{self._name()}"
+        self._expect("(")
+        return name, dict(self._several(self._argument, ")"))
+
+    def _argument(self) -> tuple[str, Any]:
+        name = self._name()
+        self._expect("=")
+        return name, self._value()
 
     def _value(self) -> Any:
-        here = self._peek()
-        if here in ("'", '"'):
-            return self._string()
-        if here == "[":
-            return self._list("[", "]")
-        if here == "(":
-            return self._list("(", ")")
-        if here == "{":
-            return self._dict()
-        if here in _NUMBER:
-            return self._number()
-        word = self._name()
-        if word not in _WORDS:
-            raise _Unreadable
-        return _WORDS[word]
+        token = self._next()
+        if token in _CLOSING:
+            return list(self._several(self._value, _CLOSING[token]))
+        if token == "{":
+            return dict(self._several(self._item, "}"))
+        if token.startswith(_QUOTES):
+            return _unquoted(token)
+        return _WORDS[token] if token in _WORDS else _number(token)
 
-    def _list(self, opening: str, closing: str) -> list[Any]:
-        self._descend(opening)
-        values: list[Any] = []
+    def _item(self) -> tuple[str, Any]:
+        key = self._next()
+        if not key.startswith(_QUOTES):
+            raise _Unreadable
+        self._expect(":")
+        return _unquoted(key), self._value()
+
+    def _several(self, read: Callable[[], Made], closing: str) -> Iterator[Made]:
+        """With commas between them, and maybe behind the last."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _Unreadable
         while not self._take(closing):
-            values.append(self._value())
+            yield read()
             if not self._take(","):
                 self._expect(closing)
                 break
         self._depth -= 1
-        return values
-
-    def _dict(self) -> dict[str, Any]:
-        self._descend("{")
-        values: dict[str, Any] = {}
-        while not self._take("}"):
-            if self._peek() not in ("'", '"'):
-                raise _Unreadable
-            key = self._string()
-            self._expect(":")
-            values[key] = self._value()
-            if not self._take(","):
-                self._expect("}")
-                break
-        self._depth -= 1
-        return values
-
-    def _descend(self, opening: str) -> None:
-        self._expect(opening)
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise _Unreadable
-
-    def _number(self) -> int | float:
-        start = self._at
-        while self._at < len(self._text) and self._text[self._at] in _NUMBER:
-            self._at += 1
-        spelled = self._text[start : self._at]
-        if len(spelled) > _MAX_DIGITS:  # reading digits takes the square of their number
-            raise _Unreadable
-        for read in (int, float):
-            try:
-                return read(spelled)
-            except ValueError:
-                continue
-        raise _Unreadable
-
-    def _string(self) -> str:
-        quote = self._peek()
-        self._at += 1
-        parts: list[str] = []
-        start = self._at
-        while self._at < len(self._text) and self._text[self._at] != quote:
-            if self._text[self._at] == "\\":
-                parts += [self._text[start : self._at], self._escape()]
-                start = self._at
-            else:
-                self._at += 1
-        parts.append(self._text[start : self._at])
-        self._expect(quote)
-        return "".join(parts)
-
-    def _escape(self) -> str:
-        letter = self._text[self._at + 1 : self._at + 2]
-        self._at += 2
-        if letter in _HEX:
-            digits = self._text[self._at : self._at + _HEX[letter]]
-            self._at += _HEX[letter]
-            try:
-                return chr(int(digits, 16))
-            except (ValueError, OverflowError):
-                raise _Unreadable from None
-        if not letter:
-            raise _Unreadable
-        return _ESCAPES.get(letter, f"\\{letter}")  # any other backslash stays, as in Python
-
-    def _dotted_name(self) -> str:
-        names = [self._name()]
-        while self._take("."):
-            names.append(self._name())
-        return ".".join(names)
 
     def _name(self) -> str:
-        self._skip()
-        start = self._at
-        while self._at < len(self._text) and (
-            self._text[self._at].isalnum() or self._text[self._at] == "_"
-        ):
-            self._at += 1
-        name = self._text[start : self._at]
+        name = self._next()
         if not name.isidentifier():
             raise _Unreadable
         return name
 
-    def _skip(self) -> None:
-        while self._at < len(self._text) and self._text[self._at].isspace():
-            self._at += 1
+    def _next(self) -> str:
+        return self._tokens.popleft() if self._tokens else ""
 
-    def _peek(self) -> str:
-        """The next character that is no space, "" at the end."""
-        self._skip()
-        return self._text[self._at : self._at + 1]
-
-    def _take(self, char: str) -> bool:
-        found = self._peek() == char
-        self._at += found
+    def _take(self, sign: str) -> bool:
+        found = bool(self._tokens) and self._tokens[0] == sign
+        if found:
+            self._tokens.popleft()
         return found
 
-    def _expect(self, char: str) -> None:
-        if not self._take(char):
+    def _expect(self, sign: str) -> None:
+        if not self._take(sign):
             raise _Unreadable
+
+
+def _tokens(text: str) -> Iterator[str]:
+    at = 0
+    while (found := _TOKEN.match(text, at)) is not None:
+        yield found[1]
+        at = found.end()
+    if text[at:].strip():
+        raise _Unreadable
+
+
+def _number(token: str) -> int | float:
+    # Reading digits takes the square of their number; "nan" is a name here.
+    if len(token) > _MAX_DIGITS or token.isidentifier():
+        raise _Unreadable
+    for read in (int, float):
+        try:
+            return read(token)
+        except ValueError:
+            continue
+    raise _Unreadable
+
+
+def _unquoted(token: str) -> str:
+    return _ESCAPE.sub(_character, token[1:-1])
+
+
+def _character(escape: re.Match[str]) -> str:
+    if escape[4] is not None:
+        return _ESCAPES.get(escape[4], escape[0])  # any other backslash stays, as in Python
+    kind = escape.lastindex or 0
+    if len(escape[kind]) < _DIGITS[kind]:
+        raise _Unreadable
+    try:
+        return chr(int(escape[kind], 16))
+    except (ValueError, OverflowError):
+        raise _Unreadable from None
