@@ -21,12 +21,26 @@ so that what is generated is valid under both.
 from __future__ import annotations
 
 import re
-from typing import NoReturn
 
 from quire.errors import InvalidGrammar
 
-# Outside a class nothing but these begins something that is spelled otherwise.
-_ORDINARY = re.compile(r"[^\\\[({*+?]+")
+# [:alpha:] inside a class; no name is longer.
+_POSIX = r"\[:(?=[^:]{1,16}:\])\^*[a-zA-Z]+:\]"
+_IN_CLASS = re.compile(rf"\\.|{_POSIX}|[\[&~]|-(?=-)", re.DOTALL)
+_TOKEN = re.compile(
+    r"(?P<escape>\\.)"
+    rf"|(?P<chars>\[\^?+\]?+(?:\\.|{_POSIX}|[^\]\\])*+\])"
+    r"|(?P<comment>\(\?\#[^)]*+\))"
+    r"|(?P<quantifier>[*+?]|\{(?=[0-9,]{1,38}\})(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)\})"
+    r"|(?P<plain>[^\\\[({*+?]+|\((?!\?\#)|\{)"
+    r"|(?P<open>.)",
+    re.DOTALL,
+)
+_OPEN = {
+    "\\": "a backslash with nothing behind it",
+    "[": "a class that is not closed",
+    "(": "a comment that is not closed",
+}
 _ESCAPED_OR_BREAK = re.compile(r"\\?[/\r\n]|\\.", re.DOTALL)
 # Letters and digits that every Python since 3.11 knows; Rust's tables may be younger.
 _WORD = r"[_\p{L}\p{N}&&\p{age:13.0}]"
@@ -82,112 +96,52 @@ def translated(regex: str, *, ascii_classes: bool = False) -> str:
 
     Raises InvalidGrammar for what Rust would read as something else.
     """
-    if ascii_classes:
-        return _Translation(regex, _ASCII, _ASCII_LEFT_OUT).run()
-    return _Translation(regex, _UNICODE, _LEFT_OUT).run()
-
-
-class _Translation:
-    """One pass over a regex, left to right."""
-
-    def __init__(self, regex: str, classes: dict[str, str], left_out: dict[str, str]) -> None:
-        self._regex, self._classes, self._left_out = regex, classes, left_out
-        self._at = 0
-        self._out: list[str] = []
-
-    def run(self) -> str:
-        regex = self._regex
-        repeats = 0  # 1 after a quantifier, 2 after a lazy one
-        while self._at < len(regex):
-            here = regex[self._at]
-            was, repeats = repeats, 0
-            ordinary = _ORDINARY.match(regex, self._at)
-            if ordinary:
-                self._put(ordinary[0], len(ordinary[0]))
-            elif here == "\\":
-                self._escape()
-            elif here == "[":
-                self._class()
-            elif regex.startswith("(?#", self._at):
-                end = regex.find(")", self._at)
-                if end < 0:
-                    self._refuse("a comment that is not closed")
-                self._at = end + 1
+    classes, left_out = (_ASCII, _ASCII_LEFT_OUT) if ascii_classes else (_UNICODE, _LEFT_OUT)
+    out: list[str] = []
+    repeats = 0  # 1 after a quantifier, 2 after a lazy one
+    for token in _TOKEN.finditer(regex):
+        text, was, repeats = token[0], repeats, 0
+        match token.lastgroup:
+            case "escape":
+                out.append(_respelled(text, classes))
+            case "chars":
+                out.append(_class(text, left_out if text[1] == "^" else classes))
+            case "comment":
                 repeats = was
-            elif here in "*+?" or (here == "{" and self._counted() is not None):
-                if was and (here != "?" or was == 2):
-                    self._refuse("a quantifier after a quantifier (a++, a**, a{2}{3})")
+            case "quantifier":
+                if was and (text != "?" or was == 2):
+                    what = "a quantifier after a quantifier (a++, a**, a{2}{3})"
+                    raise _refused(regex, what, token.start())
                 repeats = was + 1
-                self._put(self._counted() or here, len(self._counted_text() or here))
-            else:
-                self._put(here)
-        return "".join(self._out)
+                out.append(text.replace("{,", "{0,"))
+            case "open":
+                raise _refused(regex, _OPEN[text], token.start())
+            case _:
+                out.append(text)
+    return "".join(out)
 
-    def _put(self, text: str, width: int = 1) -> None:
-        self._out.append(text)
-        self._at += width
 
-    def _refuse(self, what: str) -> NoReturn:
-        raise InvalidGrammar(
-            f"unsupported in a regex: {what} at character {self._at} of "
-            f"{self._regex[:80]!r}; rewrite it without",
-            parameter="regex",
-            value=self._regex,
-        )
+def _respelled(escape: str, classes: dict[str, str]) -> str:
+    letter = escape[1]
+    return classes.get(letter) or _RESPELLED.get(letter) or escape
 
-    def _counted_text(self) -> str | None:
-        """ "{2,5}" where such a quantifier begins."""
-        if self._regex[self._at] != "{":
-            return None
-        end = self._regex.find("}", self._at, self._at + 40)
-        low, comma, high = self._regex[self._at + 1 : max(end, self._at)].partition(",")
-        numbers = [n for n in (low, high) if n]
-        if not numbers or not all(n.isascii() and n.isdigit() for n in numbers):
-            return None
-        return self._regex[self._at : end + 1] if comma or low else None
 
-    def _counted(self) -> str | None:
-        text = self._counted_text()
-        return None if text is None else text.replace("{,", "{0,")
+def _class(text: str, classes: dict[str, str]) -> str:
+    """[...] with what means nothing special in it escaped."""
 
-    def _escape(self, *, is_left_out: bool = False) -> None:
-        if self._at + 1 == len(self._regex):
-            self._refuse("a backslash with nothing behind it")
-        letter = self._regex[self._at + 1]
-        # A class within a class is fine in Rust.
-        classes = self._left_out if is_left_out else self._classes
-        short = classes.get(letter) or _RESPELLED.get(letter)
-        self._put(short or self._regex[self._at : self._at + 2], 2)
+    def spelled(found: re.Match[str]) -> str:
+        if found[0][0] == "\\":
+            return _respelled(found[0], classes)  # a class within a class is fine in Rust
+        return found[0] if found[0].startswith("[:") else "\\" + found[0]
 
-    def _class(self) -> None:
-        """Everything up to the bracket that closes the class."""
-        start = self._at
-        self._put("[")
-        negated = self._regex.startswith("^", self._at)
-        if negated:
-            self._put("^")
-        if self._regex.startswith("]", self._at):
-            self._put(r"\]")
-        while self._at < len(self._regex):
-            here = self._regex[self._at]
-            if here == "]":
-                return self._put("]")
-            if here == "\\":
-                self._escape(is_left_out=negated)
-            elif here == "[":
-                self._posix()
-            elif here in "&~" or self._regex.startswith("--", self._at):
-                self._put("\\" + here)
-            else:
-                self._put(here)
-        self._at = start
-        self._refuse("a class that is not closed")
+    begin = 2 if text[1] == "^" else 1
+    first = "\\]" if text[begin] == "]" else ""
+    return text[:begin] + first + _IN_CLASS.sub(spelled, text[begin + bool(first) : -1]) + "]"
 
-    def _posix(self) -> None:
-        """A "[" inside a class: [:alpha:] as it is, any other one as the character."""
-        end = self._regex.find(":]", self._at + 2, self._at + 20)  # no name is longer
-        name = self._regex[self._at + 2 : end].lstrip("^") if end > 0 else ""
-        if self._regex.startswith("[:", self._at) and name.isascii() and name.isalpha():
-            self._put(self._regex[self._at : end + 2], end + 2 - self._at)
-        else:
-            self._put(r"\[")
+
+def _refused(regex: str, what: str, at: int) -> InvalidGrammar:
+    return InvalidGrammar(
+        f"unsupported in a regex: {what} at character {at} of {regex[:80]!r}; rewrite it without",
+        parameter="regex",
+        value=regex,
+    )
