@@ -24,7 +24,7 @@ from quire.session.pooling_methods import PoolingMethods
 from quire.session.session import Session
 
 if TYPE_CHECKING:
-    from quire.options import EngineArgs  # one field per option: it takes a while to make
+    from quire.session.engine_args import EngineArgs  # a field per option: it takes a while to make
 
 
 class LLM(PoolingMethods, LLMControls, NotBuiltMethods):

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from quire.config import PoolerConfig, ReasoningConfig, Speculation
 from quire.errors import InvalidOption, NotSupported, QuireError, QuireWarning, UnknownOption
-from quire.options import OPTIONS, EngineArgs, Options, parse_options, resolve
+from quire.options import OPTIONS, Options, parse_options, resolve
 from quire.params.structured import StructuredOutputsConfig
+from quire.session.engine_args import EngineArgs
 from tests.media import options
 from tests.test_decided_config import cpu, spec
 

@@ -154,7 +154,7 @@ def _first_number(line: str) -> float:
 
 
 def test_importing_the_llm_and_the_params_loads_no_torch() -> None:
-    unused = {"torch", "transformers", "asyncio", "quire.options.engine_args"}
+    unused = {"torch", "transformers", "asyncio", "quire.session.engine_args"}
     code = (
         "import sys; from quire import LLM, SamplingParams, RequestOutput; "
         "SamplingParams(temperature=0.5).checked_copy(); "

@@ -119,8 +119,8 @@ def _other_spelling(error: Any, words: list[str]) -> str:
         if parameter.param_type_name == "argument" and parameter.name.startswith(word):
             path, name = error.ctx.command_path, parameter.name.upper()
             return f"\nThe {parameter.name} is given without an option: {path} {name} ..."
-    from quire.options.engine_args import SHORT
     from quire.options.table import OPTIONS
+    from quire.session.engine_args import SHORT
 
     takes_options = any("--option" in parameter.opts for parameter in error.ctx.command.params)
     # Of -dp the command line itself knows that there is no -d.

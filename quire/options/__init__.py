@@ -16,14 +16,10 @@ from quire.options.table import OPTIONS
 
 if TYPE_CHECKING:
     from quire.options.decide import resolve as resolve
-    from quire.options.engine_args import AsyncEngineArgs as AsyncEngineArgs
-    from quire.options.engine_args import EngineArgs as EngineArgs
 
 __all__ = [
     "OPTIONS",
-    "AsyncEngineArgs",
     "DeviceFacts",
-    "EngineArgs",
     "Option",
     "Options",
     "WeightFacts",
@@ -33,12 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What takes long to import comes when it is first asked for: EngineArgs has a field per
-    option, and deciding takes models and their layers."""
-    if name in ("EngineArgs", "AsyncEngineArgs"):
-        from quire.options import engine_args
-
-        return getattr(engine_args, name)
+    """Deciding takes models and their layers: it comes when it is first asked for."""
     if name == "resolve":
         from quire.options.decide import resolve
 

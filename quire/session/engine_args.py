@@ -1,20 +1,65 @@
-"""EngineArgs of programs: the options as an object, and what is known of the model before it is
-loaded."""
+"""EngineArgs: the options as an object, for scripts that make one first and the LLM later, and what
+is known of the model before it is loaded."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import json
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Self
 
 from quire.errors import InvalidOption
-from quire.options import EngineArgs as OptionArgs
+from quire.options.checks import text
+from quire.options.options import Options
+from quire.options.parse import parse_options
+from quire.options.table import OPTIONS
+from quire.params.unknown import names_unknown
 
 if TYPE_CHECKING:
     from quire.session.model_config import ModelConfig
 
+# Flags of one dash that scripts and their readers type for an option.
+SHORT = {
+    "attention_config": "-ac",
+    "compilation_config": "-cc",
+    "data_parallel_size": "-dp",
+    "enable_expert_parallel": "-ep",
+    "optimization_level": "-O",
+    "pipeline_parallel_size": "-pp",
+    "quantization": "-q",
+    "speculative_config": "-sc",
+    "tensor_parallel_size": "-tp",
+}
+# What stands behind a number of tokens or bytes: --max-model-len 8k, --kv-cache-memory-bytes 2G.
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_AMOUNTS = ("kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens")
+_BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-class EngineArgs(OptionArgs):
-    __doc__ = OptionArgs.__doc__
+
+class _EngineArgs:
+    """A model and every option of the table, checked when made.
+
+    `LLM.from_engine_args(args)` and `LLM(**dataclasses.asdict(args))` both make the LLM.
+    """
+
+    model: str | None = None  # some programs set it later
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            self.model = text("model", self.model)
+        self.parsed()
+
+    def given(self) -> dict[str, Any]:
+        """The model, and the options that differ from their defaults: what LLM is called with."""
+        return {"model": text("model", self.model), **self._set_ones()}
+
+    def _set_ones(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in OPTIONS}
+        return {name: v for name, v in values.items() if not OPTIONS[name].is_default(v)}
+
+    def parsed(self) -> Options:
+        return parse_options(self._set_ones())
 
     def create_model_config(self) -> ModelConfig:
         """What the model's files and the options say; its weights are not read."""
@@ -26,15 +71,89 @@ class EngineArgs(OptionArgs):
         """For `from_vllm_config` of the engines; what is passed is about logging."""
         return AskedConfig(self)
 
+    def __repr__(self) -> str:
+        shown = {"model": self.model, **self._set_ones()}
+        if "hf_token" in shown:
+            shown["hf_token"] = "..."
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
+    @classmethod
+    def from_cli_args(cls, args: Any) -> Self:
+        """From an argparse Namespace; what is not an option is ignored."""
+        values = {k: v for k, v in vars(args).items() if k in OPTIONS or k == "model"}
+        if values.get("model") is None:
+            raise InvalidOption("the arguments name no model: add --model.", parameter="model")
+        return cls(**values)
+
+    @staticmethod
+    def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
+        """Adds --model and a flag for every option: --max-model-len 4096, --no-enforce-eager,
+        --enable-prefix-caching (or with true or false behind it), -tp 2."""
+        parser.add_argument("--model", default=None)
+        for name, option in OPTIONS.items():
+            flag = "--" + name.replace("_", "-")
+            flags = [flag, SHORT[name]] if name in SHORT else [flag]
+            if isinstance(option.default, bool):
+                parser.add_argument(*flags, action=BooleanOptionalAction, default=option.default)
+            elif option.is_flag:  # of three: unset is what quire chooses
+                parser.add_argument(*flags, nargs="?", const=True, type=_value, default=None)
+                parser.add_argument(
+                    f"--no-{flag[2:]}", dest=name, action="store_false", default=SUPPRESS
+                )
+            else:
+                read = _amount if name in _AMOUNTS else _value
+                parser.add_argument(*flags, type=read, default=option.default)
+        return parser
+
+
+def _value(word: str) -> Any:
+    """A flag's word as JSON where it reads as JSON: 0.5, true, {"a": 1}; else as it stands."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def _amount(word: str) -> Any:
+    """8k as 8000, 8K as 8192, 1.5m as 1500000; else a word as `_value` reads it."""
+    number, unit = word[:-1], word[-1:]
+    if number.isdecimal() and unit in _BINARY_UNITS:
+        return int(number) * _BINARY_UNITS[unit]
+    if unit in _UNITS and number.replace(".", "", 1).isdecimal():
+        return int(Decimal(number) * _UNITS[unit])
+    return _value(word)
+
+
+def _field(name: str) -> tuple[str, Any, Any]:
+    default = OPTIONS[name].default
+    if isinstance(default, list | dict | set):
+        return name, Any, dataclasses.field(default_factory=lambda: type(default)(default))
+    return name, Any, dataclasses.field(default=default)
+
+
+if TYPE_CHECKING:
+
+    class EngineArgs(_EngineArgs):
+        def __init__(self, model: str | None = None, **options: Any) -> None: ...
+
+else:
+    EngineArgs = names_unknown(
+        dataclasses.make_dataclass(
+            "EngineArgs",
+            [("model", str, dataclasses.field(default=None)), *map(_field, OPTIONS)],
+            bases=(_EngineArgs,),
+            namespace={"__module__": __name__, "__doc__": _EngineArgs.__doc__},
+            repr=False,
+        )
+    )
 AsyncEngineArgs = EngineArgs
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class AskedConfig:
     """A config of an engine that is still to be made: its model's, and the options as given."""
 
-    engine_args: EngineArgs
+    engine_args: _EngineArgs
 
     @property
     def model_config(self) -> ModelConfig:
@@ -47,7 +166,7 @@ class AskedConfig:
         )
 
 
-def given_args(vllm_config: Any) -> EngineArgs:
+def given_args(vllm_config: Any) -> Any:
     """Of what `create_engine_config` made."""
     if not isinstance(vllm_config, AskedConfig):
         raise InvalidOption(

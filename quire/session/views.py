@@ -14,7 +14,7 @@ from quire.session.step_methods import StepMethods
 from quire.session.workers import EngineCoreView, ExecutorView, RestingView
 
 if TYPE_CHECKING:
-    from quire.options import EngineArgs
+    from quire.session.engine_args import EngineArgs
     from quire.session.session import Session
 
 
