@@ -69,34 +69,12 @@ def encode(value: Any) -> Any:
         return encode(value.read())
     if isinstance(value, LazyLogprobs):
         return [encode(each) for each in value]
-    tag, inner = _tagged(value)
-    return {"$": tag, "v": inner}
-
-
-def _tagged(value: Any) -> tuple[str, Any]:
-    if isinstance(value, tuple):
-        return "tuple", [encode(each) for each in value]
-    if isinstance(value, set | frozenset):
-        return "set", [encode(each) for each in sorted(value)]
-    if isinstance(value, dict):
-        return "dict", [[encode(key), encode(each)] for key, each in value.items()]
-    if isinstance(value, np.ndarray):
-        return f"array {value.dtype.name}", value.tolist()
-    if isinstance(value, np.generic):
-        return "number", value.item()
-    if isinstance(value, Logprob):
-        return "logprob", [value.logprob, value.rank, value.decoded_token]
-    if isinstance(value, RequestOutputKind):
-        return "kind", value.value
-    if isinstance(value, RequestOutput):
-        return "output", {name: encode(getattr(value, name)) for name in _OUTPUT}
-    if isinstance(value, QuireError):
-        return "error", _error(value)
-    if isinstance(value, Path):
-        return "path", str(value)
+    for tag, (kinds, write, _) in _KINDS.items():
+        if isinstance(value, kinds):
+            return {"$": tag, "v": write(value)}
     name = type(value).__name__
     if is_dataclass(value) and _CLASSES.get(name) is type(value):
-        return name, _fields(value)
+        return {"$": name, "v": _fields(value)}
     raise NotSupported(
         f"a {name} cannot go to another process, where data_parallel_size and tensor_parallel_size "
         "run requests: leave it out, or make the LLM with both at 1."
@@ -128,22 +106,7 @@ def decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     tag, inner = value["$"], value["v"]
-    if tag in _CLASSES:
-        return _made(_CLASSES[tag], inner)
-    if tag.startswith("array "):
-        return np.array(inner, tag.removeprefix("array "))
-    made: dict[str, Callable[[], Any]] = {
-        "tuple": lambda: tuple(decode(each) for each in inner),
-        "set": lambda: frozenset(decode(each) for each in inner),
-        "dict": lambda: {decode(key): decode(each) for key, each in inner},
-        "number": lambda: inner,
-        "logprob": lambda: Logprob(*inner),
-        "kind": lambda: RequestOutputKind(inner),
-        "output": lambda: _output(inner),
-        "error": lambda: _raised(inner),
-        "path": lambda: Path(inner),
-    }
-    return made[tag]()
+    return _made(_CLASSES[tag], inner) if tag in _CLASSES else _KINDS[tag][2](inner)
 
 
 def _made(kind: type[Any], given: dict[str, Any]) -> Any:
@@ -162,21 +125,8 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _output(given: dict[str, Any]) -> RequestOutput:
-    found = {name: decode(value) for name, value in given.items()}
-    return RequestOutput(
-        found["request_id"],
-        None,
-        None,
-        found["prompt_logprobs"],
-        found["outputs"],
-        found["finished"],
-        found["metrics"],
-        num_cached_tokens=found["num_cached_tokens"],
-        error=found["error"],
-        continuation_scores=found["continuation_scores"],
-        choice_chances=found["_choice_chances"],
-        prompt_token_id_logprobs=found["prompt_token_id_logprobs"],
-    )
+    found = {name.removeprefix("_"): decode(value) for name, value in given.items()}
+    return RequestOutput(prompt=None, prompt_token_ids=None, **found)
 
 
 def _raised(given: dict[str, Any]) -> QuireError:
@@ -185,3 +135,42 @@ def _raised(given: dict[str, Any]) -> QuireError:
     Exception.__init__(made, given["text"])
     made.__dict__.update(given["more"])
     return made
+
+
+# By tag: what is written so, how, and how it is read.
+_KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "tuple": (
+        tuple,
+        lambda some: [encode(each) for each in some],
+        lambda some: tuple(decode(some)),
+    ),
+    "set": (
+        (set, frozenset),
+        lambda some: [encode(each) for each in sorted(some)],
+        lambda some: frozenset(decode(some)),
+    ),
+    "dict": (
+        dict,
+        lambda some: [[encode(key), encode(each)] for key, each in some.items()],
+        lambda some: {decode(key): decode(each) for key, each in some},
+    ),
+    "array": (
+        np.ndarray,
+        lambda array: [array.dtype.name, array.tolist()],
+        lambda written: np.array(written[1], written[0]),
+    ),
+    "number": (np.generic, lambda number: number.item(), lambda number: number),
+    "logprob": (
+        Logprob,
+        lambda one: [one.logprob, one.rank, one.decoded_token],
+        lambda written: Logprob(*written),
+    ),
+    "kind": (RequestOutputKind, lambda kind: kind.value, RequestOutputKind),
+    "output": (
+        RequestOutput,
+        lambda output: {name: encode(getattr(output, name)) for name in _OUTPUT},
+        _output,
+    ),
+    "error": (QuireError, _error, _raised),
+    "path": (Path, str, Path),
+}
