@@ -7,18 +7,13 @@ from functools import partial
 from quire.families import qwen2
 from quire.families.axes import read_with_axes
 from quire.families.family import Family, sizes
-from quire.families.fields import Fields
-from quire.spec import ModelSpec
 
-
-def read(fields: Fields) -> ModelSpec:
-    return read_with_axes(fields, partial(qwen2.read, kv_heads=8), (16, 24, 24), interleaved=False)
-
+READ_TEXT = partial(qwen2.read, kv_heads=8)
 
 FAMILY = Family(
     name="qwen2_vl",
     architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
     model_types=("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"),
-    read=read,
+    read=partial(read_with_axes, read=READ_TEXT, unsaid=(16, 24, 24), interleaved=False),
     unsaid=sizes(152_064, 8192, 29_568, 80, 64, 32_768) | {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
 )

@@ -13,11 +13,7 @@ from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
-    return read_with_axes(fields, _read, SECTIONS, interleaved=True)
-
-
-def _read(fields: Fields) -> ModelSpec:
+def read_text(fields: Fields) -> ModelSpec:
     mlp = MlpPlan(fields.count("intermediate_size", 12288))
     return read_hybrid(fields, kv_heads=4, mlp=mlp)
 
@@ -26,7 +22,7 @@ FAMILY = Family(
     name="qwen3_5",
     architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
     model_types=("qwen3_5_text", "qwen3_5"),
-    read=read,
+    read=partial(read_with_axes, read=read_text, unsaid=SECTIONS, interleaved=True),
     unsaid=sizes(248_320, 4096, 12_288, 32, 16, 32_768),
     gguf="qwen35",
     gguf_words=partial(hybrid_words, in_turn=True),

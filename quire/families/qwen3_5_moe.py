@@ -19,11 +19,7 @@ from quire.families.mixtures import ROUTER_KEYS
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
-    return read_with_axes(fields, _read, SECTIONS, interleaved=True)
-
-
-def _read(fields: Fields) -> ModelSpec:
+def read_text(fields: Fields) -> ModelSpec:
     experts = read_gated_experts(fields, count=256, per_token=8)
     return read_hybrid(fields, kv_heads=2, mlp=experts)
 
@@ -32,7 +28,7 @@ FAMILY = Family(
     name="qwen3_5_moe",
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
     model_types=("qwen3_5_moe_text", "qwen3_5_moe"),
-    read=read,
+    read=partial(read_with_axes, read=read_text, unsaid=SECTIONS, interleaved=True),
     unsaid=sizes(248_320, 2048, 0, 40, 16, 32_768),
     gguf="qwen35moe",
     gguf_experts=True,
