@@ -133,6 +133,11 @@ def test_requests_for_adapters_and_poolers_can_be_made() -> None:
     assert params.clone() == params
     with pytest.raises(InvalidRequest):
         quire.PoolingParams(dimensions=0)
+    older: Any = quire
+    with pytest.raises(TypeError, match="It is lora_path here"):
+        older.LoRARequest("a", 1, lora_local_path="/path")
+    with pytest.raises(TypeError, match="It is use_activation here"):
+        older.PoolingParams(normalize=True)
 
 
 def test_importing_quire_takes_under_a_tenth_of_a_second() -> None:

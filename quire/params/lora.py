@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest, NotSupported
 from quire.params.rules import fail, whole
+from quire.params.unknown import names_unknown
 
 
 @dataclass(slots=True, eq=False)
@@ -58,3 +59,6 @@ class LoRARequest:
 
     def __hash__(self) -> int:
         return hash(self.lora_name)
+
+
+names_unknown(LoRARequest)

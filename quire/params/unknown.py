@@ -29,6 +29,11 @@ _INSTEAD = {
     ),
     "guided_options_request": _STRUCTURED,
 }
+_OLDER = {
+    "LoRARequest": {"lora_local_path": "It is lora_path here."},
+    "PoolingParams": {"normalize": "It is use_activation here."},
+    "SamplingParams": _INSTEAD,
+}
 # Of methods, what older scripts called their arguments.
 _RENAMED = {
     "inputs": {"prompt", "prompts"},
@@ -87,7 +92,7 @@ def _asks_nothing(owner: str, name: str, value: Any) -> bool:
 
 
 def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> UnknownOption:
-    hint = _INSTEAD.get(name, "") if owner == "SamplingParams" or "." in owner else ""
+    hint = _OLDER.get("SamplingParams" if "." in owner else owner, {}).get(name, "")
     if "." in owner and (hint or name in PARAMS_STATUS):
         hint = f"That is said in sampling_params=SamplingParams(...). {hint}".rstrip()
     if "." in owner and (here := _RENAMED.get(name, set()) & known):
