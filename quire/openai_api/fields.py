@@ -311,7 +311,7 @@ _FIELDS = [
     *table(
         "refused",
         _RESPONSES,
-        ("previous_response_id", "text", "Nothing is stored: send the whole conversation."),
+        ("previous_response_id", "text", "Nothing is stored: send all; clients do at store=False."),
         ("conversation", "anything", "Nothing is stored: send the whole conversation."),
         ("background", "true or false", "Use a batch.", False),
         ("prompt", "an object", "Prompts are not stored: send the input."),
