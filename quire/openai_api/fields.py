@@ -44,7 +44,7 @@ _FIELDS = [
         "honoured",
         _WRITING,
         ("temperature", "a number", "0 is greedy."),
-        ("top_p", "a number", ""),
+        ("top_p", "a number", "0: the likeliest token alone."),
         ("top_k", "a whole number", ""),
         ("min_p", "a number", ""),
         ("repetition_penalty", "a number", ""),

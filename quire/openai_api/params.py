@@ -43,6 +43,8 @@ def limited(name: str, value: int, low: int, high: int) -> int:
 def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """All but logprobs, which chats and completions ask for in ways of their own."""
     params = {name: given[name] for name in _SAME if name in given}
+    if params.get("top_p") == 0:  # OpenAI's range begins there: the likeliest token alone
+        params["top_p"] = 1e-9
     answers = limited("n", params.get("n", 1), 1, MOST_ANSWERS)
     if (written := given.get("best_of", 1)) not in (1, answers):  # 1: what clients say by default
         way_out = "ask for that n with logprobs, and keep the likeliest"

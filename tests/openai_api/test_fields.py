@@ -24,6 +24,7 @@ from quire.openai_api.fields import (
 )
 from quire.openai_api.pooling import read_pooling_body
 from quire.openai_api.responses import read_response
+from quire.sampling_params import SamplingParams
 
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "x"}]},
@@ -143,6 +144,13 @@ def test_allowed_tools_are_those_that_are_offered() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": named}
     asked = read_body(CHAT, {**BODIES[CHAT], "tools": tools, "tool_choice": choice})
     assert [each["function"]["name"] for each in asked.tools.offered] == ["g"]
+
+
+def test_a_top_p_of_zero_leaves_the_likeliest_token() -> None:
+    [row] = read_body(CHAT, {**BODIES[CHAT], "top_p": 0}).rows
+    assert 0 < SamplingParams(top_p=row["params"]["top_p"]).top_p < 1e-6
+    [row] = read_body(CHAT, {**BODIES[CHAT], "top_p": -1}).rows
+    assert row["params"]["top_p"] == -1, "refused by the engine"
 
 
 def test_a_developer_is_the_system() -> None:
