@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from quire.server.batch_service import BatchService
 from quire.server.database import WRITE_REFUSALS
 from quire.server.file_routes import BATCH_LIFE, insert_within, limits_of
 from quire.server.files import StoredFile
+from quire.server.ids import UPLOAD, new_id
 from quire.server.multipart import FormReader, form_schema
 from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.receiving import FORM_REFUSALS, Limits, receive
@@ -77,12 +79,10 @@ class UploadRoutes:
 
     async def begun(self, request: Request) -> Response:
         given = checked_fields(_NEW, await read_json(request))
-        wanted = _wanted(given)
-        limits = await limits_of(self._service, key_of(request))
-        limits.check(wanted["bytes"])
-        upload = await self._service.database.write(
-            lambda connection: uploads.begin(connection, key_id=key_of(request), **wanted)
-        )
+        upload = _new_upload(key_of(request), given)
+        limits = await limits_of(self._service, upload.key_id)
+        limits.check(upload.bytes)
+        await self._service.database.write(partial(uploads.insert, upload=upload))
         return json_response(upload.as_object())
 
     async def added(self, request: Request) -> Response:
@@ -163,7 +163,7 @@ class UploadRoutes:
             await asyncio.to_thread(self._service.storage.remove_file, name)
 
 
-def _wanted(given: Mapping[str, Any]) -> dict[str, Any]:
+def _new_upload(key_id: str, given: Mapping[str, Any]) -> Upload:
     for name in ("filename", "mime_type"):
         if len(given[name]) > 1000:
             raise bad(f"{name} has at most 1,000 characters", param=name)
@@ -173,13 +173,18 @@ def _wanted(given: Mapping[str, Any]) -> dict[str, Any]:
     lifetime = BATCH_LIFE if purpose == "batch" else None
     if (after := given.get("expires_after")) is not None:
         lifetime = files.checked_lifetime(after.get("anchor"), after.get("seconds"))
-    return {
-        "filename": files.checked_name(given["filename"]),
-        "purpose": purpose,
-        "mime_type": given["mime_type"],
-        "bytes": given["bytes"],
-        "lifetime": lifetime,
-    }
+    now = int(time.time())
+    return Upload(
+        id=new_id(UPLOAD),
+        key_id=key_id,
+        filename=files.checked_name(given["filename"]),
+        purpose=purpose,
+        mime_type=given["mime_type"],
+        bytes=given["bytes"],
+        lifetime=lifetime,
+        created_at=now,
+        expires_at=now + uploads.LIFE,
+    )
 
 
 def _joined(storage: Storage, name: str, parts: Sequence[Part], md5: str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from quire.openai_api.errors import ApiError, bad, not_found
@@ -51,8 +51,8 @@ class Upload:
     mime_type: str
     bytes: int
     lifetime: int | None
-    status: str
-    file_id: str | None
+    status: str = "pending"
+    file_id: str | None = None
     created_at: int
     expires_at: int
 
@@ -71,18 +71,9 @@ _COLUMNS = tuple(field.name for field in fields(Upload))
 _INSERT = f"INSERT INTO uploads ({', '.join(_COLUMNS)}) VALUES (:{', :'.join(_COLUMNS)})"
 
 
-def begin(
-    connection: sqlite3.Connection,
-    *,
-    key_id: str,
-    filename: str,
-    purpose: str,
-    mime_type: str,
-    bytes: int,
-    lifetime: int | None,
-) -> Upload:
+def insert(connection: sqlite3.Connection, upload: Upload) -> None:
     [pending] = connection.execute(
-        "SELECT count(*) FROM uploads WHERE key_id = ? AND status = 'pending'", (key_id,)
+        "SELECT count(*) FROM uploads WHERE key_id = ? AND status = 'pending'", (upload.key_id,)
     ).fetchone()
     if pending >= MOST_PENDING:
         raise ApiError(
@@ -92,22 +83,7 @@ def begin(
             type="rate_limit_error",
             headers=(("retry-after", "60"), ("x-should-retry", "false")),
         )
-    now = int(time.time())
-    upload = Upload(
-        id=new_id(UPLOAD),
-        key_id=key_id,
-        filename=filename,
-        purpose=purpose,
-        mime_type=mime_type,
-        bytes=bytes,
-        lifetime=lifetime,
-        status="pending",
-        file_id=None,
-        created_at=now,
-        expires_at=now + LIFE,
-    )
-    connection.execute(_INSERT, {name: getattr(upload, name) for name in _COLUMNS})
-    return upload
+    connection.execute(_INSERT, asdict(upload))
 
 
 def find_pending(connection: sqlite3.Connection, key_id: str, upload_id: object) -> Upload:
