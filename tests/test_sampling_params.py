@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from quire.errors import InvalidParams, NotSupported, QuireError, QuireWarning, UnknownOption
 from quire.inputs.known_tokens import check_vocabulary
-from quire.options import EngineArgs
 from quire.params.pooling import PoolingParams
 from quire.params.rules import PARAMS_STATUS
 from quire.sampling_params import (
@@ -26,6 +25,7 @@ from quire.sampling_params import (
     SamplingType,
     StructuredOutputsParams,
 )
+from quire.session.engine_args import EngineArgs
 
 NAN, INF = float("nan"), float("inf")
 BAD_LINES: Any = (7, [], [[], []], [1, 2], [[1.5]], [[-2]], [[2**31]], [["3"]], np.zeros((2, 3)))
