@@ -402,6 +402,18 @@ def test_a_program_is_run_with_vllm_as_a_name_of_quire(tmp_path: Path) -> None:
     assert ran.stdout == "Namespace(max_model_len=7, own_name='a_b') quire.llm __main__\n"
 
 
+def test_a_file_of_flags_is_not_taken_for_another_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from quire.compat.script_parts import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    parser.add_argument("--config-format")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--config", "engine.yaml"])
+    assert "as flags" in capsys.readouterr().err
+
+
 def test_a_vllm_that_is_in_use_is_not_replaced() -> None:
     code = """
 import sys, types

@@ -70,6 +70,7 @@ def _built(directory: Path) -> Tokenizer:
         backend = ranks
     else:
         backend = _converted(directory, config)
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
     length, inputs = config.get("model_max_length"), config.get("model_input_names")
     if not isinstance(inputs, list):

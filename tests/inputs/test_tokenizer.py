@@ -54,6 +54,22 @@ def test_special_tokens_in_a_text_are_read_as_such(byte_bpe: Tokenizer) -> None:
     assert byte_bpe.decode(ids, skip_special_tokens=False) == "<|im_start|>user"
 
 
+def test_a_tokenizer_may_cut_special_tokens_in_texts(
+    directories: dict[str, Path], tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copytree(directories["byte_bpe"], tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({**config, "split_special_tokens": True})
+    )
+    tokenizer, oracle = load_hf_tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    ids = tokenizer.encode("<|im_start|>user").tolist()
+    assert ids == oracle("<|im_start|>user")["input_ids"]
+    assert tokenizer.decode(ids) == "<|im_start|>user"
+
+
 def test_beginning_token_is_added_once(sentencepiece: Tokenizer) -> None:
     bos = sentencepiece.bos_id
     plain = sentencepiece.encode("hello").tolist()

@@ -123,7 +123,7 @@ class _Rows:
         if size > LONGEST_ROW:
             return self._too_long(taken, fields)
         if len(fields.found) != len(self._header):
-            wrong = f"the header has {len(self._header)} fields, and it {len(fields.found)}"
+            wrong = f"fields: {len(self._header)} in the header, {len(fields.found)} here"
             return self._misread(taken, wrong) if len(taken) > 1 else self._bad(1, wrong)
         return self._row(fields.found, len(taken))
 
