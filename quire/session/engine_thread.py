@@ -235,7 +235,7 @@ class EngineThread:
         first, which those wait for whose answers are read."""
         if not self._run.wants_more:
             return 0
-        most = READ_IN_A_HURRY if self._is_hurried else self._capacity
+        most = min(self._capacity, READ_IN_A_HURRY) if self._is_hurried else self._capacity
         return max(min(most - self._num_read, READ_TOGETHER), 0)
 
     def _read(self, new: list[Submission]) -> Iterator[tuple[Submission, _Read]]:

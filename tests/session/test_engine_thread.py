@@ -89,6 +89,21 @@ def test_of_the_background_as_much_is_read_as_runs_at_once(thread: Thread) -> No
     until(lambda: thread.num_finished == 120)
 
 
+def test_no_more_of_the_background_is_read_in_a_hurry(thread: Thread) -> None:
+    for _ in range(ROWS - 1):
+        thread.ask(slow=True, background=True)
+    until(lambda: len(thread.made.in_engine) == ROWS - 1)
+    for count in range(20):
+        thread.ask(slow=False)
+        for _ in range(20):
+            thread.ask(slow=True, background=True)
+        until(lambda count=count: thread.num_finished > count)
+        there = list(thread.made.in_engine.values())
+        assert sum(one.background for one in there) <= 2 * ROWS
+    thread.gate.set()
+    until(lambda: thread.num_finished == 20 * 21 + ROWS - 1)
+
+
 def test_nobody_waits_for_the_grammar_of_another(thread: Thread) -> None:
     thread.ask(slow=True)
     until(lambda: thread.made.in_engine)
