@@ -82,6 +82,7 @@ PROCESSED = {"logits_processors": [banning]}
 FORCED = {"logits_processors": [forcing]}
 ALONE = ("logprobs 5", "repetition", "allowed ids")
 PROFILED = ("plain", "logprobs 5", "allowed ids", *(f"one of all: {name}" for name in ALONE[:2]))
+READ = "logprobs 5, all read"
 PROMPT = 32
 
 
@@ -130,10 +131,10 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
         shapes.save_tokenizer(Path(folder), config["vocab_size"])
         seats = {"max_model_len": 512, "max_num_seqs": asked.rows}
         with LLM(folder, load_format="dummy", **seats) as llm:
-            for _ in range(2):  # kernels are compiled, graphs captured
-                seconds(llm, [{}] * asked.rows, asked.tokens)
-            clock = Clock(llm)
             plain: list[dict[str, Any]] = [{}] * asked.rows
+            for _ in range(2):  # kernels are compiled, graphs captured
+                seconds(llm, plain, asked.tokens)
+            clock = Clock(llm)
             cases = {name: [kind] * asked.rows for name, kind in FEATURES.items()}
             cases["plain"] = plain
             for name in ALONE:
@@ -148,7 +149,7 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
             ):
                 one = {**kind, "max_tokens": most}
                 cases[f"one of all: {name}"] = [one, *[{}] * (asked.rows - 1)]
-            cases["logprobs 5, all read"] = cases["logprobs 5"]
+            cases[READ] = cases["logprobs 5"]
             cases["ten of all: processor"] = [PROCESSED] * 10 + [{}] * (asked.rows - 10)
             for name, kinds in cases.items():
                 if asked.only and name not in asked.only:
@@ -161,7 +162,7 @@ def ratios(shape: str, config: dict[str, Any], asked: argparse.Namespace, budget
                 seconds(llm, kinds, asked.tokens)
                 said = clock.line()
                 taken, beside = in_turn(
-                    partial(seconds, llm, kinds, asked.tokens, read="read" in name),
+                    partial(seconds, llm, kinds, asked.tokens, read=name == READ),
                     partial(seconds, llm, plain, asked.tokens),
                 )
                 found[name] = taken / beside

@@ -402,15 +402,16 @@ def test_a_program_is_run_with_vllm_as_a_name_of_quire(tmp_path: Path) -> None:
     assert ran.stdout == "Namespace(max_model_len=7, own_name='a_b') quire.llm __main__\n"
 
 
+@pytest.mark.parametrize("words", [["--config", "engine.yaml"], ["--config=engine.yaml"]])
 def test_a_file_of_flags_is_not_taken_for_another_flag(
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from quire.compat.script_parts import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser()
     parser.add_argument("--config-format")
     with pytest.raises(SystemExit):
-        parser.parse_args(["--config", "engine.yaml"])
+        parser.parse_args(words)
     assert "as flags" in capsys.readouterr().err
 
 

@@ -20,7 +20,8 @@ class FlexibleArgumentParser(ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Namespace, list[str]]:
         words = sys.argv[1:] if args is None else args
-        if "--config" in words and "--config" not in self._option_string_actions:
+        flags = {word.partition("=")[0] for word in words}
+        if "--config" in flags - self._option_string_actions.keys():
             self.error("--config is not read here: write what is in the file as flags")
         found: tuple[Namespace, list[str]] = super().parse_known_args(
             [self._dashed(word) for word in words], namespace

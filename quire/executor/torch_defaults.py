@@ -2,19 +2,19 @@
 
 `torch.set_default_dtype` and `torch.set_default_device` decide what torch.empty(8) makes, and
 kernels in C write to its address; `torch.autocast` decides what products are rounded to. The dtype
-holds for all threads: the first that needs another sets it, and the last of those inside sets it
-back.
+holds for all threads.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
 import torch
+
+from quire.base.shared_setting import SharedSetting
 
 _USUAL = torch.float32
 # What a class has of these is called by whoever has other defaults.
@@ -24,29 +24,14 @@ Kind = TypeVar("Kind", bound=type)
 Work = TypeVar("Work", bound=Callable[..., Any])
 
 
-class _UsualDtype:
-    def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, _USUAL
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = torch.get_default_dtype()
-                self._set(_USUAL)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._set(self._before)
-
-    def _set(self, dtype: torch.dtype) -> None:
-        if self._before != _USUAL:
-            torch.set_default_dtype(dtype)
+def _use_usual_dtype() -> Callable[[], None]:
+    before = torch.get_default_dtype()
+    if before != _USUAL:
+        torch.set_default_dtype(_USUAL)
+    return lambda: None if before == _USUAL else torch.set_default_dtype(before)
 
 
-_USUAL_DTYPE = _UsualDtype()
+_USUAL_DTYPE = SharedSetting(_use_usual_dtype)
 
 
 def _changed() -> Iterator[AbstractContextManager[object]]:

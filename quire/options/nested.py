@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from functools import partial
 from typing import Any
 
 from quire.base.notes import warn
@@ -44,10 +45,8 @@ def structured_outputs_config(name: str, value: Any) -> StructuredOutputsConfig 
     return StructuredOutputsConfig(**flags) if flags else None
 
 
-def guided_decoding_backend(name: str, value: Any) -> StructuredOutputsConfig:
-    """The older place of a backend, with what is asked of it behind a colon."""
-    return read_backend(InvalidOption, name, value)
-
+# The older place of a backend, with what is asked of it behind a colon.
+guided_decoding_backend = partial(read_backend, InvalidOption)
 
 _POOLING_TYPES = ("CLS", "MEAN", "LAST")
 _POOLER_KINDS, _POOLER_FLAGS = ("pooling_type", "seq_pooling_type"), ("use_activation", "normalize")

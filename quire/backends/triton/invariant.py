@@ -10,8 +10,7 @@ What depends on the rows beside a row, and how it is kept out:
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from quire.backends.triton.experts import Tile as ExpertsTile
 from quire.backends.triton.kernels import TritonKernels, stacked
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode, SteadyPrefill
 from quire.backends.triton.tiles import steady_tiles
+from quire.base.shared_setting import SharedSetting
 from quire.errors import NotSupported
 
 # Rows of a product: those of captured steps and passes, and for the others as little more as that
@@ -55,40 +55,29 @@ def unkept(what: str) -> NotSupported:
     )
 
 
-class WholeSums:
-    """The library adds up a sum in one piece, in float32, for as long as somebody is inside. What
-    is set holds for all threads: the first sets it, the last sets it back, and never is a sum to
-    stay whole with the other library, which cannot be kept from cutting it."""
+def _add_whole_sums() -> Callable[[], None]:
+    """The library adds up a sum in one piece, in float32, until the setting is taken back. Another
+    thread may multiply at any moment: never is a sum to stay whole with the other library, which
+    cannot be kept from cutting it."""
+    settings: Any = torch.backends.cuda.matmul
+    library = torch.backends.cuda.preferred_blas_library()
+    sums = {
+        name: (getattr(settings, name), getattr(settings, f"{name}_split_k", True))
+        for name in _REDUCED
+    }
 
-    def __init__(self) -> None:
-        self._lock, self._inside = threading.Lock(), 0
-        self._before: tuple[Any, dict[str, tuple[bool, bool]]] = (None, {})
+    def take_back() -> None:
+        for name, value in sums.items():
+            setattr(settings, name, value)
+        torch.backends.cuda.preferred_blas_library(library)
 
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                settings: Any = torch.backends.cuda.matmul
-                sums = {
-                    name: (getattr(settings, name), getattr(settings, f"{name}_split_k", True))
-                    for name in _REDUCED
-                }
-                self._before = torch.backends.cuda.preferred_blas_library(), sums
-                torch.backends.cuda.preferred_blas_library("cublaslt")
-                for name in _REDUCED:
-                    setattr(settings, name, (False, False))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                library, sums = self._before
-                for name, value in sums.items():
-                    setattr(torch.backends.cuda.matmul, name, value)
-                torch.backends.cuda.preferred_blas_library(library)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    for name in _REDUCED:
+        setattr(settings, name, (False, False))
+    return take_back
 
 
-_WHOLE_SUMS = WholeSums()
+WHOLE_SUMS = SharedSetting(_add_whole_sums)
 
 
 def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
@@ -104,7 +93,7 @@ def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def _product(linear: PlainLinear, x: Tensor, out: Tensor | None = None) -> Tensor:
-    with _WHOLE_SUMS if x.is_cuda else nullcontext():
+    with WHOLE_SUMS if x.is_cuda else nullcontext():
         if linear.bias is None:
             return torch.mm(x, linear.weight.t(), out=out)
         return torch.addmm(linear.bias, x, linear.weight.t(), out=out)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.backends.triton.invariant import WholeSums
+from quire.backends.triton.invariant import WHOLE_SUMS
 
 PLAIN, WHOLE = (True, True), (False, False)
 
@@ -51,12 +51,10 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 
 def test_the_last_one_sets_back_what_the_first_one_found(settings: Settings) -> None:
-    sums = WholeSums()
-    sums.__enter__()  # of two threads
-    sums.__enter__()
-    sums.__exit__()
-    assert settings.library == "cublaslt"
-    assert set(settings.values.values()) == {WHOLE}
-    sums.__exit__()
+    with WHOLE_SUMS:
+        with WHOLE_SUMS:  # as another thread would be
+            pass
+        assert settings.library == "cublaslt"
+        assert set(settings.values.values()) == {WHOLE}
     assert settings.library == "cublas"
     assert set(settings.values.values()) == {PLAIN}
