@@ -24,7 +24,7 @@ from quire.request import HiddenKind, Ints
 
 Floats = npt.NDArray[np.float32]
 
-MOST_TRIED = 256  # lines of logits of one plan that wait for the host: 80 MB of a large vocabulary
+MOST_TRIED = 512  # lines of logits of a plan that wait for the host: 160 MB of a large vocabulary
 
 
 def no_ints() -> Ints:

@@ -36,6 +36,9 @@ Longs = npt.NDArray[np.int64]
 # a step with few rows takes nearly as long as one with many.
 PATIENCE_BESIDE_OTHERS, PATIENCE_ALONE = 0.05, 1.0
 MOST_PATIENCE = 0.1  # seconds
+# At least so many for a row's first token: a thread must be woken up, and a row that misses the
+# plan behind its prompt is left with as many tokens when the others are done. Once in its life.
+FIRST_PATIENCE = 0.002
 LOOKS_AGAIN = 0.001  # seconds, while waiting costs nothing
 
 
@@ -44,10 +47,15 @@ class Patience:
     step took, and all the time before that in which waiting is free."""
 
     def __init__(
-        self, since: float, *, beside_others: bool, is_free: Callable[[], bool] = lambda: False
+        self,
+        since: float,
+        *,
+        beside_others: bool,
+        least: float = 0.0,
+        is_free: Callable[[], bool] = lambda: False,
     ) -> None:
         """The step began then. `beside_others`: others wait for these rows."""
-        self._since, self._is_free = since, is_free
+        self._since, self._least, self._is_free = since, least, is_free
         self._share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
         self._until: float | None = None
 
@@ -62,7 +70,8 @@ class Patience:
         if self._until is None:
             if self._is_free():
                 return LOOKS_AGAIN
-            self._until = now + min(self._share * (now - self._since), MOST_PATIENCE)
+            seconds = max(self._share * (now - self._since), self._least)
+            self._until = now + min(seconds, MOST_PATIENCE)
         return self._until - now
 
 

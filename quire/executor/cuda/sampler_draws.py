@@ -26,7 +26,7 @@ from torch import Tensor
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
-from quire.sampling.holding import Holding, Patience
+from quire.sampling.holding import FIRST_PATIENCE, Holding, Patience
 from quire.sampling.sampled import Sampled
 from quire.step import Masks, StepPlan
 from quire.steps.row_schema import FAILED, RESTS
@@ -62,6 +62,7 @@ class LateDraws:
 
     masks: Masks | None
     beside_others: bool  # rows that the device draws for are in the plan
+    num_begun: int  # lines of the result, its first ones: of rows behind their prompts
     released: Ints
     first_released: int  # their first line in the result
     blocks: dict[str, tuple[SomeLines, list[KeptStep]]] = field(default_factory=dict)
@@ -103,7 +104,8 @@ class SamplerDraws:
         rows = plan.sampled_rows()
         first_released = len(rows) - len(plan.released)
         others = bool((~self._columns.special[rows[:first_released]]).any())
-        return LateDraws(plan.masks, others, plan.released, first_released)
+        num_begun = first_released - len(plan.decode)
+        return LateDraws(plan.masks, others, num_begun, plan.released, first_released)
 
     def pack(
         self, upload: Upload, name: str, rows: Ints, positions: Ints, first: int, *, late: bool
@@ -167,10 +169,7 @@ class SamplerDraws:
         else:  # every row ended meanwhile
             blocks = late.blocks.values()
             late.gone.update(late.released.tolist(), *(some.rows.tolist() for some, _ in blocks))
-        patience = Patience(
-            late.sent, beside_others=late.beside_others, is_free=lambda: not late.is_computed()
-        )
-        drawn = [self._draw_block(late, *block, patience) for block in late.blocks.values()]
+        drawn = [self._draw_block(late, *block) for block in late.blocks.values()]
         drawn.append(self._draw_released(late))
         width = max(one.tokens.shape[1] for one in drawn)
         tokens = np.concatenate([one.padded(width) for one in drawn])
@@ -193,11 +192,15 @@ class SamplerDraws:
             self._stream.wait_event(ready)
             yield
 
-    def _draw_block(
-        self, late: LateDraws, some: SomeLines, steps: list[KeptStep], patience: Patience
-    ) -> _Drawn:
+    def _draw_block(self, late: LateDraws, some: SomeLines, steps: list[KeptStep]) -> _Drawn:
         """A token for each line; for one that tried ahead the next, while it drew what the device
         did."""
+        patience = Patience(
+            late.sent,
+            beside_others=late.beside_others,
+            least=FIRST_PATIENCE if some.lines[0] < late.num_begun else 0.0,
+            is_free=lambda: not late.is_computed(),
+        )
         drawn = _Drawn(some, np.full((len(some.rows), len(steps)), RESTS, np.int32))
         left = np.array([i for i, r in enumerate(some.rows.tolist()) if r not in late.gone], int)
         for number, step in enumerate(steps):

@@ -18,6 +18,7 @@ from quire.cache.pool import BlockPool
 from quire.engine import Engine
 from quire.errors import ProcessorFailed
 from quire.executor.cpu.local import LocalExecutor
+from quire.executor.cuda import sampler_draws
 from quire.params.row_sampling import MOST_SPELLED
 from quire.request import Ints, Request
 from quire.sampling import holding
@@ -85,11 +86,12 @@ def seldom(output_ids: list[int], logits: Tensor) -> Tensor:
 
 
 class Trying(PlainExecutor):
-    """Counts what was tried, and what of it stood."""
+    """Counts what was tried, what of it stood, and in each plan the rows that were held."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tried: list[tuple[int, int]] = []
+        self.held: list[int] = []
 
     def submit(self, plan: StepPlan) -> Any:
         step, rows = super().submit(plan), plan.sampled_rows()
@@ -98,6 +100,7 @@ class Trying(PlainExecutor):
     def _note(self, plan: StepPlan, rows: Ints, result: StepResult) -> StepResult:
         for row, tried in zip(plan.tried.tolist(), plan.num_tried.tolist(), strict=True):
             self.tried.append((tried, int(result.counts[rows == row][0])))
+        self.held.append(len(result.held))
         return result
 
 
@@ -125,6 +128,19 @@ def test_what_is_tried_stands_as_far_as_the_sampler_draws_the_same(
         assert scores_of(one.logprobs)[0] == scores_of(wanted.logprobs)[0]
     assert (8, 4) in executor.tried or (8, 5) in executor.tried
     assert len(executor.tried) < 12, "a third of its tokens, at most, came one by one"
+
+
+def test_the_others_wait_some_time_for_a_rows_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held behind its prompt, it would miss a long plan."""
+    monkeypatch.setattr(holding, "PATIENCE_BESIDE_OTHERS", 0.0)
+    monkeypatch.setattr(holding, "MOST_PATIENCE", 60.0)
+    monkeypatch.setattr(sampler_draws, "FIRST_PATIENCE", 60.0)
+    made = [replace(one, max_tokens=6) for one in requests([{"temperature": 0.0}], 3)]
+    made[1] = replace(made[1], processors=(slow,))
+    config = small_config(depth=1, max_repeat=1, num_blocks=128)
+    executor = Trying(config, SPEC, WEIGHTS)
+    answers(executor, config, made)
+    assert executor.held[0] == 0 < max(executor.held)
 
 
 def long_words() -> list[Request]:
