@@ -90,6 +90,11 @@ class RowSampling:
     def has_penalties(self) -> bool:
         return penalises(self)
 
+    @property
+    def suppresses(self) -> bool:
+        """Whether the model's own files rule out some tokens."""
+        return bool(len(self.never_ids) or len(self.not_first_ids))
+
 
 def penalises(params: RowSampling | SamplingParams) -> bool:
     """Whether tokens that were written before are likelier, or less likely, to come again."""
@@ -97,15 +102,18 @@ def penalises(params: RowSampling | SamplingParams) -> bool:
     return penalties != (1, 0, 0)
 
 
-def can_spell(words: Iterable[Sized]) -> bool:
-    """Whether a device can keep a row from writing these bad words, each the ids that spell it."""
-    return all(len(word) <= MOST_SPELLED for word in words)
+def can_forbid(words: Iterable[Sized], not_first_ids: Sized, min_tokens: int) -> bool:
+    """Whether a device can keep a row from writing these bad words, each the ids that spell it, and
+    tokens that may not come yet: it has one list of these, and one position from which they may."""
+    too_long = any(len(word) > MOST_SPELLED for word in words)
+    return not too_long and not (len(not_first_ids) and min_tokens > 1)
 
 
 def lists_few(params: SamplingParams) -> bool:
     """Whether what a row's lists name is little, even with every stop id that devices compare."""
     words = params._bad_words_token_ids or ()
     listed = 2 * len(params.logit_bias or ()) + _words_listed(words)
+    listed += sum(map(len, params._suppressed_token_ids))
     open_ended = penalises(params) or params.allowed_token_ids is not None
     return not open_ended and listed <= FEW_LISTED // 2
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.config import EngineConfig
-from quire.params.row_sampling import can_spell, lists_few, penalises
+from quire.params.row_sampling import can_forbid, lists_few, penalises
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
@@ -73,11 +73,12 @@ class Pacing:
 
     def _edits(self, sequence: Sequence) -> bool:
         """Whether the sampler draws for a row, by what the request asks for."""
-        request = sequence.request
+        request, params = sequence.request, sequence.request.params
+        words, (_, not_first) = params._bad_words_token_ids or (), params._suppressed_token_ids
         return (
             bool(request.processors)
-            or (self.logprobs and request.params.num_logprobs is not None)
-            or not can_spell(request.params._bad_words_token_ids or ())
+            or (self.logprobs and params.num_logprobs is not None)
+            or not can_forbid(words, not_first, params.min_tokens)
         )
 
 
@@ -93,7 +94,8 @@ def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
     too_many = len(request.eos_ids | request.stop_ids) > STOP_COLUMNS
     if grammar is None or too_many or not lists_few(params):
         return None
-    forbids = params._bad_words_token_ids or (params.min_tokens and request.stop_ids)
+    listed = params._bad_words_token_ids or any(params._suppressed_token_ids)
+    forbids = listed or (params.min_tokens and request.stop_ids)
     return None if forbids and (grammar.forced != NO_TOKEN).any() else grammar
 
 

@@ -1,9 +1,10 @@
-"""What edits rows' logits before they draw, kept on the device: allowed tokens, banned ones, stop
-ids under min_tokens, biases, and the tokens that penalties count.
+"""What edits rows' logits before they draw, kept on the device: allowed tokens, banned ones, those
+that may not come yet (stop ids under min_tokens, what a model rules out as a first token), biases,
+and the tokens that penalties count.
 
 Lists of all rows lie in one arena of int32; the host hands out a span to each row that has some:
 
-    allowed ids | banned ids | phrases | tail | stop ids | bias ids | biases | seen ids | how often
+    allowed ids | banned ids | phrases | tail | early ids | bias ids | biases | seen ids | how often
 
 Phrases are the bad words of several tokens, tail is what the row wrote last, as far back as the
 longest of them reaches (_Phrases). The last two lists, of tokens and how often each is in the
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.cuda.upload import Longs, Upload
-from quire.params.row_sampling import FEW_LISTED, RowSampling, can_spell
+from quire.params.row_sampling import FEW_LISTED, RowSampling, can_forbid
 from quire.request import Ints
 from quire.step import RowStart
 from quire.steps.arena import Arena
@@ -44,11 +45,11 @@ class EditColumn(IntEnum):
     SPAN = 0  # where its lists begin
     NUM_ALLOWED = 1  # NO_LIST: all tokens are
     NUM_BANNED = 2
-    NUM_STOPS = 3
+    NUM_EARLY = 3
     NUM_BIASES = 4
     NUM_SEEN = 5  # changes as the row writes
     ROOM_SEEN = 6
-    FREE_FROM = 7  # stop ids may stand from this position on
+    FREE_FROM = 7  # from this position on early ids may stand
     LINE = 8  # the line of bits that it draws by, NO_LIST: none
     NUM_PHRASES = 9
     NUM_TAIL = 10
@@ -60,7 +61,7 @@ def arena_words(num_rows: int) -> int:
 
 def fits_edits(sampling: RowSampling) -> bool:
     """Whether a row's edits, if it has any, can be made on the device."""
-    return can_spell(sampling.bad_words)
+    return can_forbid(sampling.bad_words, sampling.not_first_ids, sampling.min_tokens)
 
 
 def has_edits(start: RowStart) -> bool:
@@ -71,6 +72,7 @@ def has_edits(start: RowStart) -> bool:
         or bool(len(sampling.bias_ids))
         or sampling.allowed_ids is not None
         or bool(sampling.bad_words)
+        or sampling.suppresses
         or (sampling.min_tokens > 0 and bool(len(start.stop_ids)))
     )
 
@@ -154,10 +156,11 @@ class DeviceEdits:
         if self._last is None or self._last[0] is not sampling:
             self._last = sampling, _Listed.of(sampling)
         listed = self._last[1]
-        stops = np.asarray(start.stop_ids, np.int64) if sampling.min_tokens > 0 else _NOTHING
+        stops = [start.stop_ids] if sampling.min_tokens > 0 else []
+        early = np.concatenate([_NOTHING, *stops, sampling.not_first_ids])
         phrases, biases = listed.phrases, (listed.bias_ids, listed.biases)
         tail = phrases.tail_of(start.output_ids)
-        return [listed.allowed, listed.banned, phrases.words, tail, stops, *biases, *_seen(start)]
+        return [listed.allowed, listed.banned, phrases.words, tail, early, *biases, *_seen(start)]
 
     def pack(self, upload: Upload, starts: Sequence[RowStart]) -> None:
         """The lists of those starts that have edits; `change` then applies them."""
@@ -172,10 +175,10 @@ class DeviceEdits:
             sizes = [len(part) for part in lists]
             num_fixed = sum(len(part) for part in fixed)
             allowed = NO_LIST if start.sampling.allowed_ids is None else sizes[0]
-            until = len(start.prompt_ids) + start.sampling.min_tokens
+            until = len(start.prompt_ids) + _least_tokens(start.sampling)
             room_seen = len(seen) + room
-            line, (_, banned, phrases, tail, stops, biases, *_) = self._line_of(start), sizes
-            counted = (banned, stops, biases, len(seen), room_seen)
+            line, (_, banned, phrases, tail, early, biases, *_) = self._line_of(start), sizes
+            counted = (banned, early, biases, len(seen), room_seen)
             spelled = (phrases // (tail + 1), tail)
             columns.append([first, allowed, *counted, until, line, *spelled])
             if lists is _NO_LISTS:  # hundreds of rows that follow a grammar and ask for no more
@@ -221,7 +224,13 @@ def _lists_nothing(sampling: RowSampling) -> bool:
         or sampling.allowed_ids is not None
         or sampling.min_tokens
         or sampling.has_penalties
+        or sampling.suppresses
     )
+
+
+def _least_tokens(sampling: RowSampling) -> int:
+    """So many must be there before early ids may come."""
+    return max(sampling.min_tokens, int(len(sampling.not_first_ids) > 0))
 
 
 def _room_to_write(start: RowStart) -> int:
@@ -267,7 +276,8 @@ class _Listed(NamedTuple):
     @staticmethod
     def of(sampling: RowSampling) -> _Listed:
         allowed = sampling.allowed_ids if sampling.allowed_ids is not None else ()
-        banned = [int(word[0]) for word in sampling.bad_words if len(word) == 1]
+        words = [int(word[0]) for word in sampling.bad_words if len(word) == 1]
+        banned = [*words, *sampling.never_ids]
         phrases = _Phrases.of([word for word in sampling.bad_words if len(word) > 1])
         biases = np.ascontiguousarray(sampling.biases, np.float32).view(np.int32)
         listed = (allowed, banned, sampling.bias_ids, biases)

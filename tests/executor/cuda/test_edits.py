@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import numpy as np
 import pytest
 import torch
 
-from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits
-from quire.params.row_sampling import MOST_SPELLED
+from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits, has_edits
+from quire.params.row_sampling import MOST_SPELLED, RowSampling
 from quire.request import Request
 from quire.steps.arena import Arena
 from tests.executor.cuda.plain import answers
 from tests.executor.cuda.test_drawn_scores import Watched, few_stop
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, expected
-from tests.executor.harness import told
+from tests.executor.harness import row_start, told
 from tests.specs import small_config
 
+SUPPRESSING = 77  # the seed of rows whose model rules out some tokens
 EDITED: list[dict[str, object]] = [
     {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
     {"temperature": 1.0, "frequency_penalty": 0.4, "presence_penalty": 0.5, "n": 3},
@@ -23,9 +26,13 @@ EDITED: list[dict[str, object]] = [
     {"temperature": 0.7, "top_k": 20, "allowed_token_ids": list(range(5, 90))},
     {"temperature": 0.0, "min_tokens": 9, "bad_words": ["word"]},
     {"temperature": 0.0, "bad_words": ["several tokens"]},
+    {"temperature": 1.0, "seed": SUPPRESSING, "min_tokens": 1},
 ]
 # What only the sampler can do, beside them.
-LONG_WORDS: list[dict[str, object]] = [{"temperature": 0.0, "bad_words": ["too many tokens"]}]
+BY_SAMPLER: list[dict[str, object]] = [
+    {"temperature": 0.0, "bad_words": ["too many tokens"]},
+    {"temperature": 0.0, "seed": SUPPRESSING, "min_tokens": 5},
+]
 
 
 def asked(kinds: list[dict[str, object]]) -> list[Request]:
@@ -35,6 +42,8 @@ def asked(kinds: list[dict[str, object]]) -> list[Request]:
             one.params._bad_words_token_ids = [[token] for token in range(100, 140)]
         elif one.params.bad_words == ["too many tokens"]:
             one.params._bad_words_token_ids = [list(range(MOST_SPELLED + 1))]
+        elif one.params.seed == SUPPRESSING:
+            one.params._suppressed_token_ids = tuple(range(0, 200, 2)), tuple(range(1, 197, 2))
         elif one.params.bad_words:
             pairs = [[a, b] for a in range(0, 200, 3) for b in range(0, 200, 2)]
             one.params._bad_words_token_ids = [*pairs, *([a, 1, 3] for a in range(200))]
@@ -67,7 +76,7 @@ def test_edited_rows_draw_the_tokens_of_one_step_at_a_time(
 
 
 def test_rows_with_edits_draw_by_kernels_beside_the_samplers() -> None:
-    executor = check(EDITED + LONG_WORDS, 8, 128)
+    executor = check(EDITED + BY_SAMPLER, 8, 128)
     assert executor.ways == {"late"}
 
 
@@ -85,6 +94,24 @@ def test_masks_are_at_one_address_before_the_first_comes() -> None:
     edits.set_masks(torch.tensor([2]), torch.tensor([[5, 6]], dtype=torch.int32))
     assert edits.masks.data_ptr() == before and edits.masks.shape == (8, 2)
     assert edits.masks[2].tolist() == [5, 6] and edits.masks[1].tolist() == [-1, -1]
+
+
+def test_whatever_a_row_asks_for_is_known_to_the_device() -> None:
+    """A field of RowSampling that nobody reads here would be passed over in silence."""
+    ids = np.array([3], np.int32)
+    drawn_by = {"temperature", "top_k", "top_p", "min_p", "num_logprobs", "logprob_ids"}
+    edits = {
+        **dict.fromkeys(("repetition_penalty", "frequency_penalty", "presence_penalty"), 0.5),
+        **dict.fromkeys(("allowed_ids", "bias_ids", "never_ids", "not_first_ids"), ids),
+        "bad_words": (ids,),
+        "min_tokens": 1,
+        "guided": True,
+    }
+    together = {"biases"}  # with bias_ids
+    assert {one.name for one in fields(RowSampling)} == drawn_by | edits.keys() | together
+    for name, value in edits.items():
+        start = row_start(0, [1], stop_ids=ids, sampling=replace(RowSampling(), **{name: value}))
+        assert has_edits(start), name
 
 
 def test_the_arena_hands_out_and_joins_spans() -> None:
