@@ -283,6 +283,28 @@ def test_rows_with_the_same_processor_have_it_to_themselves(llm: LLM) -> None:
     assert [o.error for o in found] == [None] * 8
 
 
+def test_one_that_writes_into_a_tensor_of_its_own_serves_several_rows(llm: LLM) -> None:
+    kept: list[Tensor] = []
+
+    def keeping(prompt_ids: list[int], output_ids: list[int], logits: Tensor) -> Tensor:
+        kept[:] = kept or [torch.empty_like(logits)]
+        kept[0].fill_(-torch.inf)[prompt_ids[0]] = 0.0
+        return kept[0]
+
+    prompts = [{"prompt_token_ids": [30 + i, 7]} for i in range(6)]
+    found = llm.generate(prompts, params(keeping), use_tqdm=False)
+    assert [set(ids(one)[0]) for one in found] == [{30 + i} for i in range(6)]
+
+
+def test_of_several_the_one_that_made_nan_is_named(llm: LLM) -> None:
+    def spoiling(output_ids: list[int], logits: Tensor) -> Tensor:
+        return logits / 0.0 * 0.0
+
+    for several in ((spoiling, counting), (counting, spoiling)):
+        [failed] = run(llm, params(*several), on_error="return")
+        assert "spoiling, at token 0 of the answer: it returned NaN" in str(failed.error)
+
+
 class Waiting:
     """How long whoever draws waits for processors in all."""
 

@@ -20,7 +20,7 @@ from quire.errors import ProcessorFailed, QuireError
 from quire.request import Ints
 from quire.sampling.batch_interface import BatchUpdate, LogitsProcessor, MoveDirectionality
 from quire.sampling.call_threads import attempt
-from quire.sampling.processors import checked_logits, what_it_said
+from quire.sampling.processors import checked_numbers, shaped_as, what_it_said
 from quire.sampling.rows import Call, Flags
 from quire.sampling.scan import index
 from quire.sampling_params import SamplingParams
@@ -140,14 +140,15 @@ class _Batch:
         lines = index([line_of[id(member)] for member in self._order], logits.device)
         given = processor.apply(logits[lines])
         edited = torch.empty_like(logits)
-        edited[lines] = checked_logits(given, logits, f"logits processor {self._name}")
+        at = f"logits processor {self._name}"
+        edited[lines] = checked_numbers(shaped_as(logits, given, at), at)
         return edited
 
     def _edit_alone(self, logits: Tensor, member: _Member) -> Tensor:
         processor = self._make()
         processor.update_state(BatchUpdate(1, [], [_added(0, member)], []))
         at = f"logits processor {self._name}, at token {len(member.output_ids)} of the answer"
-        return checked_logits(processor.apply(logits.clone()), logits, at)
+        return checked_numbers(shaped_as(logits, processor.apply(logits.clone()), at), at)
 
     def _change_to(self, members: Sequence[_Member]) -> BatchUpdate | None:
         """How the batch must change to hold these rows and no others; None if it need not.

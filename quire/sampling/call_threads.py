@@ -137,10 +137,9 @@ class CallThreads:
         """Until all of these are done, at most so many seconds."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            left = [call for call in calls if not call.done()]
-            while left and (remaining := deadline - time.monotonic()) > 0:
-                self._changed.wait(remaining)
-                left = [call for call in left if not call.done()]
+            for call in calls:
+                while not call.done() and (remaining := deadline - time.monotonic()) > 0:
+                    self._changed.wait(remaining)
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from quire.errors import QuireError
 from quire.request import Ints
 from quire.sampling.call_threads import Call, CallThreads
-from quire.sampling.processors import RowProcessors
+from quire.sampling.processors import RowProcessors, settle
 from quire.sampling.rows import Flags
 from quire.sampling.sampled import DrawLines, Sampled
 from quire.sampling.sampler import Sampler
@@ -84,6 +84,10 @@ class _Held:
     position: int
 
 
+# Which of some rows have logits, these, [of them, vocabulary], and why the others have none.
+Processed = tuple[list[int], Tensor | None, Mapping[int, QuireError]]
+
+
 class Holding(ABC):
     """Draws for all rows; those with processors when these are done, wherever they run."""
 
@@ -101,8 +105,8 @@ class Holding(ABC):
         """The rows of these lines, whose processors began, draw if these are done, or are held."""
 
     @abstractmethod
-    def _processed(self, row: int) -> Tensor | QuireError:
-        """What the row's processors, which are done, made of its logits."""
+    def _processed(self, rows: list[int]) -> Processed:
+        """What the processors of these rows, which are done, made of their logits."""
 
     def draw_by(self, kernels: DrawLines) -> None:
         self._sampler.draw_by(kernels)
@@ -150,19 +154,17 @@ class Holding(ABC):
         """The next token of each of these rows, from its held logits, which are processed."""
         made = Merged.of(len(rows))
         held = [self._held.pop(row) for row in rows.tolist()]
-        found = {line: self._processed(row) for line, row in enumerate(rows.tolist())}
-        for line, error in found.items():
-            if isinstance(error, QuireError):
-                made.fail(line, error)
-        processed = {line: one for line, one in found.items() if isinstance(one, Tensor)}
-        if processed:
-            lines = np.array(list(processed))
+        at, logits, failed = self._processed(rows.tolist())
+        for line, error in failed.items():
+            made.fail(line, error)
+        if logits is not None and at:
+            lines, theirs = np.array(at), [held[line] for line in at]
             drawn = self._sampler.sample(
-                torch.stack(list(processed.values())),
+                logits,
                 rows[lines],
-                np.array([held[line].position for line in lines], np.int32),
+                np.array([one.position for one in theirs], np.int32),
                 masks,
-                raw=raw_lines(list(processed.values()), [held[line].raw for line in lines]),
+                raw=raw_lines(logits, [one.raw for one in theirs]),
             )
             made.add(lines, drawn)
             self._drew(rows[lines], drawn.tokens)
@@ -219,8 +221,9 @@ class HoldingSampler(Holding):
         return sampled
 
     def _begin(self, logits: Tensor, lines: Longs, rows: Ints) -> None:
+        stream = torch.cuda.current_stream(logits.device) if logits.is_cuda else None
         for line, row in zip(lines.tolist(), rows.tolist(), strict=True):
-            self._calls[row] = self._processors[row].begin(logits[line], self._lanes)
+            self._calls[row] = self._processors[row].begin(logits[line], self._lanes, stream)
 
     def _settle(self, made: Merged, lines: Longs, rows: Ints, masks: Masks | None) -> None:
         beside_others = len(lines) < len(made.tokens)
@@ -235,18 +238,16 @@ class HoldingSampler(Holding):
         for i in np.flatnonzero(~done).tolist():
             made.held[int(lines[i])] = self._handles.hold(calls[i])
 
-    def _processed(self, row: int) -> Tensor | QuireError:
-        outcome = self._calls.pop(row).outcome()
-        if outcome.made is not None:
-            return outcome.made
-        return self._processors[row].failure(outcome.error or ValueError("it made nothing"))
+    def _processed(self, rows: list[int]) -> Processed:
+        calls = [self._calls.pop(row) for row in rows]
+        return settle([self._processors[row] for row in rows], calls)
 
     def _drew(self, rows: Ints, tokens: Tensor) -> None:
         for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
             self._processors[row].append(token)
 
 
-def raw_lines(processed: list[Tensor], raw: list[Tensor | None]) -> Tensor | None:
+def raw_lines(processed: Tensor, raw: list[Tensor | None]) -> Tensor | None:
     """The logits of lines as the model gave them, as far as somebody wants these."""
     if all(line is None for line in raw):
         return None

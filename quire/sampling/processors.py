@@ -8,10 +8,11 @@ that one that is slow, fails or never returns costs its own rows alone.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ Processor = Callable[..., Any]
 
 # Of a wish over other logits: twice that has steps of 1/1024 in float32, in which no noise is lost.
 _FAR_ABOVE = 4096.0
+_IS_NAN = "it returned NaN"
 
 
 class RowProcessors:
@@ -34,17 +36,22 @@ class RowProcessors:
     def __init__(self, start: RowStart, processors: tuple[Processor, ...]) -> None:
         self._processors = processors
         self._wants_prompt = [wants_prompt(p) for p in processors]
+        self._names = [_name(p) for p in processors]
         self._prompt_ids: list[int] = start.prompt_ids.tolist()
         self._output_ids: list[int] = start.output_ids.tolist()
         self._lane = tuple(_key(p) for p in processors)
 
-    def begin(self, logits: Tensor, lanes: CallThreads) -> Call[Tensor]:
-        """Start them on one line of logits, which stays as it is. [vocabulary]"""
+    def begin(
+        self, logits: Tensor, lanes: CallThreads, stream: torch.cuda.Stream | None = None
+    ) -> Call[Tensor]:
+        """Start them on one line of logits, which stays as it is. [vocabulary]
+
+        On a GPU they launch what they do on this stream, which must be the one that reads what they
+        make: nobody waits for it before."""
         # Outside of inference mode, or the processors could not write into it.
         with torch.inference_mode(False), torch.no_grad():
             line = logits.to(torch.float32, copy=True)
-        stream = torch.cuda.current_stream(line.device) if line.is_cuda else None
-        return lanes.submit(self._lane, lambda: self._run_beside(line, stream))
+        return lanes.submit(self._lane, lambda: self._run(line, stream))
 
     def append(self, token_id: int) -> None:
         self._output_ids.append(token_id)
@@ -53,41 +60,62 @@ class RowProcessors:
         """What the row ends with."""
         if isinstance(error, ProcessorFailed):
             return error
-        names = ", ".join(_name(p) for p in self._processors)
+        names = ", ".join(self._names)
         if isinstance(error, GivenUp):
             return ProcessorFailed(f"logits processor {names}: {error}; it was given up.")
         return ProcessorFailed(f"logits processor {names}: {what_it_said(error)}")
 
-    def _run_beside(self, logits: Tensor, stream: torch.cuda.Stream | None) -> Tensor:
-        """On the stream that made the logits: it holds no later pass that would be waited for."""
-        if stream is None:
-            return self._run(logits)
-        with torch.cuda.stream(stream):
-            made = self._run(logits)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(stream)
-        done.synchronize()
-        return made
+    def made_nan(self) -> ProcessorFailed:
+        """What the row ends with if that is what the last of them made."""
+        return ProcessorFailed(f"{self._at(-1)}: {_IS_NAN}")
 
-    def _run(self, logits: Tensor) -> Tensor:
+    def _run(self, logits: Tensor, stream: torch.cuda.Stream | None) -> Tensor:
+        """What the last of them made, whose numbers nobody has looked at."""
+        if stream is not None:
+            torch.cuda.set_stream(stream)
+        last = len(self._processors) - 1
         with torch.no_grad():
-            for processor, wants_prompt in zip(self._processors, self._wants_prompt, strict=True):
-                logits = self._call(processor, wants_prompt, logits)
-        return logits
+            for i in range(last):
+                logits = checked_numbers(self._call(i, logits), self._at(i))
+            return self._call(last, logits)
 
-    def _call(self, processor: Processor, wants_prompt: bool, logits: Tensor) -> Tensor:
-        told = (self._prompt_ids, self._output_ids) if wants_prompt else (self._output_ids,)
-        at = f"logits processor {_name(processor)}, at token {len(self._output_ids)} of the answer"
+    def _call(self, i: int, logits: Tensor) -> Tensor:
+        ids = [self._prompt_ids, self._output_ids] if self._wants_prompt[i] else [self._output_ids]
         try:
-            given = processor(*told, logits)
+            given = self._processors[i](*ids, logits)
         except Exception as error:
-            raise ProcessorFailed(f"{at}: {what_it_said(error)}") from error
-        return checked_logits(given, logits, at)
+            raise ProcessorFailed(f"{self._at(i)}: {what_it_said(error)}") from error
+        made = shaped_as(logits, given, self._at(i))
+        # Its own, if it is no longer what it was given: for the next row it may write there again.
+        return made if given is logits else made.clone()
+
+    def _at(self, i: int) -> str:
+        return f"logits processor {self._names[i]}, at token {len(self._output_ids)} of the answer"
 
 
-def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
-    """What a processor returned, if it can stand for `logits` [..., vocabulary], all finite or
-    -inf."""
+def settle(
+    rows: Sequence[RowProcessors], calls: Sequence[Call[Tensor]]
+) -> tuple[list[int], Tensor | None, dict[int, ProcessorFailed]]:
+    """What became of calls that are done, one of each row: which of them made logits, these
+    [calls, vocabulary], and what the others failed with."""
+    outcomes = [call.outcome() for call in calls]
+    made = {i: one.made for i, one in enumerate(outcomes) if one.made is not None}
+    failed = {
+        i: rows[i].failure(one.error or ValueError("it made nothing"))
+        for i, one in enumerate(outcomes)
+        if i not in made
+    }
+    if not made:
+        return [], None, failed
+    lines, is_nan = _drawable(torch.stack(list(made.values())))
+    if is_nan.any():
+        failed |= {i: rows[i].made_nan() for i, bad in zip(made, is_nan, strict=True) if bad}
+        lines = lines[torch.from_numpy(~is_nan).to(lines.device)]
+    return [i for i in made if i not in failed], lines, failed
+
+
+def shaped_as(logits: Tensor, given: Any, at: str) -> Tensor:
+    """What a processor returned for these logits [..., vocabulary], where these are, in float32."""
     if not isinstance(given, Tensor):
         raise ProcessorFailed(
             f"{at}: it returned {type(given).__name__}, not a tensor; return the logits"
@@ -97,11 +125,22 @@ def checked_logits(given: Any, logits: Tensor, at: str) -> Tensor:
             f"{at}: it returned a tensor of shape {list(given.shape)}; the logits it got have "
             f"{list(logits.shape)}"
         )
-    edited = given.detach().to(logits.device, torch.float32)
-    largest = float(edited.amax())  # NaN if one of them is
-    if math.isnan(largest):
-        raise ProcessorFailed(f"{at}: it returned NaN")
-    return edited if largest <= 2 * _FAR_ABOVE else _within_reach_of_noise(edited)
+    return given.detach().to(logits.device, torch.float32)
+
+
+def checked_numbers(logits: Tensor, at: str) -> Tensor:
+    """Logits that may be drawn from: finite or -inf. Waits for them."""
+    drawable, is_nan = _drawable(logits)
+    if is_nan.any():
+        raise ProcessorFailed(f"{at}: {_IS_NAN}")
+    return drawable
+
+
+def _drawable(logits: Tensor) -> tuple[Tensor, npt.NDArray[np.bool_]]:
+    """The lines of these logits as they may be drawn from, and which have a NaN. Waits for them."""
+    largest = logits.amax(-1).cpu().numpy()  # NaN if one of them is
+    is_near = largest.max(initial=-np.inf, where=~np.isnan(largest)) <= 2 * _FAR_ABOVE
+    return logits if is_near else _within_reach_of_noise(logits), np.isnan(largest)
 
 
 def _within_reach_of_noise(logits: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quire.sampling.call_threads import Call, CallThreads
-from quire.sampling.processors import RowProcessors
+from quire.sampling.processors import RowProcessors, settle
 from quire.step import Floats, StepPlan, StepResult
 from quire.steps.handles import Handles
 from quire.steps.ranked import RankPlan, RankResult
@@ -25,14 +25,13 @@ class HeldRows:
 
     def given(self, plan: StepPlan) -> RankPlan:
         """The plan, with what processors made for the rows that it releases."""
+        rows = plan.released.tolist()
+        calls = [self._calls.pop(row) for row in rows]
+        made, logits, failed = settle([self._processors[row] for row in rows], calls)
         processed: dict[int, Floats] = {}
-        failures: dict[int, str] = {}
-        for row in plan.released.tolist():
-            outcome = self._calls.pop(row).outcome()
-            if outcome.made is not None:
-                processed[row] = outcome.made.contiguous().numpy()
-            elif outcome.error is not None:
-                failures[row] = str(self._processors[row].failure(outcome.error))
+        if logits is not None:
+            processed = {rows[i]: line for i, line in zip(made, logits.numpy(), strict=True)}
+        failures = {rows[i]: str(error) for i, error in failed.items()}
         return RankPlan(plan, processed, failures)
 
     def taken(self, plan: StepPlan, made: RankResult) -> StepResult:

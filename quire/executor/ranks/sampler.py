@@ -7,14 +7,15 @@ or did not, by its own clock would go another way than the others.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.config import EngineConfig
-from quire.errors import ProcessorFailed, QuireError
+from quire.errors import ProcessorFailed
 from quire.executor.samplers import plain_sampler
 from quire.request import Ints
-from quire.sampling.holding import Holding, Longs, Merged
+from quire.sampling.holding import Holding, Longs, Merged, Processed
 from quire.step import Floats, Masks
 from quire.steps.handles import Handles
 
@@ -45,10 +46,17 @@ class RankSampler(Holding):
     def _settle(self, made: Merged, lines: Longs, rows: Ints, masks: Masks | None) -> None:
         made.held |= zip(lines.tolist(), rows.tolist(), strict=True)
 
-    def _processed(self, row: int) -> Tensor | QuireError:
-        if row in self.failures:
-            return ProcessorFailed(self.failures[row])
-        return torch.from_numpy(self.processed[row]).to(self._device)
+    def _processed(self, rows: list[int]) -> Processed:
+        failed = {
+            i: ProcessorFailed(self.failures[row])
+            for i, row in enumerate(rows)
+            if row in self.failures
+        }
+        made = [i for i in range(len(rows)) if i not in failed]
+        if not made:
+            return [], None, failed
+        lines = np.stack([self.processed[rows[i]] for i in made])
+        return made, torch.from_numpy(lines).to(self._device), failed
 
     def _drew(self, rows: Ints, tokens: Tensor) -> None:
         """Processors are told where they run."""
