@@ -25,6 +25,11 @@ def _key(sequence: Sequence) -> Key:
     return (request.priority, sequence.order, request.number, sequence.sample)
 
 
+def _in_lane(sequence: Sequence) -> bool:
+    """What is parked waits, too, and may have entries left in its queue."""
+    return sequence.waiting and not sequence.parked
+
+
 class _Queue:
     """The sequences of one tenant that want a row."""
 
@@ -39,7 +44,7 @@ class _Queue:
         return self._count
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (s for s in {id(s): s for _, _, s in self._heap}.values() if s.waiting)
+        return (s for s in {id(s): s for _, _, s in self._heap}.values() if _in_lane(s))
 
     @property
     def key(self) -> Key:
@@ -60,12 +65,12 @@ class _Queue:
         """Take it out; its entries in both queues die when they come to the front."""
         sequence.waiting = False
         self._count -= 1
-        while self._heap and not self._heap[0][2].waiting:
+        while self._heap and not _in_lane(self._heap[0][2]):
             heapq.heappop(self._heap)
-        while self._by_age and not self._by_age[0].waiting:
+        while self._by_age and not _in_lane(self._by_age[0]):
             self._by_age.popleft()
         if len(self._by_age) > 2 * self._count + 64:
-            self._by_age = deque(s for s in self._by_age if s.waiting)
+            self._by_age = deque(s for s in self._by_age if _in_lane(s))
 
     def is_overdue(self, now: float, max_wait: float) -> bool:
         return now - self._by_age[0].timings.queued > max_wait

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -100,6 +101,22 @@ def test_at_most_so_many_run_and_all_come_to_their_end(seed: int) -> None:
     for number, ids in ended.items():
         assert ids == expected_output(asked[number], 0)
     assert len(engine.scheduler.waiting) == 0 and executor.seen
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_waits_too_long_for_an_adapter_is_counted_once(seed: int) -> None:
+    chance, clock = random.Random(seed), Clock()
+    engine, _ = make_engine(chance.randint(1, 2), rows=2, clock=clock)
+    for i in range(30):
+        one = replace(request(i, chance.randint(0, 4)), priority=chance.randint(0, 2))
+        engine.add([Sequence(one, 0, chance.randint(0, 99))])
+    ended = 0
+    while not engine.idle:
+        ended += len(engine.step().ended)
+        clock.now += 7.0
+        assert len({id(s) for s in engine.scheduler.waiting}) == len(engine.scheduler.waiting)
+        assert len([*engine.scheduler.waiting]) == len(engine.scheduler.waiting)
+    assert ended == 30
 
 
 def test_others_go_past_who_has_no_place() -> None:
