@@ -10,7 +10,7 @@ continuations of a context are scored once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -58,9 +58,18 @@ class AdapterOf(Protocol):
 
 class ContinuationReader:
     def __init__(
-        self, tokenizer: Tokenizer | None, *, vocab_size: int, max_model_len: int, pool_tokens: int
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        pool_tokens: int,
+        take_numbers: Callable[[int], int],
     ) -> None:
+        """`take_numbers` gives the first of so many numbers that no other request has: an engine of
+        several calls knows requests by them."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._take_numbers = take_numbers
         self._max_model_len, self._pool_tokens = max_model_len, pool_tokens
 
     def read(
@@ -90,7 +99,7 @@ class ContinuationReader:
             for context, theirs in zip(parsed[some], options[some], strict=True):
                 by = adapted[len(found)]
                 found.append(self._group(context, theirs, encoded, groups, len(found), by))
-        return _batch(list(groups.values()), found)
+        return _batch(list(groups.values()), found, self._take_numbers(len(groups)))
 
     def _group(
         self,
@@ -264,16 +273,18 @@ def _texts(
     return [text for text in texts if text]
 
 
-def _batch(groups: list[_Group], found: list[list[tuple[_Group, bytes]]]) -> ContinuationBatch:
+def _batch(
+    groups: list[_Group], found: list[list[tuple[_Group, bytes]]], first_number: int
+) -> ContinuationBatch:
     params, now = SamplingParams(temperature=0, max_tokens=1, detokenize=False), time.time()
     requests: list[Request] = []
     place_of: dict[int, dict[bytes, Place]] = {}
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         order = list(group.continuations)
-        place_of[id(group)] = {own: (number, place) for place, own in enumerate(order)}
+        place_of[id(group)] = {own: (index, place) for place, own in enumerate(order)}
         requests.append(
             Request(
-                number=number,
+                number=first_number + index,
                 prompt_ids=group.context,
                 params=params,
                 max_tokens=0,

@@ -206,6 +206,7 @@ class Session:
             vocab_size=model.spec.vocab_size,
             max_model_len=config.max_model_len,
             pool_tokens=model.facts.pool_tokens(config.block_size, config.max_model_len),
+            take_numbers=self.intake.take_numbers,
         )
         adapters = self.asked_adapters(lora_request)
         return ScoreCall(reader.read(contexts, continuations, adapters))

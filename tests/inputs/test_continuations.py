@@ -17,6 +17,7 @@ from tests.inputs.makers import strings
 
 def reader_for(tokenizer: Tokenizer | None, **more: Any) -> ContinuationReader:
     options: dict[str, Any] = {"vocab_size": 1000, "max_model_len": 500, "pool_tokens": 1000}
+    options["take_numbers"] = lambda count: 0
     return ContinuationReader(tokenizer, **{**options, **more})
 
 

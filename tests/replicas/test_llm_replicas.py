@@ -94,6 +94,13 @@ def test_beams_scores_and_streams(one: LLM, two: LLM) -> None:
     assert sorted(places) == list(range(len(PROMPTS)))
 
 
+def test_no_two_calls_score_under_the_same_number(two: LLM) -> None:
+    """What a replica says late of a row of one call is not taken for one of the next."""
+    calls = [two._session.score_call(["a b", "c"], [[" d"], [" e"]]) for _ in range(2)]
+    numbers = [item.number for call in calls for some in call.windows() for item in some]
+    assert len({*numbers, two._session.intake.take_numbers(1)}) == 5
+
+
 def test_one_row_and_none(two: LLM) -> None:
     assert two.generate([], SamplingParams(max_tokens=2)) == []
     assert len(two.generate("hello", SamplingParams(max_tokens=2))) == 1

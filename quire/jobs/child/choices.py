@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
@@ -37,7 +36,7 @@ class ContinuationEngine(JobEngine):
         few_shot = tuple(map(tuple, opening.get("few_shot", ())))
         self._preamble = Preamble(opening.get("system"), few_shot)
         self._asked_of: dict[int, tuple[ScoreCall, list[str]]] = {}  # row -> its call, its endings
-        self._num_made, self._at_once = 0, FEW_ROWS
+        self._at_once = FEW_ROWS
 
     def _windows(self, rows: Rows, send: Send) -> Iterator[NumberedRequests]:
         """Windows that grow from FEW_ROWS, with a step of the engine after each."""
@@ -61,8 +60,7 @@ class ContinuationEngine(JobEngine):
         call = self._session.score_call([context], [endings])
         [request] = [r for window in call.windows() for r in window if isinstance(r, Request)]
         self._asked_of[row["row"]] = call, endings
-        self._num_made += 1
-        return replace(request, number=self._num_made)
+        return request
 
     def _answer(self, row: int, output: RequestOutput) -> Message:
         """The likeliest continuation as the answer, and every score beside it."""
