@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from quire.base.system import reserve, sync
 from quire.errors import CorruptJob
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
 # What systems say of a link that is not to be followed, and of what is no file.
@@ -25,11 +29,31 @@ _NO_FILE = {errno.ELOOP: "a link", errno.EMLINK: "a link", errno.EISDIR: "a fold
 PARTIAL = ".partial"
 
 
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Have an error say which file it is about: of an open one the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors say its name."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        with naming(str(self.name)):
+            return super().write(data)
+
+
 def sync_directory(directory: Path) -> None:
     """Make what was created, renamed or removed in `directory` durable."""
     number = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        sync(number)
+        with naming(directory):
+            sync(number)
     finally:
         os.close(number)
 
@@ -82,11 +106,13 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
     """
     aside = path.with_name(path.name + PARTIAL)
     mode = _AS_UMASK_SAYS if shared else _OWNER_ALONE
-    with open(aside, "wb", opener=lambda name, flags: _new_file(name, flags, mode)) as file:
+    raw = _NamedFile(aside, "wb", opener=lambda name, flags: _new_file(name, flags, mode))
+    with io.BufferedWriter(raw) as file:
         try:
             yield file
             file.flush()
-            sync(file.fileno())
+            with naming(aside):
+                sync(file.fileno())
             if not is_at(file.fileno(), aside):
                 raise FileNotFoundError(errno.ENOENT, "taken away while it was written", str(aside))
             os.replace(aside, path)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire.base.system import sync
 from quire.errors import JobLocked
-from quire.jobs.store.durable import is_at, open_own
+from quire.jobs.store.durable import is_at, naming, open_own
 
 NAME = "lock"
 _MOST = 1 << 40  # epochs
@@ -47,7 +47,8 @@ class JobLock:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(number, path):
-                    return cls(job_dir, number, _next_epoch(number))
+                    with naming(path):
+                        return cls(job_dir, number, _next_epoch(number))
                 os.close(number)  # it was removed and made anew in between
             except BlockingIOError:
                 held = _read(number)
