@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 from quire.inputs.token_bytes import Pieces
 from quire.inputs.tokenizer import Tokenizer
@@ -23,6 +24,13 @@ _TAIL = 3
 _MOST_BEFORE = 4
 _UNFINISHED = "\ufffd"
 Place = tuple[tuple[bytes, int], bool]  # the decoder's, and whether nothing can be seen before
+
+
+class _WordEnds(codecs.BufferedIncrementalDecoder):
+    """A space at the end waits for what follows: without that it is none."""
+
+    def _buffer_decode(self, input: Any, errors: str, final: bool) -> tuple[str, int]:
+        return codecs.utf_8_decode(input.removesuffix(b" "), errors, final)
 
 
 class Detokenizer:
@@ -49,7 +57,8 @@ class Detokenizer:
             if len(tail) >= _TAIL:
                 break
         self._fresh = not tail  # nothing that can be seen comes before the answer
-        self._decoder = _UTF8(errors="replace")
+        kind = _WordEnds if self._bytes.ends_words else _UTF8
+        self._decoder = kind(errors="replace")
         self._decoder.decode(tail[-_TAIL:])
 
     def push(self, ids: Iterable[int]) -> str:

@@ -75,6 +75,11 @@ class TokenBytes:
         """The table for these options; it may be indexed with any id, unknown ones add nothing."""
         return self._pieces[skip_special_tokens, spaces_between_special_tokens]
 
+    @property
+    def ends_words(self) -> bool:
+        """Whether words end with a space, which the last one of a text does not have."""
+        return bool(self._spelling.word_end)
+
     def first(self, token_id: int, piece: bytes) -> bytes:
         """What the token adds where no text comes before it; `piece` is what it adds elsewhere."""
         return self._spelling.first(token_id, piece)
@@ -88,6 +93,7 @@ class _Spelling:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._strips = 0
+        self.word_end = ""
         self._spell = self._speller()
 
     def piece(self, skip: bool, spaces: bool, token_id: int) -> bytes:
@@ -125,6 +131,9 @@ class _Spelling:
             if all(p["content"] == " " and p["stop"] == 0 for p in strips):
                 self._strips = sum(p["start"] for p in strips)
                 return _Spelling._fallback if "ByteFallback" in kinds else _Spelling._spaced
+        if kinds == ["BPEDecoder"] and parts[0]["suffix"]:
+            self.word_end = parts[0]["suffix"]
+            return _Spelling._ended
         if kinds == ["Metaspace"] and parts[0]["replacement"] == "▁":
             self._strips = 0 if parts[0]["prepend_scheme"] == "never" else 1
             return _Spelling._spaced
@@ -142,6 +151,9 @@ class _Spelling:
 
     def _spaced(self, token_id: int, token: str) -> bytes:
         return token.replace("▁", " ").encode()
+
+    def _ended(self, token_id: int, token: str) -> bytes:
+        return token.replace(self.word_end, " ").encode()
 
     def _after_another(self, token_id: int, token: str) -> bytes:
         with refusing(not_decoded):

@@ -144,6 +144,22 @@ def test_any_other_decoder_joins_words_as_the_library_does() -> None:
     assert (spaced, close) == ("[BOS] [BOS] the dogs run", "[BOS][BOS] the dogs run")
 
 
+def test_a_word_that_ends_by_a_suffix_has_its_space_before_the_next_one() -> None:
+    words = ["<s>", "dog", "dog</w>", "s</w>", "run</w>", "é</w>"]
+    backend = Backend(models.BPE({w: i for i, w in enumerate(words)}, []))
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    backend.add_special_tokens(["<s>"])
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"})
+    row = [1, 3, 4, 2, 5, 0]
+    assert completion_text(tokenizer, [], row) == tokenizer.decode(row) == "dogs run dog é"
+    assert completion_text(tokenizer, row[:2], row[2:]) == " run dog é"
+    shown = completion_text(tokenizer, [], [0, 2, 0, 1], skip_special_tokens=False)
+    assert shown == tokenizer.decode([0, 2, 0, 1], skip_special_tokens=False) == "<s>dog <s>dog"
+    one_by_one = Detokenizer(tokenizer, [])
+    texts = [one_by_one.push([token_id]) for token_id in row] + [one_by_one.finish()]
+    assert texts == ["dog", "s", " run", " dog", " é", "", ""]
+
+
 def test_time_is_linear_in_the_tokens(sentencepiece: Tokenizer) -> None:
     """Also for a run of bytes that never becomes text, where decoding again and again would not
     be."""
