@@ -18,6 +18,7 @@ from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.parts import Part, Weight
+from quire.weights.quantised.layout import WAY_OUT
 from quire.weights.quantised.stored import Source, StoredMatrix, beside, stored_matrix
 from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
@@ -27,6 +28,8 @@ from quire.weights.within import Within
 
 _LAYER = re.compile(r".*?layers\.(\d+)\.(.+)")
 TIE = '; hf_overrides={"tie_word_embeddings": True} takes the embedding for it'
+# Tools whose own files say in no config that they are quantised, by how a weight's tensors end.
+_OTHER_TOOLS = {".W_q": "HQQ", ".weight._data": "quanto"}
 _OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB])\b")
 
 
@@ -76,6 +79,10 @@ def _missing(
             "model that is saved while torch.compile, DDP or the like wraps it. Save the one "
             f"inside (`_orig_mod`, `module`), or write the file again without {before!r}."
         )
+    module = name.removesuffix(".weight")
+    tool = next((tool for end, tool in _OTHER_TOOLS.items() if f"{module}{end}" in stored), None)
+    if tool is not None:
+        return UnsupportedModel(f"{files.path}: {name!r} is stored as {tool} packs it. {WAY_OUT}")
     found = _LAYER.match(name)
     number, kind = found.groups() if found is not None else ("", "")
     same = next((one for one in stored if kind and one.endswith(f".{number}.{kind}")), None)

@@ -181,6 +181,19 @@ def test_a_base_with_an_adapter_inside_is_called_so(name: str, tmp_path: Path) -
         read(tmp_path)
 
 
+@pytest.mark.parametrize(("end", "tool"), [(".W_q", "HQQ"), (".weight._data", "quanto")])
+def test_weights_of_a_tool_that_no_config_names_are_called_so(
+    end: str, tool: str, tmp_path: Path
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    module = "model.layers.0.self_attn.q_proj"
+    state[f"{module}{end}"] = state.pop(f"{module}.weight").to(torch.int8)
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=f"as {tool} packs it.*Take the same model"):
+        read(tmp_path)
+
+
 def test_a_head_that_is_missing_may_be_that_of_the_embedding(tmp_path: Path) -> None:
     model = tiny_model("llama", tie_word_embeddings=True)
     model.save_pretrained(tmp_path)

@@ -16,6 +16,10 @@ LAYOUTS = (
     "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
     "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
 )
+WAY_OUT = (
+    f"quire reads {LAYOUTS}; GGUF files; and weights that are not quantised. Take the same model "
+    "in one of these."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,4 @@ class Quantisation:
 def refused(fields: Fields, key: str, why: str) -> UnsupportedModel:
     """An error that names the file, the field, its value, and what works."""
     value = str(fields.values.get(key))[:100]
-    return UnsupportedModel(
-        f"{fields.source}: {key} {value!r}: {why}. quire reads {LAYOUTS}; GGUF files; and weights "
-        "that are not quantised. Take the same model in one of these."
-    )
+    return UnsupportedModel(f"{fields.source}: {key} {value!r}: {why}. {WAY_OUT}")
