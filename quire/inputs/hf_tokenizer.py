@@ -2,8 +2,8 @@
 
 `tokenizer.json` is the truth about how text is cut and which beginning and end tokens are added
 (older `add_bos_token` settings beside it count for nothing, as in transformers 5);
-`tokenizer_config.json` names the special tokens and may add some. Code that a repository brings
-along (`auto_map`) is never run.
+`tokenizer_config.json` names the special tokens and may add some, and has some flags
+(config_flags.py). Code that a repository brings along (`auto_map`) is never run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from quire.inputs.config_flags import ANY_VOCABULARY, follow_flags
 from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
 from quire.inputs.sentencepiece_file import sentencepiece_metadata
 from quire.inputs.tiktoken_file import is_tiktoken, tiktoken_backend
@@ -39,8 +40,6 @@ _CONVERTIBLE = (
 _PLAIN_PIECES = (
     *("", "LlamaTokenizer", "LlamaTokenizerFast", "GemmaTokenizer", "GemmaTokenizerFast"),
 )
-# Classes of any vocabulary, which give models types of tokens only where they are told to.
-_ANY_VOCABULARY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _TYPES = "token_type_ids"
 _LARGEST_FILE = 512 * 2**20
 _PREFIX = "continuing_subword_prefix"
@@ -70,11 +69,11 @@ def _built(directory: Path) -> Tokenizer:
         backend = ranks
     else:
         backend = _converted(directory, config)
-    backend.encode_special_tokens = config.get("split_special_tokens") is True
+    follow_flags(backend, config)
     special = {name: text for name in NAMES if (text := _content(config.get(name))) is not None}
     length, inputs = config.get("model_max_length"), config.get("model_input_names")
     if not isinstance(inputs, list):
-        inputs = () if config.get("tokenizer_class") in _ANY_VOCABULARY else (_TYPES,)
+        inputs = () if config.get("tokenizer_class") in ANY_VOCABULARY else (_TYPES,)
     return Tokenizer(
         backend,
         special_tokens=special,

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, normalizers, pre_tokenizers
 
 from quire.errors import CorruptModel, InvalidPrompt, ModelNotFound, UnsupportedModel
 from quire.inputs.hf_tokenizer import load_hf_tokenizer
 from quire.inputs.tokenizer import Tokenizer
-from tests.inputs.makers import SENTENCES, strings
+from tests.inputs.makers import SENTENCES, save, strings
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +54,27 @@ def test_special_tokens_in_a_text_are_read_as_such(byte_bpe: Tokenizer) -> None:
     assert byte_bpe.backend.id_to_token(ids[0]) == "<|im_start|>"
     assert byte_bpe.decode(ids) == "user"
     assert byte_bpe.decode(ids, skip_special_tokens=False) == "<|im_start|>user"
+
+
+@pytest.mark.parametrize("kind", ["BertTokenizer", "DistilBertTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize(
+    "flags", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"strip_accents": None}]
+)
+def test_the_configuration_says_how_bert_reads_letters(
+    kind: str, flags: dict[str, Any], tmp_path: Path
+) -> None:
+    """As transformers does, which leaves tokenizers of no kind as tokenizer.json has them."""
+    from transformers import AutoTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "ab", "éa", "ea", "AB"]
+    backend = Backend(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    save(backend, tmp_path, tokenizer_class=kind, unk_token="[UNK]", **flags)
+    expected = AutoTokenizer.from_pretrained(tmp_path)
+    text = "ab AB éa Éa"
+    found = load_hf_tokenizer(tmp_path).encode(text, add_special_tokens=False).tolist()
+    assert found == expected.encode(text, add_special_tokens=False)
 
 
 def test_a_tokenizer_may_cut_special_tokens_in_texts(
