@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from torch import Tensor
 from quire.base.boundary import reason
 from quire.errors import EngineError, ModelError, QuireError
 from quire.executor.sound_pages import SoundPages
+from quire.executor.torch_defaults import by_usual_defaults
 from quire.layers.cross import Heard, HeardPart, HeardParts
 from quire.layers.host_arrays import on_device
 from quire.layers.overlay import Overlay
@@ -50,6 +52,7 @@ class Shelf:
         encode the same."""
         self._load, self._alone, self._tp = load, alone, tp or TensorParallel()
         self._tower: Tower | None = None
+        self._aside = Lock()
         self._unusable: QuireError | None = None  # why there is no tower, once that is known
         self._rows: dict[int, Tensor] = {}
         self._failed: set[int] = set()  # serials of what could not be encoded
@@ -80,6 +83,16 @@ class Shelf:
         """Make the tower now, where there is one."""
         if self._load is not None:
             _ = self.tower
+
+    def encode_aside(self, item: Encode) -> Mapping[str, npt.NDArray[Any]]:
+        """The item with its rows, for a plan that is yet to come: another thread than the engine's
+        may have them made, one item at a time. What fails here is left for the plan to tell."""
+        try:
+            with self._aside:
+                [rows] = by_usual_defaults(self.tower.encode)([item])
+        except Exception:  # Transformers' module, over whatever a checkpoint holds
+            return item.arrays
+        return {"rows": rows.float().numpy()}
 
     def reserved_bytes(self, num_rows: int, itemsize: int) -> int:
         """What encoding takes beside the tower's weights: its activations, and so many rows on

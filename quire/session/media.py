@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.config import EngineConfig
-from quire.errors import CorruptModel, EngineError, InvalidPrompt, NotSupported
+from quire.errors import CorruptModel, EngineError, InvalidPrompt, ModelError, NotSupported
+from quire.executor.executor import Executor
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.registry import media_family
 from quire.families.media.rules import HeardRules, MediaRules
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.expanding import Rules
-from quire.inputs.media.preparing import MediaPool, Preparing
+from quire.inputs.media.preparing import Aside, MediaPool, Preparing
 from quire.inputs.media.reader import MediaReader
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import Options
@@ -222,8 +224,25 @@ class SessionMedia:
         reader: MediaReader | None = None
         if self._media is not None and tokenizer is not None:
             reader = self._media.reader(tokenizer, self._pass_tokens, self._hidden_size)
+        aside = None if self.reader is None else self.reader.pool.aside
         self._drop_reader()
         self.reader = reader
+        if reader is not None:
+            reader.pool.aside = aside
+
+    def encode_aside(self, executor: Executor) -> None:
+        """From now on, where the executor can; its tower is made at once. What is wrong with that
+        is told to rows with media."""
+        if self.reader is None:
+            return
+        from quire.executor.cpu.local import LocalExecutor
+
+        if isinstance(executor, LocalExecutor):
+            with suppress(ModelError):
+                row_bytes = executor.load_tower()
+                # Of sounds that are heard plans are given keys and values, not rows.
+                if row_bytes is not None and not self.reader.crossed:
+                    self.reader.pool.aside = Aside(executor.shelf.encode_aside, row_bytes)
 
     @property
     def sound_rate(self) -> int | None:

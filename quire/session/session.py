@@ -263,6 +263,11 @@ class Session:
         if self.model.no_text is None:
             self._guides.prepare()
 
+    def prepare_media(self) -> None:
+        """Do now, and aside from here on, what would hold up all rows when one has an image:
+        seconds for the tower, and on a CPU as many for what it makes of a large one."""
+        self.media.encode_aside(self.model.executor)
+
     def set_tokenizer(self, tokenizer: Any) -> None:
         """Read and write text with another tokenizer; what was cached is forgotten."""
         made = tokenizer_of(tokenizer)

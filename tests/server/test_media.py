@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from quire import SamplingParams
+from quire import BatchError, MediumFailed, SamplingParams
+from quire.executor.cpu.local import LocalExecutor
+from quire.models.towers.tower import ModuleTower
 from quire.server.child.preparing import Preparing
 from quire.server.queueing import Queueing
 from quire.server.serve import Serving
@@ -183,6 +186,35 @@ def test_15_what_is_not_allowed_is_refused(http: httpx.Client, url: str, why: st
     error = response.json()["error"]
     assert response.status_code == 400 and why in error["message"], error
     assert error["param"] == "messages"
+
+
+def test_a_server_encodes_beside_the_engine_and_has_its_tower_before_the_first_image(
+    model: TinyModel, expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tower is made in seconds, and takes as many for a large image: texts wait for neither."""
+    computed: list[str] = []
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with model.llm() as llm:
+        llm._session.prepare_media()
+        shelf = cast(LocalExecutor, llm._session.model.executor).shelf
+        tower = shelf._tower
+        assert isinstance(tower, ModuleTower), "made before an image came"
+        call = tower._call
+
+        def noted(*given: Any) -> Any:
+            computed.append(threading.current_thread().name)
+            return call(*given)
+
+        monkeypatch.setattr(tower, "_call", noted)
+        chats = [[{"role": "user", "content": parts}] for parts in PROMPTS]
+        outputs = llm.chat(chats, params, use_tqdm=False)
+        assert [(out.outputs[0].text, out.num_prompt_tokens) for out in outputs] == expected
+        assert len(computed) == 2 and all(name.startswith("quire-media") for name in computed)
+        monkeypatch.setattr(tower, "_call", lambda *_: 1 / 0)
+        other = [words("x"), image(encoded(picture(32, 32, 7)))]
+        with pytest.raises(BatchError, match="could not encode the image") as raised:
+            llm.chat([{"role": "user", "content": other}], params, use_tqdm=False)
+        assert isinstance(raised.value.errors[0], MediumFailed)
 
 
 def test_media_are_not_counted_by_tokenize(http: httpx.Client) -> None:

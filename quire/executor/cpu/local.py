@@ -163,6 +163,13 @@ class LocalExecutor:
         if self._tp.size > 1:
             self.shelf.load()
 
+    def load_tower(self) -> int | None:
+        """Make it now. The bytes of a row that it makes, where threads may have rows made while
+        plans go on (Shelf.encode_aside); None where plans alone do: of several ranks each has its
+        part in it."""
+        self.shelf.load()
+        return None if self._tp.size > 1 else 4 * self.shelf.tower.row_width
+
     def _cache_dtype(self, model: Model) -> torch.dtype:
         auto = self.config.kv_cache_dtype == "auto"
         return model.kv_dtype if auto else DTYPES[self.config.dtype]

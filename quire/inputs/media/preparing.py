@@ -12,14 +12,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Lock
 
 from quire.base.cores import usable_cores
 from quire.inputs.media.children import MediaChildren
 from quire.request import Arrays, MediaItem, Request
+from quire.step import Encode
 
 MOST_BYTES = 1 << 30
 MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Makes of what was prepared of an item what its tower makes of that: rows of so many bytes."""
+
+    encode: Callable[[Encode], Arrays]
+    row_bytes: int
 
 
 class PreparedMedium:
@@ -106,6 +116,8 @@ class MediaPool:
         self._threads: ThreadPoolExecutor | None = None
         # Whether an item is encoded already: one that is then missed is prepared when it is.
         self.holds: Callable[[int], bool] = lambda serial: False
+        # Where others wait for the engine's thread, which would encode: its threads do.
+        self.aside: Aside | None = None
 
     def prepare(self, request: Request) -> Preparing | None:
         """Have the media of a request prepared; None where there is nothing to wait for."""

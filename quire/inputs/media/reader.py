@@ -34,6 +34,7 @@ from quire.inputs.parse import GivenMedia
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Arrays, Ints, MediaItem, Span
+from quire.step import Encode
 
 
 class MediaReader:
@@ -160,9 +161,18 @@ class MediaReader:
         key = (source.content, f"{kind} {rules!r} {placed!r}")
 
         def make(serial: int) -> MediaItem:
-            prepare = partial(_prepare, rules, source, together)
+            aside = self.pool.aside
+
+            def prepare() -> Arrays:
+                arrays = rules.prepare(source.open(), together=together)
+                if aside is None:
+                    return arrays
+                return aside.encode(Encode(serial, kind, placed.count, dict(arrays)))
+
             made = rules.num_bytes(*source.size, together=together)
-            features = PreparedMedium(self.pool, prepare, max(made, _decoded_bytes(*source.size)))
+            rows = 0 if aside is None else aside.row_bytes * placed.count
+            most = max(made, rows, _decoded_bytes(*source.size))
+            features = PreparedMedium(self.pool, prepare, most)
             return MediaItem(serial, kind, placed.count, features, placed.grid, placed.step)
 
         return PlacedItem(self._serials.item(key, make), placed)
@@ -272,10 +282,6 @@ class CallMedia:
 
 def _is_url(given: object) -> bool:
     return isinstance(given, MediaUrl)
-
-
-def _prepare(rules: MediaRules, source: Any, together: int) -> Arrays:
-    return rules.prepare(source.open(), together=together)
 
 
 def _decoded_bytes(*size: Any) -> int:

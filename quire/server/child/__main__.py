@@ -54,6 +54,7 @@ def _serve(
     board.move(Phase.LOADING)
     session, files = _opened(opening, factory)
     session.prepare_grammars()
+    session.prepare_media()
     given = (opening[name] for name in ("names", "lora", "loaded"))
     engine = ServingEngine(session, board, writer, ServedAdapters(session, *given))
     board.move(Phase.IDLE)
