@@ -1,7 +1,8 @@
 """How much may wait, and how long a refused caller should: slots taken before any work is done.
 
 One key may have all of them. Others then get in beside it, each with as much as would be its share
-if all had the same, and with one request in any case: nobody is refused for what others sent.
+if all had the same, and with one request in any case: nobody is refused for what others sent. Each
+lane has so many slots: whoever is in no hurry takes none from those who are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError
@@ -47,8 +48,10 @@ class Queueing:
 
     def __init__(self, most: int, most_characters: int) -> None:
         self._most, self._most_characters = most, most_characters
-        # Of the interactive lane, by key; those that have none are not in it.
-        self._samples, self._characters = Counter[str](), Counter[str]()
+        # What a lane holds, by key; those that have none are not in it.
+        self._held: dict[Lane, tuple[Counter[str], Counter[str]]] = {
+            lane: (Counter(), Counter()) for lane in get_args(Lane)
+        }
         self._rejected = 0
         self._counts = {"prompt_tokens": 0, "output_tokens": 0, "finished": 0}
         self._cached = 0
@@ -58,29 +61,35 @@ class Queueing:
     @contextmanager
     def slot(self, row: Row, lane: Lane, capacity: int, key_id: str) -> Iterator[None]:
         """A place for each answer of a row; ApiError 429 where there is none."""
-        if lane == "batch":  # whoever runs batches holds their number down
+        if row.get("once"):  # of a batch: whoever runs batches holds their number down
             yield
             return
         samples, size = row.get("slots", row["params"].get("n", 1)), _size(row)
-        if key_id in self._samples and (
-            _is_full(self._samples, key_id, samples, self._most)
-            or _is_full(self._characters, key_id, size, self._most_characters)
+        held, characters = self._held[lane]
+        if key_id in held and (
+            _is_full(held, key_id, samples, self._most)
+            or _is_full(characters, key_id, size, self._most_characters)
         ):
             self._rejected += 1
-            raise self._full(capacity)
-        self._samples[key_id] += samples
-        self._characters[key_id] += size
+            raise self._full(held.total(), capacity)
+        held[key_id] += samples
+        characters[key_id] += size
         try:
             yield
         finally:
-            self._samples[key_id] -= samples
-            self._characters[key_id] -= size
-            if not self._samples[key_id]:
-                del self._samples[key_id], self._characters[key_id]
+            held[key_id] -= samples
+            characters[key_id] -= size
+            if not held[key_id]:
+                del held[key_id], characters[key_id]
 
-    def _full(self, capacity: int) -> ApiError:
+    @property
+    def num_held(self) -> int:
+        """Slots that are taken, of all lanes."""
+        return sum(held.total() for held, _ in self._held.values())
+
+    def _full(self, num_held: int, capacity: int) -> ApiError:
         each = median(self._seconds) if self._seconds else 1.0
-        wait = math.ceil(self._samples.total() / max(capacity, 1) * each)
+        wait = math.ceil(num_held / max(capacity, 1) * each)
         seconds = str(min(max(wait, 1), _LONGEST_WAIT))
         return ApiError(
             429,

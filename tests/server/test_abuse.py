@@ -490,7 +490,7 @@ def test_25_a_reader_that_never_reads_is_cut(
         made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: server.bridge.stats().running > 0 or server.bridge._readings)
         until(lambda: not server.bridge._readings, 30)
-    until(lambda: not server.bridge.queueing._samples)
+    until(lambda: not server.bridge.queueing.num_held)
 
 
 def test_a_body_of_very_many_lists_is_refused_before_it_is_decoded() -> None:

@@ -108,6 +108,20 @@ def test_nobody_is_refused_for_what_others_sent() -> None:
         assert queueing.totals()["rejected"] == 7
 
 
+def test_requests_in_no_hurry_have_as_many_slots_as_others_and_take_none_of_theirs() -> None:
+    """A key could send any number with `service_tier: flex`; rows of batches wait elsewhere."""
+    queueing, row = Queueing(2, 1000), dict[str, Any](params={})
+    lanes: tuple[Lane, ...] = ("batch", "interactive")
+    with ExitStack() as held:
+        for lane in lanes:
+            for _ in range(2):
+                held.enter_context(queueing.slot(row, lane, 1, "a"))
+            with pytest.raises(ApiError) as refused:
+                held.enter_context(queueing.slot(row, lane, 1, "a"))
+            assert refused.value.status == 429
+        held.enter_context(queueing.slot({**row, "once": True}, "batch", 1, "a"))
+
+
 def test_whoever_waits_for_an_answer_does_not_wait_behind_a_batch_that_ends(tmp_path: Path) -> None:
     """Where hundreds of rows end in one step, and one token came for a reader."""
     came: list[Lane] = []
