@@ -39,6 +39,13 @@ def sync_data(file: int) -> None:
         sync(file)
 
 
+def write_all(file: int, data: bytes) -> None:
+    """Write all of it, however little the system takes at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
 def reserve(file: int, size: int) -> None:
     """Have room for `size` bytes in an empty file, or raise OSError."""
     if hasattr(os, "posix_fallocate"):

@@ -6,6 +6,7 @@ is found dead or silent, that says which rows to suspect.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
@@ -17,6 +18,7 @@ from enum import IntEnum
 MOST_ROWS = 1 << 14
 HEADER = struct.Struct("=qqqq")  # phase, nanoseconds of the last move, median step, row count
 SIZE = HEADER.size + 8 * MOST_ROWS
+SILENCE, SLOW_STEPS = 60.0, 20  # no move for so many seconds, or so many times the median step
 
 
 class Phase(IntEnum):
@@ -35,7 +37,7 @@ class Board:
 
     @classmethod
     def create(cls) -> Board:
-        """A fresh board in a file without a name; `inherit` gives its number to a child."""
+        """A fresh board in a file without a name, whose number a child inherits."""
         with tempfile.TemporaryFile(prefix="quire-board-") as file:
             number = os.dup(file.fileno())
         os.ftruncate(number, SIZE)
@@ -64,10 +66,13 @@ class Board:
     def phase(self) -> Phase:
         return Phase(HEADER.unpack_from(self._memory)[0])
 
-    def silent_for(self) -> tuple[float, float]:
-        """Seconds since the last move, and the median step, in seconds."""
+    def is_hung(self, watched: float = math.inf) -> bool:
+        """Whether it works on rows and has not moved for far too long, of the `watched` seconds
+        that count."""
         _, moved, median, _ = HEADER.unpack_from(self._memory)
-        return (time.monotonic_ns() - moved) / 1e9 if moved else 0.0, median / 1e9
+        silent = (time.monotonic_ns() - moved) / 1e9 if moved else 0.0
+        is_long = min(silent, watched) > max(SILENCE, SLOW_STEPS * median / 1e9)
+        return is_long and self.phase() == Phase.WORKING
 
     def close(self) -> None:
         self._memory.close()

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from quire.base.system import await_exit, kill_group
-from quire.replicas.board import Board, Phase
-from quire.replicas.wire import Lines, Message, pack
+from quire.replicas.board import Board
+from quire.replicas.stderr_tail import StderrTail
+from quire.replicas.wire import Lines, Message, pack, unpack
 
-SILENCE, SLOW_STEPS = 60.0, 20  # no step for so many seconds, or so many times the median step
 ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
 _LEAVING = 10.0  # seconds that it may take to end after its last message
 _CHUNK = 1 << 16
-_LAST_WORDS, _LONGEST_WORDS = 20, 1 << 16  # lines of its stderr that are kept, and their bytes
 
 
 class EngineProcess:
@@ -39,7 +38,6 @@ class EngineProcess:
         """Start it. `hear` gets each line that it writes to stderr; `environment` is all of its
         environment, ours if None."""
         self.board = Board.create()
-        self._hear = hear
         self._process = subprocess.Popen(
             [*command, "--board", str(self.board.number)],
             stdin=subprocess.PIPE,
@@ -60,8 +58,8 @@ class EngineProcess:
         self._selector.register(self._out, selectors.EVENT_READ)
         self._selector.register(self._err, selectors.EVENT_READ)
         self._outgoing: deque[memoryview] = deque()
-        self._lines, self._half_line = Lines(self._hear_line), b""
-        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+        self._stderr = StderrTail(hear)
+        self._lines = Lines(unpack, lambda line: hear(self._stderr.keep(line)))
         self.ended = self.place_lost = self.killed = False
         self._looked = self._back = time.monotonic()
         self._code: int | None = None
@@ -116,39 +114,27 @@ class EngineProcess:
         if data == b"":
             self._selector.unregister(self._out)
             self.ended = True
+        messages: list[Message] = []
         try:
-            return self._lines.feed(data or b"")
+            messages.extend(self._lines.feed(data or b""))
         except (ValueError, RecursionError):
             # Half a message and then something else: nothing that follows can be trusted.
             self.kill()
             self.ended = self.killed = True
-            return []
+        return messages
 
     def _listen(self) -> bool:
         """Hear what it wrote to stderr; whether there may be more."""
         data = _available(self._err)
         if data == b"" and self._err in self._selector.get_map():
             self._selector.unregister(self._err)
-        *lines, half = (self._half_line + (data or b"")).split(b"\n")
-        self._half_line = half[-_LONGEST_WORDS:]
-        for line in lines:
-            self._hear_line(line)
+        self._stderr.feed(data or b"")
         return bool(data)
 
-    def _hear_line(self, line: bytes) -> None:
-        text = line[-_LONGEST_WORDS:].decode(errors="replace")
-        self._last_words.append(text)
-        self._hear(text)
-
     def is_hung(self) -> bool:
-        """Whether it works on rows and has not moved for far too long. While we do not read what
-        it says (stopped by Ctrl-Z, or waiting for a disk) it cannot move, so that time
-        does not count."""
-        if self.board.phase() != Phase.WORKING:
-            return False
-        silent, median = self.board.silent_for()
-        silent = min(silent, time.monotonic() - self._back)
-        return silent > max(SILENCE, SLOW_STEPS * median)
+        """While we do not read what it says (stopped by Ctrl-Z, or waiting for a disk) it cannot
+        move, so that time does not count."""
+        return self.board.is_hung(time.monotonic() - self._back)
 
     def kill(self) -> None:
         if self._process.returncode is None:  # else its number may be another process's by now
@@ -174,8 +160,7 @@ class EngineProcess:
 
     @property
     def stderr_tail(self) -> str:
-        """What it wrote last, which may say why it died."""
-        return "\n".join(self._last_words)
+        return str(self._stderr)
 
 
 def _available(number: int) -> bytes | None:

@@ -29,13 +29,10 @@ def memory_kills() -> int | None:
 
 
 class MemoryKills:
-    """Tells whether the kernel killed an engine for its memory, or something else ended it."""
+    """Tells whether the kernel killed an engine for its memory, or something else ended it. Made
+    when the engine starts."""
 
     def __init__(self) -> None:
-        self._before = memory_kills()
-
-    def begin(self) -> None:
-        """A new engine starts."""
         self._before = memory_kills()
 
     def is_why(self, code: int) -> bool:

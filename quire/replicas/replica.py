@@ -114,8 +114,7 @@ class Replica:
 
     def begin(self, engine: EngineLink | None = None) -> None:
         """Start its engine, or take one that was started with the same opening."""
-        self._memory.begin()
-        self._said_memory = False
+        self._memory, self._said_memory = MemoryKills(), False
         self.engine = self._start(self._opening) if engine is None else engine
 
     def restart_with(self, options: Message) -> None:

@@ -7,7 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
-from quire.replicas.wire import Lines, Message, pack
+from quire.base.system import write_all
+from quire.replicas.wire import Lines, Message, pack, unpack
 
 Send = Callable[[Message], None]
 
@@ -21,7 +22,7 @@ class Inbox:
         threading.Thread(target=self._read, name="quire-inbox", daemon=True).start()
 
     def _read(self) -> None:
-        lines = Lines()
+        lines = Lines(unpack)
         while data := os.read(self._file, 1 << 16):
             for message in lines.feed(data):
                 self._messages.put(message)
@@ -39,8 +40,6 @@ def sender(file: int) -> Send:
     """What writes messages to this file, each of them whole."""
 
     def send(message: Message) -> None:
-        view = memoryview(pack(message))
-        while view:
-            view = view[os.write(file, view) :]
+        write_all(file, pack(message))
 
     return send

@@ -1,45 +1,50 @@
 """What supervisor and engine say to each other: one JSON object per line, nothing else.
 
-To the engine      open, rows, end, close
-From the engine    ready, result, metrics, plan, drained, failed
+To the engine      open, rows, recall, end, close
+From the engine    ready, result, returned, metrics, plan, drained, failed
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 Message = dict[str, Any]
-_MESSAGE = b'{"kind":'
+Read = TypeVar("Read")
+_MESSAGE = b'{"kind":'  # how each begins
 
 
 def pack(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-class Lines:
+unpack: Callable[[bytes], Message] = json.loads
+
+
+class Lines(Generic[Read]):
     """Bytes as they come, cut into messages. What comes before the first of them goes to `hear`: a
     Python may have been set up to print when it starts, and need not end its line."""
 
-    def __init__(self, hear: Callable[[bytes], None] | None = None) -> None:
-        self._parts: list[bytes] = []
-        self._hear = hear
+    def __init__(
+        self, unpack: Callable[[bytes], Read], hear: Callable[[bytes], object] | None = None
+    ) -> None:
+        self._unpack, self._hear = unpack, hear
+        self._parts: list[bytes] = []  # of a line whose end has not come
 
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes."""
+    def feed(self, data: bytes) -> Iterator[Read]:
+        """The messages that `data` completes; raises what `unpack` does where one is none."""
         *whole, rest = data.split(b"\n")
-        if not whole:
-            self._parts.append(rest)
-            return []
-        whole[0] = b"".join([*self._parts, whole[0]])
-        self._parts = [rest]
-        while self._hear is not None and whole:
-            printed, found, rest = whole[0].partition(_MESSAGE)
-            if printed or not found:
-                self._hear(printed)
-            if found:
-                self._hear, whole[0] = None, found + rest
-            else:
-                del whole[0]
-        return [json.loads(line) for line in whole]
+        if whole:
+            whole[0] = b"".join([*self._parts, whole[0]])
+            self._parts = []
+        self._parts.append(rest)
+        for line in whole:
+            if self._hear is not None:
+                printed, found, behind = line.partition(_MESSAGE)
+                if printed or not found:
+                    self._hear(printed)
+                if not found:
+                    continue
+                self._hear, line = None, found + behind
+            yield self._unpack(line)

@@ -339,6 +339,6 @@ async def _kill_if_hung(life: EngineLife) -> None:
     with suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if life.is_hung():
+            if life.board.is_hung():
                 note("the engine does not move any more and is ended")
                 life.kill()

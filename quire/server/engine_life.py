@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,25 +12,24 @@ from typing import Any
 import msgspec
 
 from quire.base.system import kill_group
-from quire.replicas.board import Board, Phase
-from quire.replicas.engine_process import SILENCE, SLOW_STEPS
+from quire.replicas.board import Board
 from quire.replicas.memory_kills import MemoryKills
+from quire.replicas.stderr_tail import StderrTail
 from quire.replicas.suspects import Fall
+from quire.replicas.wire import Lines
 from quire.server.wire import Message, decode
 
 COMMAND = (sys.executable, "-m", "quire.server.child")
 _CHUNK = 1 << 18
-_LAST_WORDS = 20
-_LONGEST_LINE = 1 << 16
-_MESSAGE = b'{"kind":'  # how each begins
 
 
 class EngineLife:
     """Made by `begin`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, board: Board) -> None:
-        self._process, self.board = process, board
-        self._last_words: deque[str] = deque(maxlen=_LAST_WORDS)
+    def __init__(
+        self, process: asyncio.subprocess.Process, board: Board, hear: Callable[[str], None]
+    ) -> None:
+        self._process, self.board, self._stderr = process, board, StderrTail(hear)
         self._listening: asyncio.Task[None] | None = None
         self._memory, self._killed = MemoryKills(), False
         self._ready_at = self._ended_at = 0.0  # by the monotonic clock
@@ -56,8 +54,8 @@ class EngineLife:
             pass_fds=[board.number],
             start_new_session=True,  # a Ctrl-C in the terminal is the server's to act on
         )
-        life = cls(process, board)
-        life._listening = asyncio.create_task(life._listen(hear))
+        life = cls(process, board, hear)
+        life._listening = asyncio.create_task(life._listen())
         life.send(opening)
         return life
 
@@ -73,48 +71,22 @@ class EngineLife:
 
     async def messages(self) -> AsyncIterator[Message]:
         """What it says, until it is silent for ever."""
-        pipe, parts, begun = self._process.stdout, list[bytes](), False
+        pipe, lines = self._process.stdout, Lines(decode, self._stderr.keep)
         while pipe is not None and (data := await pipe.read(_CHUNK)):
-            *whole, rest = data.split(b"\n")
-            if whole:
-                whole[0] = b"".join([*parts, whole[0]])
-                parts = []
-            parts.append(rest)
-            for line in whole:
-                if not begun:  # a Python may be set up to print when it starts, without a new line
-                    words, mark, rest_of_it = line.partition(_MESSAGE)
-                    line = mark + rest_of_it
-                    if words:
-                        self._last_words.append(words[-_LONGEST_LINE:].decode(errors="replace"))
-                try:
-                    message = decode(line)
-                except msgspec.DecodeError:
-                    if not begun:
-                        continue
-                    # Half a message and then something else: it is not in its right mind any more.
-                    self.kill()
-                    return
-                begun = True
-                if message.kind == "ready":
-                    self._ready_at = time.monotonic()
-                yield message
+            try:
+                for message in lines.feed(data):
+                    if message.kind == "ready":
+                        self._ready_at = time.monotonic()
+                    yield message
+            except msgspec.DecodeError:
+                # Half a message and then something else: nothing that follows can be trusted.
+                self.kill()
+                return
 
-    async def _listen(self, hear: Callable[[str], None]) -> None:
-        pipe, half = self._process.stderr, b""
+    async def _listen(self) -> None:
+        pipe = self._process.stderr
         while pipe is not None and (data := await pipe.read(_CHUNK)):
-            *lines, half = (half + data).split(b"\n")
-            half = half[-_LONGEST_LINE:]
-            for line in lines:
-                text = line[-_LONGEST_LINE:].decode(errors="replace")
-                self._last_words.append(text)
-                hear(text)
-
-    def is_hung(self) -> bool:
-        """Whether it works on rows and has not moved for far too long."""
-        if self.board.phase() != Phase.WORKING:
-            return False
-        silent, median = self.board.silent_for()
-        return silent > max(SILENCE, SLOW_STEPS * median)
+            self._stderr.feed(data)
 
     def kill(self) -> None:
         if self._process.returncode is None:
@@ -146,5 +118,4 @@ class EngineLife:
 
     @property
     def stderr_tail(self) -> str:
-        """What it wrote last, for whoever wants to know why it died."""
-        return "\n".join(self._last_words)
+        return str(self._stderr)

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
 
+from quire.base.system import write_all
 from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
 from quire.server.reading import refuse_encoded
-from quire.server.storage import Storage, write_all
+from quire.server.storage import Storage
 from quire.server.threads import to_its_end
 
 FORM_REFUSALS = frozenset({400, 408, 413, 415, 507})  # with those of FormReader

@@ -136,13 +136,6 @@ def second_name(source: Path, target: Path) -> None:
     sync_directory(target.parent)
 
 
-def write_all(number: int, data: bytes) -> None:
-    """Write all of it, however little the system takes at a time."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(number, view) :]
-
-
 def _checked(name: str) -> str:
     """Names come from the database, and are ours; this is the second lock on the same door."""
     if not _NAME.fullmatch(name):

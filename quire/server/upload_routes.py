@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.base.system import write_all
 from quire.openai_api.errors import bad
 from quire.openai_api.field import checked_fields, plain_body
 from quire.server import files, uploads
@@ -27,7 +28,7 @@ from quire.server.receiving import FORM_REFUSALS, Limits, receive
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import key_of
-from quire.server.storage import Storage, write_all
+from quire.server.storage import Storage
 from quire.server.uploads import Part, PartObject, Upload, UploadObject
 
 _NEW = plain_body(

@@ -12,7 +12,7 @@ import pytest
 
 from quire.errors import InvalidOption
 from quire.jobs.supervise.starting import with_whole_paths
-from quire.replicas import engine_process
+from quire.replicas import board
 from tests.jobs.driving import (
     SAMPLED,
     children_of,
@@ -107,7 +107,7 @@ def test_a_row_that_breaks_engines_is_found_and_the_others_finish(
 def test_a_replica_that_stands_still_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
+    monkeypatch.setattr(board, "SILENCE", 1.5)
     text = [f"row {i} {'<hang>' if i == 20 else ''}" for i in range(40)]
     source = write_rows(tmp_path / "in.jsonl", 40, text.__getitem__)
     make_job(source, tmp_path / "out.jsonl", "fake:rows=4", replicas=2).run(progress=False)

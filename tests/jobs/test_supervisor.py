@@ -16,7 +16,7 @@ from quire.errors import Interrupted, JobStopped, ModelError
 from quire.jobs.job import Job
 from quire.jobs.store.store import read_results
 from quire.jobs.supervise import supervisor
-from quire.replicas import engine_process, feeder
+from quire.replicas import board, engine_process, feeder
 from quire.replicas.board import Phase
 from tests.jobs import drive
 from tests.jobs.driving import (
@@ -115,7 +115,7 @@ def test_two_rows_that_break_the_engine_are_both_found(tmp_path: Path) -> None:
 def test_a_hang_is_noticed_and_its_row_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "SILENCE", 1.5)
+    monkeypatch.setattr(board, "SILENCE", 1.5)
     text = [f"row {i} {'<hang>' if i == 2 else ''}" for i in range(4)]
     source = write_rows(tmp_path / "in.jsonl", 4, text.__getitem__)
     make_job(source, tmp_path / "out.jsonl").run(progress=False)
@@ -124,7 +124,7 @@ def test_a_hang_is_noticed_and_its_row_found(
 
 
 def test_loading_may_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "SILENCE", 0.2)
+    monkeypatch.setattr(board, "SILENCE", 0.2)
     source = write_rows(tmp_path / "in.jsonl", 2)
     report = make_job(source, tmp_path / "out.jsonl", "fake:load=1.5").run(progress=False)
     assert report.num_restarts == 0 and report.num_ok == 2
@@ -228,7 +228,7 @@ def test_a_long_step_that_gets_somewhere_is_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step of three seconds, where two and a half without a move are too long."""
-    monkeypatch.setattr(engine_process, "SILENCE", 2.5)
+    monkeypatch.setattr(board, "SILENCE", 2.5)
     source = write_rows(tmp_path / "in.jsonl", 2)
     job = Job(
         source, tmp_path / "o.jsonl", model="fake:layers=25", prompt="{{ text }}", max_tokens=1
@@ -239,7 +239,7 @@ def test_a_long_step_that_gets_somewhere_is_no_hang(
 
 
 def test_silence_while_nobody_listened_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "SILENCE", 0.2)
+    monkeypatch.setattr(board, "SILENCE", 0.2)
     waits = (sys.executable, "-c", "import sys; sys.stdin.buffer.read()")
     engine = engine_process.EngineProcess({"kind": "open"}, command=waits, hear=print)
     try:

@@ -177,7 +177,7 @@ def test_only_the_kernel_s_own_kills_count_as_memory(monkeypatch: pytest.MonkeyP
     assert not memory.is_why(-9)
     kills[0] = 6
     assert not memory.is_why(-11) and memory.is_why(-9)
-    memory.begin()
+    memory = MemoryKills()
     assert not memory.is_why(-9)
     options = smaller({"dtype": "float32"}, {"capacity": 256, "num_blocks": 1000})
     assert options == {

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.base.system import write_all
 from quire.server import batch_service, file_routes, uploads
 from quire.server.batch_job import BatchJob
-from quire.server.storage import Storage, second_name, write_all
+from quire.server.storage import Storage, second_name
 from tests.jobs.power import recording, states
 from tests.server.stored import KEYS, Client, chats, served, with_server
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from quire.base.system import write_all
 from quire.errors import EngineError
 
 SLOTS, SLOT_BYTES = 8, 256 << 10
@@ -124,9 +125,7 @@ def broadcast(
 
 def _written(data: bytes) -> int:
     file = os.memfd_create("quire-message")
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    write_all(file, data)
     return file
 
 

@@ -3,13 +3,14 @@ that has fallen far behind."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
+from quire.base.system import write_all
 
 MOST_UNWRITTEN = 4096  # messages; then the engine waits
 encoded = msgspec.json.Encoder().encode
@@ -42,10 +43,7 @@ class Writer(threading.Thread):
         while True:
             message = self._messages.get()
             made = message() if callable(message) else [message]
-            data = b"".join(encoded(one) + b"\n" for one in made)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._file, view) :]
+            write_all(self._file, b"".join(encoded(one) + b"\n" for one in made))
             self._num_written += callable(message)
             self._messages.task_done()
 
