@@ -46,10 +46,10 @@ from quire.server import (
     batch_routes,
     generation,
     health,
-    messages,
     pooling_routes,
     tokens,
 )
+from quire.server.batch_service import BatchService
 from quire.server.database import disk_full
 from quire.server.endpoint import Endpoint, with_short_way
 from quire.server.guard import Guard
@@ -74,26 +74,24 @@ _SHAPES: dict[str, Any] = {
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def make_app(services: Services) -> ASGIApp:
+def make_app(services: Services, stored: BatchService) -> ASGIApp:
     """All of it over these services, whose engine is started by whoever made it."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with batch_routes.running(services):
+        async with batch_routes.running(services, stored):
             yield
 
     endpoints = {
         **generation.endpoints(services),
-        **messages.endpoints(services),
         **pooling_routes.endpoints(services),
     }
     routes = [
         *(_asking(path, endpoint) for path, endpoint in endpoints.items()),
         *health.routes(services),
-        *messages.routes(services),
         *tokens.routes(services),
-        *audio_routes.routes(services),
-        *batch_routes.routes(services),
+        *audio_routes.routes(services, stored),
+        *batch_routes.routes(services, stored),
         *adapter_routes.routes(services),
     ]
 

@@ -47,12 +47,8 @@ CUT_AT_ONCE = 2  # sounds; each is decoded by a process of its own
 Piece = dict[str, Any]
 
 
-def routes(services: Services) -> list[ApiRoute]:
-    """None where the server keeps nothing: a sound is heard from a file."""
-    service = services.database
-    if not isinstance(service, BatchService):
-        return []
-    return AudioRoutes(service, services).routes()
+def routes(services: Services, stored: BatchService) -> list[ApiRoute]:
+    return AudioRoutes(stored, services).routes()
 
 
 class AudioRoutes:

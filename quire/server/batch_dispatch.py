@@ -17,7 +17,8 @@ from quire.base.notes import note
 from quire.jobs.input.work import WorkRow
 from quire.replicas.suspects import Fall, Suspects
 from quire.replicas.task import Task
-from quire.server.batch_engine import EngineCrashed, EngineUnavailable
+from quire.server.batch_engine import EngineUnavailable
+from quire.server.engine_fell import EngineFell
 from quire.server.limits import AT_ONCE
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
@@ -37,7 +38,7 @@ class Supply(Protocol):
         ...
 
     async def answer(self, row: WorkRow) -> None:
-        """Ask the engine and keep what comes; raises EngineCrashed, EngineUnavailable."""
+        """Ask the engine and keep what comes; raises EngineFell, EngineUnavailable."""
         ...
 
     def blame(self, row: WorkRow) -> None:
@@ -151,8 +152,8 @@ class Dispatcher:
         while ticket.supply in self._supplies:
             try:
                 await ticket.supply.answer(ticket.row)
-            except EngineCrashed as crashed:
-                self._fallen.append((ticket, crashed.fall))
+            except EngineFell as fell:
+                self._fallen.append((ticket, fell.fall))
                 return
             except EngineUnavailable:
                 await asyncio.sleep(PAUSE)

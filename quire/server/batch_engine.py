@@ -1,24 +1,24 @@
-"""What batches need of an engine: one row answered, or the reason why not.
-
-The server's engine and its translator stand behind this; tests put something smaller there.
-"""
+"""The engine as batches use it: one line answered, or the reason why not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from msgspec.structs import replace
 
 from quire.errors import QuireError
-from quire.replicas.suspects import Fall
+from quire.openai_api.asks import Asked
+from quire.openai_api.errors import ApiError, bad
+from quire.openai_api.fields import EMBEDDINGS
+from quire.openai_api.outputs import Answer, Output
+from quire.openai_api.pooling import PoolAsked, pooling_body, read_pooling_body
+from quire.server.answering import whole_outputs
+from quire.server.services import Services
+from quire.server.text_bodies import read_text_body
 
-
-class EngineCrashed(QuireError):
-    """The engine's process ended while it held the row; it may be that row's fault."""
-
-    def __init__(self, message: str, fall: Fall) -> None:
-        super().__init__(message)
-        self.fall = fall
+_LATER = (429, 503)  # the queue is full, or no engine runs
 
 
 class EngineUnavailable(QuireError):
@@ -47,7 +47,7 @@ class RowAsked:
     endpoint: str
     body: Mapping[str, Any]
     key_id: str
-    response_id: str
+    name: str  # that no other row of any batch has
     created: int
     seed: int  # for a body that draws and names none
 
@@ -61,18 +61,80 @@ class RowAnswered:
     finish_reasons: tuple[str, ...]
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
+    cached_tokens: int
+    reasoning_tokens: int
     # Seconds from the queue to the device, to the first token, to the end; for the report.
-    timings: tuple[float | None, ...] = ()
+    timings: tuple[float | None, ...]
 
 
-class RowEngine(Protocol):
+class BatchEngine:
+    """The engine of a server, in the lane of batches."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
     async def facts(self) -> EngineFacts:
         """Waits until there is an engine that can answer."""
-        ...
+        engine = self._services.engine
+        await engine.ready()
+        facts = engine.facts
+        return EngineFacts(
+            model=self._services.settings.model,
+            capacity=engine.capacity,
+            model_files=tuple(facts.get("model_files", ())),
+            tokenizer_files=tuple(facts.get("tokenizer_files", ())),
+            arithmetic=facts.get("arithmetic", {}),
+        )
 
     async def answer(self, row: RowAsked) -> RowAnswered:
-        """In the lane of batches. ApiError for a row that is refused, EngineCrashed,
-        EngineUnavailable; a caller that is cancelled gives the row up."""
-        ...
+        """ApiError for a row that is refused, EngineFell, EngineUnavailable; a caller that is
+        cancelled gives the row up."""
+        if row.endpoint == EMBEDDINGS:
+            return await self._embedded(row)
+        named: Any = {"number": row.name, "created": row.created}
+        read = read_text_body(self._services, row.endpoint, row.body, **named, in_batch=True)
+        if read.asked.stream:
+            raise bad("a line of a batch is not streamed", param="stream")
+        for each in read.asked.rows:
+            # What is drawn is a function of the line, however often it is computed.
+            if each["params"].get("seed") is None:
+                each["params"] = {**each["params"], "seed": row.seed}
+        outputs = await self._outputs(read.asked, row.key_id)
+        # How much of a prompt came from the cache depends on what ran before: a line that is
+        # computed again would differ. The batch's own usage has the sum.
+        shown = [replace(output, cached_tokens=0) for output in outputs]
+        return _answered(read.whole(shown), outputs)
+
+    async def _embedded(self, row: RowAsked) -> RowAnswered:
+        engine, names = self._services.engine, self._services.names
+        asked = read_pooling_body(row.endpoint, row.body, names, engine.facts.get("tasks", ()))
+        outputs = await self._outputs(asked, row.key_id)
+        about: Any = {"id": f"embd-{row.name}", "created": row.created}
+        return _answered(
+            pooling_body(asked, outputs, model=asked.model or names[0], **about), outputs
+        )
+
+    async def _outputs(self, asked: Asked | PoolAsked, key_id: str) -> list[Output]:
+        for each in asked.rows:
+            each["once"] = True  # when the engine falls, the rows it held are searched
+        try:
+            return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
+        except ApiError as error:
+            if error.status in _LATER:
+                raise EngineUnavailable(error.message) from None
+            raise
+
+
+def _answered(body: Mapping[str, Any], outputs: list[Output]) -> RowAnswered:
+    """An answer of numbers has no text: to the journal it is an empty one that ended."""
+    answers = [answer for output in outputs for answer in output.answers or (Answer(0, ""),)]
+    return RowAnswered(
+        body=body,
+        outputs=tuple(answer.text for answer in answers),
+        finish_reasons=tuple(answer.finish_reason or "stop" for answer in answers),
+        prompt_tokens=sum(output.prompt_tokens for output in outputs),
+        output_tokens=sum(output.output_tokens for output in outputs),
+        cached_tokens=sum(output.cached_tokens for output in outputs),
+        reasoning_tokens=sum(output.reasoning_tokens for output in outputs),
+        timings=outputs[0].timings,
+    )

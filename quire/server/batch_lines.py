@@ -15,16 +15,9 @@ from typing import Any
 from quire.anthropic_api.errors import error_body
 from quire.jobs.store.record import ResultRecord
 from quire.openai_api.errors import ApiError, server_error
-from quire.openai_api.fields import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
+from quire.openai_api.fields import MESSAGES
 from quire.server.batch_engine import RowAnswered
 
-_PREFIXES = {
-    CHAT: "chatcmpl-",
-    COMPLETIONS: "cmpl-",
-    RESPONSES: "resp_",
-    EMBEDDINGS: "embd-",
-    MESSAGES: "msg_",
-}
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # a request that the end of its batch met
 _UNANSWERED = {EXPIRED: "expired", CANCELLED: "canceled"}
 SUMMED = ("cached_tokens", "reasoning_tokens")  # for the batch's own usage
@@ -34,10 +27,6 @@ STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
 def row_name(batch_id: str, row: int) -> str:
     """A name for an answer that no other row of any batch has."""
     return hashlib.blake2b(f"{batch_id}\0{row}".encode(), digest_size=12).hexdigest()
-
-
-def response_id(endpoint: str, batch_id: str, row: int) -> str:
-    return _PREFIXES[endpoint] + row_name(batch_id, row)
 
 
 def line_of(endpoint: str, batch_id: str, record: ResultRecord) -> dict[str, Any]:

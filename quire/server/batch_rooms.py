@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.server.batch_dispatch import Dispatcher
-from quire.server.batch_engine import RowEngine
+from quire.server.batch_engine import BatchEngine
 from quire.server.database import Database
 from quire.server.storage import Storage
 from quire.server.threads import Made, to_its_end
@@ -19,7 +19,7 @@ from quire.server.threads import Made, to_its_end
 class Rooms:
     database: Database
     storage: Storage
-    engine: RowEngine
+    engine: BatchEngine
     dispatcher: Dispatcher
     threads: Executor
     num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from quire.openai_api.errors import ApiError
 from quire.server import batches, files
-from quire.server.batch_answers import ServerRowEngine
 from quire.server.batch_bodies import NEW_BATCH, new_batch, read_new_batch
+from quire.server.batch_engine import BatchEngine
 from quire.server.batch_metrics import BatchMetrics
 from quire.server.batch_service import BatchService
 from quire.server.batches import BatchObject
@@ -30,33 +30,26 @@ from quire.server.upload_routes import UploadRoutes
 _PAGE = {"default": 20, "most": 100}
 
 
-def routes(services: Services) -> list[ApiRoute]:
-    """None where the server keeps nothing."""
-    service = services.database
-    if not isinstance(service, BatchService):
-        return []
+def routes(services: Services, stored: BatchService) -> list[ApiRoute]:
+    model = services.settings.names[0]
     return [
-        *FileRoutes(service).routes(),
-        *UploadRoutes(service).routes(),
-        *BatchRoutes(service, services.settings.names[0]).routes(),
-        *MessageBatchRoutes(service, services.settings.names[0]).routes(),
-        *PageRoutes(service, services).routes(),
+        *FileRoutes(stored).routes(),
+        *UploadRoutes(stored).routes(),
+        *BatchRoutes(stored, model).routes(),
+        *MessageBatchRoutes(stored, model).routes(),
+        *PageRoutes(stored, services).routes(),
     ]
 
 
 @asynccontextmanager
-async def running(services: Services) -> AsyncIterator[None]:
+async def running(services: Services, stored: BatchService) -> AsyncIterator[None]:
     """Batches run as long as the server does."""
-    service = services.database
-    if not isinstance(service, BatchService):
-        yield
-        return
-    await service.start(ServerRowEngine(services))
-    services.engine.add_metrics(BatchMetrics(service, services.settings.names[0]))
+    await stored.start(BatchEngine(services))
+    services.engine.add_metrics(BatchMetrics(stored, services.settings.names[0]))
     try:
         yield
     finally:
-        await service.stop()
+        await stored.stop()
 
 
 class BatchRoutes:

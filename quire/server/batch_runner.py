@@ -30,10 +30,11 @@ from quire.server.batch_end import LOST, commit_end, write_out
 from quire.server.batch_engine import EngineFacts, RowAsked
 from quire.server.batch_input import check_lines
 from quire.server.batch_job import BatchJob, begin, needed_files
-from quire.server.batch_lines import answered, rejected, response_id
+from quire.server.batch_lines import answered, rejected, row_name
 from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_states import Ending, Status
 from quire.server.batches import StoredBatch
+from quire.server.engine_fell import EngineFell
 
 Made = TypeVar("Made")
 READ_ROWS, READ_BYTES = 256, 2 << 20  # read ahead of the engine
@@ -263,12 +264,14 @@ class BatchRun:
             endpoint=batch.endpoint,
             body=row.asked["body"],
             key_id=batch.key_id,
-            response_id=response_id(batch.endpoint, batch.id, row.row),
+            name=row_name(batch.id, row.row),
             created=batch.created_at,
             seed=row_seed(0, row.key),
         )
         try:
             found = await self._rooms.engine.answer(asked)
+        except EngineFell:  # the dispatcher looks for the row that did it
+            raise
         except ApiError as refused:
             self._reject(row, refused)
             return
@@ -295,11 +298,10 @@ class BatchRun:
 
     def _reject(self, row: WorkRow, refused: ApiError) -> None:
         """A request that was refused has a response; a failure of ours has none."""
-        message = refused.message[:LONGEST_ERROR]
         is_refusal = refused.status < 500
         self._result(
             row,
-            error=message,
+            error=refused.message[:LONGEST_ERROR],
             error_type=refused.code or (INVALID if is_refusal else SERVER),
             extra=rejected(refused.status, refused.body()) if is_refusal else {},
         )
@@ -319,19 +321,18 @@ class BatchRun:
         self._ending = ending
         if ending != "cancelled":
             await self._change("finalizing", of=("in_progress",), ending=ending)
-        storage = self._rooms.storage
-        written = await self._rooms.on_thread(write_out, self.batch, job, storage, ending)
-        await self._rooms.database.write(partial(commit_end, ending=ending, written=written))
+        rooms = self._rooms
+        written = await rooms.on_thread(write_out, self.batch, job, rooms.storage, ending)
+        await rooms.database.write(partial(commit_end, ending=ending, written=written))
 
     async def _change(
         self, status: Status, *, of: tuple[Status, ...], **values: Any
     ) -> StoredBatch | None:
         """As batches.change; where another state was entered meanwhile, follow it."""
-        batch_id = self.batch.id
 
         def work(connection: sqlite3.Connection) -> tuple[StoredBatch | None, StoredBatch]:
-            changed = batches.change(connection, batch_id, status, of=of, **values)
-            return changed, changed or batches.get(connection, batch_id)
+            changed = batches.change(connection, self.batch.id, status, of=of, **values)
+            return changed, changed or batches.get(connection, self.batch.id)
 
         changed, self.batch = await self._rooms.database.write(work)
         if changed is None and self.batch.status == "cancelling":

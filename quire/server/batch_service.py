@@ -25,7 +25,7 @@ from quire.jobs.store.journal import FULL
 from quire.openai_api.errors import ApiError
 from quire.server import batches, files, uploads
 from quire.server.batch_dispatch import Dispatcher
-from quire.server.batch_engine import RowEngine
+from quire.server.batch_engine import BatchEngine
 from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_runner import BatchRun
 from quire.server.batch_states import ENDS, LIVE
@@ -73,7 +73,7 @@ class BatchService:
         self._free = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MOST_RUNNING))
         self._num_rows = {"completed": 0, "failed": 0}
 
-    async def start(self, engine: RowEngine) -> None:
+    async def start(self, engine: BatchEngine) -> None:
         """Remove what a kill left behind, and go on with every batch that has not ended."""
         known = await self.database.read(_storage_names)
         await asyncio.to_thread(self.storage.sweep, *known)

@@ -1,91 +1,53 @@
-"""Chats, completions and responses: /v1/chat/completions, /v1/completions, /v1/responses."""
+"""Text: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
-from quire.openai_api.asks import Asked, read_body
-from quire.openai_api.bodies import response_body
+from quire.openai_api.asks import Asked
 from quire.openai_api.chunks import Stream
 from quire.openai_api.errors import ApiError
-from quire.openai_api.fields import CHAT, COMPLETIONS, RESPONSES
+from quire.openai_api.fields import MESSAGES
 from quire.openai_api.item_stream import ItemStream
 from quire.openai_api.outputs import Output
 from quire.openai_api.pooling import PoolAsked, check_task
-from quire.openai_api.response_stream import ResponseStream
-from quire.openai_api.responses import About, read_response, response_object
 from quire.server.answering import whole_outputs
 from quire.server.endpoint import Endpoint
-from quire.server.events import DONE, EventResponse, event_of, unless_gone
+from quire.server.events import EventResponse, event_of, unless_gone
 from quire.server.reading import read_json
 from quire.server.replies import json_response
 from quire.server.services import Lane, Services, key_of
-
-_PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
+from quire.server.text_bodies import TEXT_PATHS, read_text_body
 
 
 def endpoints(services: Services) -> dict[str, Endpoint]:
-    handlers = {path: _handler(services, path) for path in (CHAT, COMPLETIONS)}
-    handlers[RESPONSES] = partial(_respond, services)
-    return {path: Endpoint(handler) for path, handler in handlers.items()}
+    return {path: Endpoint(partial(_answer, services, path)) for path in TEXT_PATHS}
 
 
-def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Any:
-        asked = read_body(endpoint, await read_json(request), services.names)
-        about: Any = {
-            "id": f"{_PREFIX[endpoint]}-{number_of(request)}",
-            "created": int(time.time()),
-            "model": asked.model or services.settings.names[0],
-        }
-        return await answered(
-            *(services, request, asked),
-            stream=partial(Stream, asked, **about),
-            whole=lambda outputs: response_body(asked, outputs, **about),
-        )
-
-    return handle
-
-
-async def _respond(services: Services, request: Request) -> Any:
-    asked, given = read_response(await read_json(request), services.names)
-    model = asked.model or services.settings.names[0]
-    about = About(number_of(request), int(time.time()), model, given)
-    return await answered(
-        *(services, request, asked),
-        stream=partial(ResponseStream, asked, about),
-        whole=lambda outputs: response_object(asked, outputs[0], about),
-        last=b"",
-    )
+async def _answer(services: Services, endpoint: str, request: Request) -> Any:
+    """The response to a body, in the way it asks for: whole, or as events."""
+    body = await read_json(request)
+    if endpoint == MESSAGES and isinstance(body, dict) and "thinking" in body:
+        await services.engine.ready()  # what a budget means depends on the model
+    number, created = number_of(request), int(time.time())
+    read = read_text_body(services, endpoint, body, number=number, created=created)
+    check_task("generate", services.engine.facts.get("tasks", ()))
+    if read.asked.stream:
+        events = _events(services, read.asked, read.stream(), key_of(request))
+        return EventResponse(events, read.last)
+    return json_response(read.whole(await outputs_of(services, request, read.asked)))
 
 
 def number_of(request: Request) -> str:
     """What an answer is named by: the number of its request."""
     return str(request.scope["quire.request_id"]).removeprefix("req_")
-
-
-async def answered(
-    services: Services,
-    request: Request,
-    asked: Asked,
-    *,
-    stream: Callable[[], Stream | ItemStream],
-    whole: Callable[[list[Output]], Any],
-    last: bytes = DONE,
-) -> Any:
-    """The response to a body, in the way it asks for: whole, or as events that end with `last`."""
-    check_task("generate", services.engine.facts.get("tasks", ()))
-    if asked.stream:
-        return EventResponse(_events(services, asked, stream(), key_of(request)), last)
-    return json_response(whole(await outputs_of(services, request, asked)))
 
 
 def lane_of(asked: Asked | PoolAsked) -> Lane:

@@ -1,4 +1,4 @@
-"""Signs of life, the version, and which model is served."""
+"""Signs of life, the version, which model is served, and what Prometheus reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire import __version__
 from quire.openai_api.errors import not_found
 from quire.params.rules import show
+from quire.server.metrics import CONTENT_TYPE
 from quire.server.paging import ListObject, list_object
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -52,6 +53,9 @@ def routes(services: Services) -> list[ApiRoute]:
         told: Version = {"version": __version__}
         return json_response(told)
 
+    async def metrics(request: Request) -> Response:
+        return Response(services.engine.metrics_text(), media_type=CONTENT_TYPE)
+
     async def models(request: Request) -> Response:
         listed = [_model(services, name, created) for name in services.names]
         return json_response(list_object(listed, has_more=False))
@@ -66,6 +70,7 @@ def routes(services: Services) -> list[ApiRoute]:
         ApiRoute("GET", "/health", health, refusals=[503], answers=()),
         ApiRoute("GET", "/live", live, answers=()),
         ApiRoute("GET", "/version", version, shape=Version),
+        ApiRoute("GET", "/metrics", metrics, answers=("text/plain",)),
         ApiRoute("GET", "/v1/models", models, shape=ListObject[ModelObject]),
         ApiRoute("GET", "/v1/models/{name:path}", model, refusals=[404], shape=ModelObject),
     ]

@@ -49,9 +49,9 @@ class Serving:
             self.socket.close()
             raise
         self.bridge = Bridge(settings, command=command)
-        self.services = Services(self.bridge, settings, keys, self._stored, self.bridge.adapters)
+        self.services = Services(self.bridge, settings, keys, self.bridge.adapters)
         config = uvicorn.Config(
-            make_app(self.services),
+            make_app(self.services, self._stored),
             http=BoundedProtocol,
             ws="none",
             loop="uvloop",

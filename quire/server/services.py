@@ -1,4 +1,4 @@
-"""What the routes are made from: the engine, the settings, the keys, and what is stored."""
+"""What the routes are made from: the engine, the settings, the keys and the adapters."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class EngineClient(Protocol):
         """What the engine gives for a row; leaving the iterator gives the row up."""
 
     async def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """Something that needs the tokenizer or scores: "tokenize", "detokenize", "score"."""
+        """Something that is no row: "tokenize", "detokenize", "tokenizer_info", and adapters that
+        are loaded and unloaded."""
 
     def stats(self) -> EngineStats: ...
 
@@ -119,7 +120,6 @@ class Services:
     engine: EngineClient
     settings: Settings
     keys: Keys
-    database: Any = None
     adapters: RuntimeAdapters = field(default_factory=RuntimeAdapters)
 
     @property

@@ -1,4 +1,4 @@
-"""Texts to tokens and back, and what Prometheus reads."""
+"""Texts to tokens and back, and how many tokens a message has."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.anthropic_api.answers import CountedTokens
+from quire.anthropic_api.messages import COUNTED, read_counted
 from quire.openai_api.asks import Row, check_model
-from quire.openai_api.errors import bad
+from quire.openai_api.errors import ApiError, bad
 from quire.openai_api.field import Body, checked_fields, plain_body
+from quire.openai_api.fields import MESSAGES
 from quire.params.rules import show
-from quire.server.metrics import CONTENT_TYPE
 from quire.server.reading import JSON_REFUSALS, read_json
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -60,8 +62,14 @@ def routes(services: Services) -> list[ApiRoute]:
     async def info(request: Request) -> Response:
         return json_response(await services.engine.call("tokenizer_info"))
 
-    async def metrics(request: Request) -> Response:
-        return Response(services.engine.metrics_text(), media_type=CONTENT_TYPE)
+    async def count(request: Request) -> Response:
+        row, fields = read_counted(await read_json(request), services.names)
+        try:
+            found = await services.engine.call("tokenize", row=row, strings=False)
+        except ApiError as error:
+            raise error.named(fields) from None
+        counted: CountedTokens = {"input_tokens": found["count"]}
+        return json_response(counted)
 
     return [
         ApiRoute(
@@ -74,7 +82,13 @@ def routes(services: Services) -> list[ApiRoute]:
             shape=Detokenized,
         ),
         ApiRoute("GET", "/tokenizer_info", info, refusals=CALL_REFUSALS, shape=TokenizerInfo),
-        ApiRoute("GET", "/metrics", metrics, answers=("text/plain",)),
+        ApiRoute(
+            *("POST", f"{MESSAGES}/count_tokens", count),
+            body=COUNTED,
+            refusals=_REFUSALS,
+            shape=CountedTokens,
+            needs_model=True,
+        ),
     ]
 
 

@@ -26,10 +26,11 @@ async def main(folder: Path, seconds: float, port: int = 0) -> None:
         engine=engine,  # type: ignore[arg-type]
         settings=Settings(model=MODEL, names=(MODEL,), data_dir=folder),
         keys=Keys(),
-        database=BatchService(StoreSettings(folder)),
     )
     listening = socket.create_server(("127.0.0.1", port))
-    config = uvicorn.Config(make_app(services), log_level="error", lifespan="on")
+    config = uvicorn.Config(
+        make_app(services, BatchService(StoreSettings(folder))), log_level="error", lifespan="on"
+    )
     print(listening.getsockname()[1], flush=True)
     await uvicorn.Server(config).serve([listening])
 

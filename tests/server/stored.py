@@ -181,14 +181,13 @@ async def serving(
         engine=engine,  # type: ignore[arg-type]
         settings=Settings(model=model, names=(MODEL,), data_dir=folder),
         keys=Keys(hash_of(key) for key in keys),
-        database=service,
     )
-    app = make_app(services)
+    app = make_app(services, service)
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     from quire.server import batch_routes
 
     try:
-        async with batch_routes.running(services):
+        async with batch_routes.running(services, service):
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1", headers=headers

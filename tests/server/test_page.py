@@ -52,9 +52,8 @@ class Running:
             engine=FakeEngine(seconds=self._seconds),  # type: ignore[arg-type]
             settings=Settings(model=MODEL, names=(MODEL,), data_dir=self.folder),
             keys=Keys([hash_of(KEYS[0])]),
-            database=service,
         )
-        config = uvicorn.Config(make_app(services), log_config=None, lifespan="on")
+        config = uvicorn.Config(make_app(services, service), log_config=None, lifespan="on")
         self._server = uvicorn.Server(config)
         asyncio.get_running_loop().call_later(0.1, self._started.set)
         await self._server.serve([self._socket])

@@ -1,0 +1,80 @@
+"""Bodies that ask for text, at each endpoint that takes them: what they ask, and what answers them
+whole or as events. For requests and for lines of batches alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from quire.anthropic_api.answers import message_body
+from quire.anthropic_api.messages import read_message
+from quire.anthropic_api.stream import MessageStream
+from quire.openai_api.asks import Asked, read_body
+from quire.openai_api.bodies import response_body
+from quire.openai_api.chunks import Stream
+from quire.openai_api.fields import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from quire.openai_api.item_stream import ItemStream
+from quire.openai_api.outputs import Output
+from quire.openai_api.response_stream import ResponseStream
+from quire.openai_api.responses import About, read_response, response_object
+from quire.server.events import DONE
+from quire.server.services import Services
+
+TEXT_PATHS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+_PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextBody:
+    """A body that was read: `whole` makes the answer of the finished output of each row, `stream`
+    the events, which end with `last`."""
+
+    asked: Asked
+    whole: Callable[[list[Output]], Any]
+    stream: Callable[[], Stream | ItemStream]
+    last: bytes = b""
+
+
+def read_text_body(
+    services: Services,
+    endpoint: str,
+    body: Any,
+    *,
+    number: str,
+    created: int,
+    in_batch: bool = False,
+) -> TextBody:
+    """Raises ApiError. The answer is named by `number`, and is what a batch keeps if `in_batch`."""
+    names = services.names
+    if endpoint == RESPONSES:
+        asked, given = read_response(body, names)
+        response = About(number, created, asked.model or names[0], given)
+        return TextBody(
+            asked,
+            lambda outputs: response_object(asked, outputs[0], response),
+            partial(ResponseStream, asked, response),
+        )
+    if endpoint == MESSAGES:
+        bounds = bool(services.engine.facts.get("bounds_thoughts"))
+        read = read_message(body, names, bounds_thoughts=bounds)
+        asked = replace(read, is_batch=read.is_batch or in_batch)
+        about: Any = {"id": f"msg_{number}", "model": asked.model or names[0]}
+        return TextBody(
+            asked,
+            lambda outputs: message_body(asked, outputs[0], **about),
+            partial(MessageStream, asked, **about),
+        )
+    asked = read_body(endpoint, body, names)
+    about = {
+        "id": f"{_PREFIX[endpoint]}-{number}",
+        "created": created,
+        "model": asked.model or names[0],
+    }
+    return TextBody(
+        asked,
+        lambda outputs: response_body(asked, outputs, **about),
+        partial(Stream, asked, **about),
+        last=DONE,
+    )
