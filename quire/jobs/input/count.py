@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from quire.errors import InvalidOption
 from quire.jobs.input.arrow import count_rows
+from quire.jobs.input.delimited import WITH_HEADER
 from quire.jobs.input.files import InputFile
 from quire.jobs.input.packed import open_bytes, unpacking
 
@@ -41,4 +42,4 @@ def _count(file: InputFile) -> int:
             num_lines += chunk.count(b"\n")
             last = chunk[-1:]
     num_lines += last != b"\n"
-    return num_lines if file.format == "jsonl" else max(0, num_lines - 1)
+    return max(0, num_lines - 1) if file.format in WITH_HEADER else num_lines

@@ -24,6 +24,7 @@ from quire.jobs.input.jsonl import LONGEST_ROW
 from quire.jobs.input.packed import open_bytes, unpacking
 from quire.jobs.input.rows import BadRow, repeated
 
+WITH_HEADER = ("csv", "tsv")  # formats
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _QUOTED = re.compile('"[^"]*"')

@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from quire.errors import InvalidOption
 from quire.jobs.input.arrow import read_arrow
@@ -31,6 +32,12 @@ _FORMATS: dict[str, Format] = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+_READERS: dict[Format, Callable[..., Iterator[dict[str, Any] | BadRow | None]]] = {
+    "jsonl": read_jsonl,
+    "csv": read_delimited,
+    "tsv": partial(read_delimited, delimiter="\t"),
+    "arrow": read_arrow,
+}
 _LONGEST_STATE = 16 << 20  # bytes of what a saved data set says about itself
 
 
@@ -46,11 +53,7 @@ class InputFile:
         return self.format == "jsonl" and named and is_array(self.path)
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[dict[str, Any] | BadRow | None]:
-        if self.format == "jsonl":
-            return (read_array if self.is_array else read_jsonl)(self.path, wanted)
-        if self.format == "arrow":
-            return read_arrow(self.path, wanted)
-        return read_delimited(self.path, wanted, "\t" if self.format == "tsv" else ",")
+        return (read_array if self.is_array else _READERS[self.format])(self.path, wanted)
 
 
 def read_rows(
@@ -163,9 +166,8 @@ def _suffix(path: Path) -> str:
 
 
 def _format_of(path: Path, given: str | None) -> Format:
-    for known in get_args(Format):
-        if given == known:
-            return known  # type: ignore[no-any-return]
+    if given is not None:
+        return cast(Format, given)  # find_files has looked
     suffix = _suffix(path)
     if suffix not in _FORMATS:
         raise _refused(
