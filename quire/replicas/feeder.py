@@ -93,7 +93,7 @@ class Feeder:
             return []
         mine = [out.task for n, out in load.out.items() if not self._has_it_elsewhere(n)]
         suspects = [task for task in mine if task.number in running]
-        if load.trial and not suspects:  # it fell before it could say which of them it ran
+        if load.trial and not suspects:  # it died before it could say which of them it ran
             return mine
         for task in reversed(mine):  # what is put back last is taken first
             if task.number not in running:

@@ -14,7 +14,7 @@ from quire.errors import InvalidOption, ModelError, NotEnoughMemory, QuireError
 from quire.replicas.engine_process import described
 from quire.replicas.feeder import Feeder
 from quire.replicas.memory_kills import MemoryKills, smaller
-from quire.replicas.suspects import Fall, Suspects
+from quire.replicas.suspects import Death, Suspects
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
@@ -76,7 +76,7 @@ class Hopeless(Exception):
 
 
 class Replica:
-    """Its engine, the rows that it is tried with, and how often it fell."""
+    """Its engine, the rows that it is tried with, and how often it died."""
 
     def __init__(
         self,
@@ -227,8 +227,8 @@ class Replica:
         culprit = None
         if lived is not None:  # one that was never ready had no rows
             is_foreign = not engine.killed and self._memory.is_foreign(code)
-            fall = Fall(*lived, len(held) > len(running), engine.place_lost or is_foreign)
-            culprit = self._suspects.accuse(running, fall)
+            death = Death(*lived, len(held) > len(running), engine.place_lost or is_foreign)
+            culprit = self._suspects.accuse(running, death)
         if out_of_memory and self.facts:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
         # Machines that come and go say nothing about what was to be loaded there.

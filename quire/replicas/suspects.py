@@ -1,10 +1,10 @@
 """Finding the row that brings the engine down: by halves, each half a run of its own.
 
-A half that finishes is cleared, and its answers count. A row is the culprit when engines fell with
-it alone on board, twice at least, and so soon that what else ends engines here does not explain it.
+A half that finishes is cleared, and its answers count. A row is the culprit when engines died with
+it alone running, twice at least, and so soon that what else ends engines here does not explain it.
 How often that happens is known from the ends in which the row had no part.
 
-64 rows on board, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times. Where
+64 rows running, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times. Where
 others kill engines, too, a few times more: half a second alone, again and again, says much where
 engines else live for an hour, and little where one is killed every second.
 """
@@ -23,16 +23,16 @@ STRIKES = 2  # once may have any cause
 # less than what replicas and servers give up an engine after.
 MOST_STRIKES = 6
 CHANCE = 1e-3  # of so many ends so soon, were they no row's fault: then it is the row's
-RECENT = 16  # ends that tell how often engines fall here these days
+RECENT = 16  # ends that tell how often engines die here these days
 
 
 @dataclass(frozen=True, slots=True)
-class Fall:
+class Death:
     """How an engine ended. Seconds since it was ready, and since it got the rows that it ran."""
 
     life: float
     run: float
-    others: bool = False  # rows were on board that are not suspected
+    others: bool = False  # rows were running that are not suspected
     outside: bool = False  # nothing that it computed can have ended it so
 
 
@@ -51,16 +51,16 @@ class Suspects:
         self._alone: dict[int, list[float]] = {}
         self._lives: deque[_Life] = deque(maxlen=RECENT)
 
-    def accuse(self, rows: list[Task], fall: Fall) -> Task | None:
+    def accuse(self, rows: list[Task], death: Death) -> Task | None:
         """The engine failed with these rows running. The culprit, if that is now certain."""
-        on_board = frozenset(() if fall.outside else (row.number for row in rows))
-        self._lives.append(_Life(fall.life, on_board))
+        blamed = frozenset(() if death.outside else (row.number for row in rows))
+        self._lives.append(_Life(death.life, blamed))
         if len(rows) != 1:
             self.suspect(rows)
             return None
         [row] = rows
-        if not fall.others:
-            seconds = math.inf if fall.outside else fall.run
+        if not death.others:
+            seconds = math.inf if death.outside else death.run
             self._alone.setdefault(row.number, []).append(seconds)
             if self._is_culprit(row.number):
                 # What it did says nothing about the next row.
@@ -76,7 +76,7 @@ class Suspects:
         self._groups += [group for group in (rows[half:], rows[:half]) if group]
 
     def times_alone(self, row: Task) -> int:
-        """Engines that fell with this row alone on board."""
+        """Engines that died with this row alone running."""
         return len(self._alone.get(row.number, ()))
 
     def _is_culprit(self, row: int) -> bool:
@@ -84,8 +84,8 @@ class Suspects:
         if len(alone) >= MOST_STRIKES:
             return True
         strikes = [seconds for seconds in alone if seconds < math.inf]
-        falls = _falls_per_second([one.seconds for one in self._lives if row not in one.rows])
-        chance = math.prod(-math.expm1(-falls * seconds) for seconds in strikes)
+        deaths = _deaths_per_second([one.seconds for one in self._lives if row not in one.rows])
+        chance = math.prod(-math.expm1(-deaths * seconds) for seconds in strikes)
         return len(strikes) >= STRIKES and chance < CHANCE
 
     def take(self) -> list[Task] | None:
@@ -110,9 +110,9 @@ class Suspects:
         return sum(len(group) for group in self._groups)
 
 
-def _falls_per_second(lives: Collection[float]) -> float:
-    """How often engines with such lives fall, the last of them or all, whichever is worse: hours
-    in peace say nothing about a minute in which engines are killed. 0 where none fell.
+def _deaths_per_second(lives: Collection[float]) -> float:
+    """How often engines with such lives die, the last of them or all, whichever is worse: hours
+    in peace say nothing about a minute in which engines are killed. 0 where none died.
 
     [3600, 1, 1] -> 1.0
     """

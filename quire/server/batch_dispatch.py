@@ -2,7 +2,7 @@
 
 The key with the fewest rows in flight is served next, and of its batches the one with the fewest:
 so a small one waits neither for a large one nor for the many of somebody else. When the engine
-falls, the rows it held are tried again in halves, nothing else beside them in this lane, until the
+dies, the rows it held are tried again in halves, nothing else beside them in this lane, until the
 one that brings it down is found; the others get their answers.
 """
 
@@ -15,10 +15,10 @@ from typing import Protocol
 
 from quire.base.notes import note
 from quire.jobs.input.work import WorkRow
-from quire.replicas.suspects import Fall, Suspects
+from quire.replicas.suspects import Death, Suspects
 from quire.replicas.task import Task
 from quire.server.batch_engine import EngineUnavailable
-from quire.server.engine_fell import EngineFell
+from quire.server.engine_died import EngineDied
 from quire.server.limits import AT_ONCE
 
 WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
@@ -38,7 +38,7 @@ class Supply(Protocol):
         ...
 
     async def answer(self, row: WorkRow) -> None:
-        """Ask the engine and keep what comes; raises EngineFell, EngineUnavailable."""
+        """Ask the engine and keep what comes; raises EngineDied, EngineUnavailable."""
         ...
 
     def blame(self, row: WorkRow) -> None:
@@ -48,7 +48,7 @@ class Supply(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ticket:
-    """A row that is with the engine, or was when it fell. `number` is no other row's."""
+    """A row that is with the engine, or was when it died. `number` is no other row's."""
 
     number: int
     supply: Supply
@@ -64,15 +64,14 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.capacity = 0  # of the engine: rows that run at once
-        self.num_crashes = 0
         self._supplies: dict[Supply, int] = {}  # and how many of its rows are in flight
         self._by_key: Counter[str] = Counter()  # the same of all batches of a key
         self._tasks: dict[asyncio.Task[None], _Ticket] = {}
         self._num_tickets = self._num_bytes = 0  # bytes of the rows in flight
         self._suspects = Suspects()
         self._suspected: dict[int, _Ticket] = {}
-        # Those that fell with the engine since suspects were last looked at.
-        self._fallen: list[tuple[_Ticket, Fall]] = []
+        # Rows that it had when it died, since suspects were last looked at.
+        self._died_with: list[tuple[_Ticket, Death]] = []
         self._culprits: list[_Ticket] = []  # found, and not said before another row succeeds
         self._changed = asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
@@ -88,7 +87,7 @@ class Dispatcher:
     async def remove(self, supply: Supply) -> None:
         """Give up its rows in flight and ask it for no more."""
         self._supplies.pop(supply, None)
-        self._fallen = [one for one in self._fallen if one[0].supply is not supply]
+        self._died_with = [one for one in self._died_with if one[0].supply is not supply]
         self._culprits = [ticket for ticket in self._culprits if ticket.supply is not supply]
         self._suspected = {
             number: ticket
@@ -116,7 +115,7 @@ class Dispatcher:
 
     def _hand_out(self) -> bool:
         """Have rows answered, as many as may be; whether there may be more to hand out at once."""
-        if self._fallen or len(self._suspects):
+        if self._died_with or len(self._suspects):
             if not self._tasks:
                 self._judge()
                 self._try_group()
@@ -152,8 +151,8 @@ class Dispatcher:
         while ticket.supply in self._supplies:
             try:
                 await ticket.supply.answer(ticket.row)
-            except EngineFell as fell:
-                self._fallen.append((ticket, fell.fall))
+            except EngineDied as died:
+                self._died_with.append((ticket, died.death))
                 return
             except EngineUnavailable:
                 await asyncio.sleep(PAUSE)
@@ -174,14 +173,13 @@ class Dispatcher:
         self._changed.set()
 
     def _judge(self) -> None:
-        """The engine fell and nothing is in flight: what is suspected, and the culprit if known."""
-        if not self._fallen:
+        """The engine died and nothing is in flight: what is suspected, and the culprit if known."""
+        if not self._died_with:
             return
-        self.num_crashes += 1
-        note(f"the engine fell with {len(self._fallen)} rows of batches; they are tried again")
-        fallen, self._fallen = self._fallen, []
-        self._suspected |= {ticket.number: ticket for ticket, _ in fallen}
-        culprit = self._suspects.accuse([ticket.suspect for ticket, _ in fallen], fallen[0][1])
+        note(f"the engine died with {len(self._died_with)} rows of batches; they are tried again")
+        held, self._died_with = self._died_with, []
+        self._suspected |= {ticket.number: ticket for ticket, _ in held}
+        culprit = self._suspects.accuse([ticket.suspect for ticket, _ in held], held[0][1])
         found = None if culprit is None else self._suspected.pop(culprit.number, None)
         if found is not None:
             self._culprits.append(found)
@@ -190,7 +188,7 @@ class Dispatcher:
 
     def _rest(self) -> None:
         """Every row brings it down, so it is no row's fault: clear them, and wait a while."""
-        note(f"the engine falls with every row; batches go on in {REST:g} seconds")
+        note(f"the engine dies with every row; batches go on in {REST:g} seconds")
         cleared, self._culprits, self._suspects = self._culprits, [], Suspects()
         self._suspected |= {ticket.number: ticket for ticket in cleared}
         self._suspects.suspect([ticket.suspect for ticket in self._suspected.values()])

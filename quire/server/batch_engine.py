@@ -87,7 +87,7 @@ class BatchEngine:
         )
 
     async def answer(self, row: RowAsked) -> RowAnswered:
-        """ApiError for a row that is refused, EngineFell, EngineUnavailable; a caller that is
+        """ApiError for a row that is refused, EngineDied, EngineUnavailable; a caller that is
         cancelled gives the row up."""
         if row.endpoint == EMBEDDINGS:
             return await self._embedded(row)
@@ -116,7 +116,7 @@ class BatchEngine:
 
     async def _outputs(self, asked: Asked | PoolAsked, key_id: str) -> list[Output]:
         for each in asked.rows:
-            each["once"] = True  # when the engine falls, the rows it held are searched
+            each["once"] = True  # when the engine dies, the rows it held are searched
         try:
             return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
         except ApiError as error:

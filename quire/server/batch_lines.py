@@ -1,7 +1,7 @@
 """The lines of a batch's output and error files, made from the records of its journal.
 
 A rejected request is a response with its status; what never came to an answer (expired, cancelled,
-an engine that fell) has no response and an error. The line of a message is a result in Anthropic's
+an engine that died) has no response and an error. The line of a message is a result in Anthropic's
 words. Everything in a line is a function of the batch and its record, so that writing it again
 gives the same bytes.
 """

@@ -34,7 +34,7 @@ from quire.server.batch_lines import answered, rejected, row_name
 from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_states import Ending, Status
 from quire.server.batches import StoredBatch
-from quire.server.engine_fell import EngineFell
+from quire.server.engine_died import EngineDied
 
 Made = TypeVar("Made")
 READ_ROWS, READ_BYTES = 256, 2 << 20  # read ahead of the engine
@@ -270,7 +270,7 @@ class BatchRun:
         )
         try:
             found = await self._rooms.engine.answer(asked)
-        except EngineFell:  # the dispatcher looks for the row that did it
+        except EngineDied:  # the dispatcher looks for the row that did it
             raise
         except ApiError as refused:
             self._reject(row, refused)
@@ -293,7 +293,7 @@ class BatchRun:
         )
 
     def blame(self, row: WorkRow) -> None:
-        message = "the engine fell with this request alone in its lane, more often than by chance"
+        message = "the engine died with this request alone in its lane, more often than by chance"
         self._result(row, error=message, error_type="engine_crash")
 
     def _reject(self, row: WorkRow, refused: ApiError) -> None:

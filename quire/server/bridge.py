@@ -23,7 +23,7 @@ from quire.openai_api.asks import Row
 from quire.openai_api.errors import ApiError, bad, not_supported, server_error, too_long
 from quire.openai_api.outputs import Output
 from quire.server.adapters import RuntimeAdapters
-from quire.server.engine_fell import EngineFell
+from quire.server.engine_died import EngineDied
 from quire.server.engine_life import COMMAND, EngineLife
 from quire.server.engine_totals import EngineTotals
 from quire.server.limits import AT_ONCE
@@ -35,7 +35,7 @@ from quire.server.wire import Message
 
 # Of engines in a row, without a single output between them: looking for the row of a batch that
 # brings them down takes eight.
-MOST_FALLS = 16
+MOST_DEATHS = 16
 MOST_UNREAD = 4096  # outputs that wait for a reader; then its row is given up
 _LOOK_SECONDS = 5.0
 _FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
@@ -59,7 +59,7 @@ class Bridge:
         # What came for the batch lane: hundreds of rows may end in one step.
         self._late: deque[tuple[RowReading, Output | ApiError]] = deque()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next, self._falls, self._restarts = 0, 0, 0
+        self._next, self._deaths, self._restarts = 0, 0, 0
         self._changed = asyncio.Event()  # the state, once
         self._failure: QuireError | None = None
 
@@ -88,7 +88,7 @@ class Bridge:
                     watch.cancel()
                     held = set(life.board.rows())
                     code = await life.end()
-                self._fell(held, code, life)
+                self._died(held, code, life)
         except asyncio.CancelledError:
             self._fail_all(self._unavailable())
             raise
@@ -118,7 +118,7 @@ class Bridge:
 
     def _take(self, message: Message) -> None:
         if message.kind == "delta":
-            self._falls = 0
+            self._deaths = 0
             for number, output in message.rows:
                 self._deliver(number, output)
         elif message.kind == "refused":
@@ -164,7 +164,7 @@ class Bridge:
         if reading.is_over:
             self._readings.pop(reading.number, None)
 
-    def _fell(self, held: set[int], code: int, life: EngineLife) -> None:
+    def _died(self, held: set[int], code: int, life: EngineLife) -> None:
         """The engine is gone."""
         self._deliver_late(len(self._late))
         self._life, self._told = None, {}
@@ -172,26 +172,26 @@ class Bridge:
         failure, self._failure = self._failure, None
         if failure is not None and not self.facts:
             raise failure
-        self._falls += 1
-        if self._falls >= MOST_FALLS or not self.facts:
+        self._deaths += 1
+        if self._deaths >= MOST_DEATHS or not self.facts:
             raise EngineError(
-                f"the engine ended {self._falls} times without an answer (code {code}); it said "
+                f"the engine ended {self._deaths} times without an answer (code {code}); it said "
                 f"last: {life.stderr_tail[-1000:]}"
             )
         note(f"the engine ended ({failure or f'code {code}'}) and is started again")
         self._restarts += 1
         self._set("restarting")
         of_batches = {n for n, reading in self._readings.items() if reading.lane == "batch"}
-        fell = partial(life.fall, code, others=not held <= of_batches)
+        death = partial(life.death, code, others=not held <= of_batches)
         for future in self._calls.values():
             if not future.done():  # its caller may have left
-                future.set_exception(EngineFell(fell(asked_at=0.0)))
+                future.set_exception(EngineDied(death(asked_at=0.0)))
         self._calls.clear()
         for reading in list(self._readings.values()):
-            reading.num_falls += reading.number in held
-            if reading.was_shown or reading.num_falls > reading.most_falls:
+            reading.num_deaths += reading.number in held
+            if reading.was_shown or reading.num_deaths > reading.most_deaths:
                 self._readings.pop(reading.number)
-                reading.give(EngineFell(fell(asked_at=reading.asked_at)))
+                reading.give(EngineDied(death(asked_at=reading.asked_at)))
 
     def _fail_all(self, error: ApiError) -> None:
         for reading in list(self._readings.values()):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from quire.openai_api.errors import NO_RETRY, SERVER, ApiError
-from quire.replicas.suspects import Fall
+from quire.replicas.suspects import Death
 
 
-class EngineFell(ApiError):
-    """`fall` is for batches, which look for the row that did it."""
+class EngineDied(ApiError):
+    """`death` is for batches, which look for the row that did it."""
 
-    def __init__(self, fall: Fall) -> None:
+    def __init__(self, death: Death) -> None:
         text = "the engine failed while it answered; try again"
         super().__init__(500, text, code="engine_crash", type=SERVER, headers=NO_RETRY)
-        self.fall = fall
+        self.death = death

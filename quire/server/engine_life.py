@@ -15,7 +15,7 @@ from quire.base.system import kill_group
 from quire.replicas.board import Board
 from quire.replicas.memory_kills import MemoryKills
 from quire.replicas.stderr_tail import StderrTail
-from quire.replicas.suspects import Fall
+from quire.replicas.suspects import Death
 from quire.replicas.wire import Lines
 from quire.server.wire import Message, decode
 
@@ -93,10 +93,10 @@ class EngineLife:
             self._killed = True
             kill_group(self._process.pid)
 
-    def fall(self, code: int, *, asked_at: float, others: bool) -> Fall:
+    def death(self, code: int, *, asked_at: float, others: bool) -> Death:
         """How it ended, once it was ready, for a row that it was asked then."""
         outside = not self._killed and self._memory.is_foreign(code)
-        return Fall(self._ended_at - self._ready_at, self._ended_at - asked_at, others, outside)
+        return Death(self._ended_at - self._ready_at, self._ended_at - asked_at, others, outside)
 
     async def end(self) -> int:
         """Make sure that it is gone; its exit code, negative for a signal."""

@@ -25,9 +25,9 @@ class RowReading:
         self._awaited: asyncio.Future[None] | None = None
         self.was_shown = self.is_over = False
         self.asked_at = 0.0  # when it was last given to an engine, by the monotonic clock
-        self.num_falls = 0  # engines that died with it on the device
+        self.num_deaths = 0  # engines that died with it on the device
         # Rows of batches are not asked again here: the batches look for the culprit.
-        self.most_falls = 0 if is_asked_once else 1
+        self.most_deaths = 0 if is_asked_once else 1
 
     def give(self, one: Output | ApiError) -> None:
         self.is_over = isinstance(one, ApiError) or one.finished

@@ -19,10 +19,10 @@ import httpx
 
 from quire.openai_api.errors import ApiError
 from quire.openai_api.outputs import Answer, Output
-from quire.replicas.suspects import Fall
+from quire.replicas.suspects import Death
 from quire.server.app import make_app
 from quire.server.batch_service import BatchService, StoreSettings
-from quire.server.engine_fell import EngineFell
+from quire.server.engine_died import EngineDied
 from quire.server.keys import Keys, hash_of
 from quire.server.services import EngineStats, Services, Settings
 
@@ -72,7 +72,7 @@ class FakeEngine:
                 self.num_crashes += 1
                 for each in [*self._held]:
                     if not each.done():
-                        each.set_exception(EngineFell(Fall(life=9.0, run=0.1)))
+                        each.set_exception(EngineDied(Death(life=9.0, run=0.1)))
             await asyncio.wait((held,), timeout=self.seconds)
             if held.done():
                 held.result()
