@@ -32,7 +32,7 @@ def block_shape(
     num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[int, ...]:
     """How the keys (or values) of a block lie: as numbers, or in fp8 as bytes, the scales of a
-    head's slots behind their numbers (triton/fp8_code.py)."""
+    head's slots behind their numbers (triton/fp8_kernels.py)."""
     if dtype == FP8:
         return num_kv_heads, block_size * (head_dim + SCALE_BYTES)
     return num_kv_heads, block_size, head_dim

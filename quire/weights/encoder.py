@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -203,7 +202,3 @@ def _check_unused(
                 f"{files.path}: tensor {name!r} is of a part that quire does not know; it is "
                 "another model than its config says, or has more layers"
             )
-
-
-def num_bytes(spec: EncoderSpec, family: EncoderFamily, itemsize: int) -> int:
-    return sum(math.prod(weight.shape) for weight in encoder_weights(spec, family)) * itemsize
