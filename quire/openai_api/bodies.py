@@ -210,9 +210,9 @@ def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> Te
     before = (output.prompt or "") if asked.echo else ""
     scores = None
     if asked.logprobs:
-        told: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
-        told += [] if asked.only_echo else list(answer.logprobs or ())
-        scores = text_scores(told, first_text=first_text(output) if asked.echo else "")
+        of_text: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
+        of_text += [] if asked.only_echo else list(answer.logprobs or ())
+        scores = text_scores(of_text, first_text=first_text(output) if asked.echo else "")
     choice: TextChoice = {
         "index": index,
         "text": before + text,
@@ -240,7 +240,7 @@ def text_scores(
 ) -> TextScores:
     """`logprobs` of a completion. A token is among the likeliest of its place even where it is
     none of them: programs look it up there."""
-    told: TextScores = {
+    shown: TextScores = {
         "text_offset": [],
         "token_logprobs": [],
         "tokens": [],
@@ -248,27 +248,27 @@ def text_scores(
     }
     for score in scores:
         text = first_text if score is None else score.text
-        told["text_offset"].append(offset)
-        told["tokens"].append(text)
-        told["token_logprobs"].append(None if score is None else score.logprob)
+        shown["text_offset"].append(offset)
+        shown["tokens"].append(text)
+        shown["token_logprobs"].append(None if score is None else score.logprob)
         top = None if score is None else {t: logprob for _, t, logprob in score.top}
         if score is not None and top is not None:
             top.setdefault(score.text, score.logprob)
-        told["top_logprobs"].append(top)
+        shown["top_logprobs"].append(top)
         offset += len(text)
-    return told
+    return shown
 
 
 def _prompt_logprobs(scores: Sequence[TokenScore | None]) -> PromptScores:
-    told: PromptScores = []
+    shown: PromptScores = []
     for score in scores:
         if score is None:
-            told.append(None)
+            shown.append(None)
             continue
         entries: dict[str, PromptScore] = {
             str(token): {"logprob": logprob, "rank": rank, "decoded_token": text}
             for rank, (token, text, logprob) in enumerate(score.top, start=1)
         }
         own: PromptScore = {"logprob": score.logprob, "rank": None, "decoded_token": score.text}
-        told.append({str(score.token_id): entries.pop(str(score.token_id), own), **entries})
-    return told
+        shown.append({str(score.token_id): entries.pop(str(score.token_id), own), **entries})
+    return shown

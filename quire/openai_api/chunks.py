@@ -115,11 +115,11 @@ class _TextChoice(_Choice):
         if not (text or scores or is_over or (asked.token_ids and answer.token_ids)):
             return
         self._echo = None
-        told = text_scores(scores, offset=self._offset, first_text=first)
+        logprobs = text_scores(scores, offset=self._offset, first_text=first)
         choice: Chunk = {
             "index": self._index,
             "text": text,
-            "logprobs": told if asked.logprobs else None,
+            "logprobs": logprobs if asked.logprobs else None,
             "finish_reason": finish_reason(answer, ()) if is_over else None,
         }
         if is_over:
@@ -130,7 +130,7 @@ class _TextChoice(_Choice):
                 choice["prompt_token_ids"] = list(self._prompt_ids)
                 self._prompt_ids = None
         # By tokens, as whole answers count: the text of a letter in pieces comes with its last.
-        self._offset += sum(map(len, told["tokens"]))
+        self._offset += sum(map(len, logprobs["tokens"]))
         yield choice
 
 
@@ -152,8 +152,8 @@ class _ChatChoice(_Choice):
 
     def _shown(self, parts: Parts) -> Iterator[Chunk]:
         if parts.reasoning and self._asked.reasoning:
-            told = {"reasoning_content": parts.reasoning, "reasoning": parts.reasoning}
-            yield self._choice(told)
+            thoughts = {"reasoning_content": parts.reasoning, "reasoning": parts.reasoning}
+            yield self._choice(thoughts)
         if parts.content:
             yield self._choice({"content": parts.content})
         for call in parts.calls:

@@ -61,14 +61,14 @@ class Field:
     @property
     def schema(self) -> dict[str, Any]:
         """What it may hold, as JSON Schema has it. Null is as if it were not there."""
-        told: dict[str, Any] = {"description": f"{self.kind}: {self.why}".strip(": ")}
+        described: dict[str, Any] = {"description": f"{self.kind}: {self.why}".strip(": ")}
         if self.kind == "refused":
-            return {**told, "enum": [None, *self.harmless]}
+            return {**described, "enum": [None, *self.harmless]}
         types = _TYPES[self.value]
         if self.kind == "moot" or object in types:
-            return told
+            return described
         null = [] if self.required else ["null"]
-        return {**told, "type": [*(_JSON_TYPES[one] for one in types), *null]}
+        return {**described, "type": [*(_JSON_TYPES[one] for one in types), *null]}
 
     def refuse(self, value: Any) -> None:
         """Raise ApiError unless the value asks for nothing."""

@@ -275,10 +275,10 @@ def _ranks(
             rank["document"] = {"text": asked.documents[i]}
         results.append(rank)
     usage: PoolUsage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    told: Ranks = {"id": id, "model": model, "results": results, "usage": usage}
+    ranks: Ranks = {"id": id, "model": model, "results": results, "usage": usage}
     if asked.endpoint == RERANK_2:
-        told["meta"] = {"api_version": {"version": "2"}, "tokens": {"input_tokens": tokens}}
-    return told
+        ranks["meta"] = {"api_version": {"version": "2"}, "tokens": {"input_tokens": tokens}}
+    return ranks
 
 
 def scores_of(asked: PoolAsked, outputs: Sequence[Output]) -> list[float]:

@@ -153,7 +153,7 @@ class About:
     model: str
     given: Mapping[str, Any]
 
-    def body(self, status: Status, output: list[Event], told: Output | None) -> ResponseBody:
+    def body(self, status: Status, output: list[Event], finished: Output | None) -> ResponseBody:
         given = self.given
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -178,7 +178,7 @@ class About:
             "tools": [{"strict": True, "parameters": {}, **t} for t in given.get("tools", [])],
             "top_p": given.get("top_p", 1.0),
             "truncation": "disabled",
-            "usage": None if told is None else _usage(told),
+            "usage": None if finished is None else _usage(finished),
         }
 
 

@@ -58,9 +58,9 @@ def _message_result(record: ResultRecord, request_id: str) -> dict[str, Any]:
         return {"type": ended}
     error = server_error(str(record.error))
     if body is not None:  # it was refused
-        told = body["error"]
-        param, code = told["param"], told["code"]
-        error = ApiError(record.extra[STATUS], told["message"], param=param, code=code)
+        refusal = body["error"]
+        param, code = refusal["param"], refusal["code"]
+        error = ApiError(record.extra[STATUS], refusal["message"], param=param, code=code)
     return {"type": "errored", "error": error_body(error, request_id)}
 
 

@@ -138,7 +138,7 @@ class BatchRun:
 
     async def _begin(self) -> None:
         """Make the job, once the lines are known. One that is cancelled before that has none; where
-        they were counted when the batch was made, each is told."""
+        they were counted when the batch was made, each has its result."""
         path = await self._source()
         total = self.batch.total or await self._checked(path)
         if not total:

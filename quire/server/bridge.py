@@ -51,7 +51,7 @@ class Bridge:
         self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
         self.metrics = Metrics(settings.names[0])
         self.adapters = RuntimeAdapters()
-        self._told: Mapping[str, Any] = {}  # what the engine said last of itself
+        self._said: Mapping[str, Any] = {}  # what the engine said last of itself
         self._totals = EngineTotals()
         self._life: EngineLife | None = None
         self._readings: dict[int, RowReading] = {}
@@ -129,7 +129,7 @@ class Bridge:
             for reading in self._readings.values():
                 self._ask(reading)
         elif message.kind == "metrics":
-            self._told = message.facts
+            self._said = message.facts
             self._totals.take(message.facts)
         elif message.kind == "called":
             self._called(message)
@@ -167,7 +167,7 @@ class Bridge:
     def _died(self, held: set[int], code: int, life: EngineLife) -> None:
         """The engine is gone."""
         self._deliver_late(len(self._late))
-        self._life, self._told = None, {}
+        self._life, self._said = None, {}
         self._totals.engine_ended()
         failure, self._failure = self._failure, None
         if failure is not None and not self.facts:
@@ -202,8 +202,8 @@ class Bridge:
 
     def _unavailable(self) -> ApiError:
         words = {"draining": "the server is stopping", "failed": "the engine cannot be started"}
-        told = words.get(self.state, "the server is stopping")
-        return server_error(told, code="unavailable", status=503, retry=self.state != "failed")
+        why = words.get(self.state, "the server is stopping")
+        return server_error(why, code="unavailable", status=503, retry=self.state != "failed")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._life is not None:
@@ -287,9 +287,9 @@ class Bridge:
         return server_error(why, code=kind)
 
     def stats(self) -> EngineStats:
-        told, queueing = self._told, self.queueing
-        running_batch = int(told.get("running_batch", 0))
-        running = int(told.get("running", 0)) - running_batch
+        said, queueing = self._said, self.queueing
+        running_batch = int(said.get("running_batch", 0))
+        running = int(said.get("running", 0)) - running_batch
         lanes = [one.lane for one in self._readings.values()]
         num_batch = lanes.count("batch")
         return EngineStats(
@@ -298,9 +298,9 @@ class Bridge:
             running_batch=running_batch,
             waiting=max(len(lanes) - num_batch - running, 0),
             waiting_batch=max(num_batch - running_batch, 0),
-            kv_use=float(told.get("kv_use", 0.0)),
-            unfinished_prompt_tokens=int(told.get("unfinished_prompt_tokens", 0)),
-            unfinished_output_tokens=int(told.get("unfinished_output_tokens", 0)),
+            kv_use=float(said.get("kv_use", 0.0)),
+            unfinished_prompt_tokens=int(said.get("unfinished_prompt_tokens", 0)),
+            unfinished_output_tokens=int(said.get("unfinished_output_tokens", 0)),
             restarts=self._restarts,
             preemptions=self._totals.preemptions,
             step_limits=self._totals.step_limits,

@@ -115,8 +115,8 @@ class FileRoutes:
 
     async def deleted(self, request: Request) -> Response:
         file = await self._service.delete_file(key_of(request), request.path_params["file_id"])
-        told: DeletedFile = {"id": file.id, "object": "file", "deleted": True}
-        return json_response(told)
+        deleted: DeletedFile = {"id": file.id, "object": "file", "deleted": True}
+        return json_response(deleted)
 
     async def content(self, request: Request) -> Response:
         file = await self._find(request)

@@ -50,8 +50,8 @@ def routes(services: Services) -> list[ApiRoute]:
         return Response(status_code=200)
 
     async def version(request: Request) -> Response:
-        told: Version = {"version": __version__}
-        return json_response(told)
+        ours: Version = {"version": __version__}
+        return json_response(ours)
 
     async def metrics(request: Request) -> Response:
         return Response(services.engine.metrics_text(), media_type=CONTENT_TYPE)

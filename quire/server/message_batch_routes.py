@@ -164,8 +164,8 @@ class MessageBatchRoutes:
     async def deleted(self, request: Request) -> Response:
         name = request.path_params["batch_id"]
         batch = await self._service.delete(key_of(request), name, _KINDS)
-        told: DeletedMessageBatch = {"id": batch.id, "type": "message_batch_deleted"}
-        return json_response(told)
+        deleted: DeletedMessageBatch = {"id": batch.id, "type": "message_batch_deleted"}
+        return json_response(deleted)
 
 
 def _page(query: Mapping[str, str]) -> tuple[Page, str]:

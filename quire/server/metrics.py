@@ -89,8 +89,8 @@ class Metrics:
         """All of it, with what is so now; under vLLM's names too if wanted."""
         now = CollectorRegistry()
         now.register(_Now(stats, self._of))
-        told = generate_latest(self.registry) + generate_latest(now)
-        return told + told.replace(b"quire:", b"vllm:") if for_vllm else told
+        text = generate_latest(self.registry) + generate_latest(now)
+        return text + text.replace(b"quire:", b"vllm:") if for_vllm else text
 
 
 class _Now:

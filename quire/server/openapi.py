@@ -35,8 +35,8 @@ def description(routes: Iterable[ApiRoute], names: Sequence[str], *, keys: bool)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         answer = [next(left) for _ in route.shapes]
-        told = _operation(route, answer, names, needs_key=keys and not is_open(route.path))
-        paths.setdefault(route.path_format, {})[route.method.lower()] = told
+        operation = _operation(route, answer, names, needs_key=keys and not is_open(route.path))
+        paths.setdefault(route.path_format, {})[route.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "quire", "version": __version__},
@@ -57,7 +57,7 @@ def _operation(
 ) -> dict[str, Any]:
     path = [(name, "path", {"type": "string"}) for name in route.param_convertors]
     query = [(name, "query", dict(schema)) for name, schema in route.query.items()]
-    told: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": re.sub("[^a-z0-9]+", "_", f"{route.method}{route.path}".lower()).strip("_"),
         "parameters": [
             {"name": name, "in": place, "required": place == "path", "schema": schema}
@@ -71,8 +71,8 @@ def _operation(
             kind: {"schema": _served(schema, route, names)}
             for kind, schema in route.content.items()
         }
-        told["requestBody"] = {"required": True, "content": content}
-    return told
+        operation["requestBody"] = {"required": True, "content": content}
+    return operation
 
 
 def _responses(route: ApiRoute, shapes: Sequence[Any], *, needs_key: bool) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class PageRoutes:
     async def status(self, request: Request) -> Response:
         """How the engine is doing: nothing that is one key's."""
         stats = self._services.engine.stats()
-        told: EngineStatus = {
+        status: EngineStatus = {
             "version": __version__,
             "model": self._services.settings.names[0],
             "state": stats.state,
@@ -86,7 +86,7 @@ class PageRoutes:
             "first_token_seconds": stats.first_token_seconds,
             "restarts": stats.restarts,
         }
-        return json_response(told)
+        return json_response(status)
 
     async def link(self, request: Request) -> Response:
         file = await self._service.database.read(
@@ -113,8 +113,8 @@ class PageRoutes:
 
     def _linked(self, found: Linked) -> Response:
         token = self._service.links.make(found)
-        told: Link = {"url": f"/download/{token}", "expires_in": int(LIFE)}
-        return json_response(told)
+        link: Link = {"url": f"/download/{token}", "expires_in": int(LIFE)}
+        return json_response(link)
 
     async def followed(self, request: Request) -> Response:
         found = self._service.links.take(request.path_params["token"])

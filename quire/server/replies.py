@@ -33,7 +33,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 def bug() -> ApiError:
     """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it.
-    uvicorn closes the connection behind it: who is not told that loses the next request."""
+    uvicorn closes the connection behind it: a client that does not know loses its next request."""
     made = server_error("the server failed on this request", code="internal_error")
     made.headers = (*made.headers, ("connection", "close"))
     return made

@@ -74,7 +74,7 @@ class Serving:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until it is told to end; raises what keeps the engine from living."""
+        """Serve until a signal or `end` ends it; raises what keeps the engine from living."""
         runner = asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory())
         try:
             with runner:
@@ -123,7 +123,7 @@ class Serving:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.grace):
                 await self.bridge.drained()
-        # A stream that is cut looks complete: whoever still reads is told.
+        # A stream that is cut looks complete: its reader gets an error.
         self.bridge.give_all_up()
 
     def _take_signals(self) -> None:
@@ -131,7 +131,7 @@ class Serving:
         if loop is None or ending is None:
             return
 
-        def told() -> None:
+        def stop() -> None:
             if ending.is_set():  # a second time: at once
                 self.bridge.give_all_up()
                 return
@@ -144,7 +144,7 @@ class Serving:
 
         with suppress(ValueError, RuntimeError):  # not the main thread: whoever made it ends it
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, told)
+                loop.add_signal_handler(number, stop)
                 signal.signal(number, refuse_new)  # Python's own call; the loop is told as before
 
 

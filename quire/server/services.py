@@ -43,9 +43,9 @@ class Settings:
 
     @property
     def opening(self) -> dict[str, Any]:
-        """What the engine's process is told first."""
-        told = {"kind": "open", "model": self.model, "options": dict(self.options)}
-        return {**told, "names": self.names, "lora": dict(self.lora)}
+        """The first message to the engine's process."""
+        model = {"model": self.model, "options": dict(self.options)}
+        return {"kind": "open", **model, "names": self.names, "lora": dict(self.lora)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class ReplicaMetrics:
         self._last: dict[int, Message] = {}
         self._ended: dict[str, float] = dict.fromkeys(_COUNTERS, 0)  # of engines that are gone
         self._began: float | None = None
-        self._told = -math.inf
+        self._told_at = -math.inf
 
     def add(self, message: Message) -> Message | None:
         """A line of one replica; the line of all, if it is time for one."""
@@ -72,9 +72,9 @@ class ReplicaMetrics:
         if self._began is None:
             self._began = message["began"]
         now = self._clock()
-        if now - self._told < _SECONDS:
+        if now - self._told_at < _SECONDS:
             return None
-        self._told = now
+        self._told_at = now
         return self._line(message["time"])
 
     def last(self) -> Message | None:

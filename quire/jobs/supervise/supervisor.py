@@ -142,9 +142,9 @@ class Supervisor:
         self._on_ready(facts)
 
     def metrics(self, message: Message) -> None:
-        told = self._metrics.add(message) if "replica" in message else message
-        if told is not None:
-            self._watcher.metrics(told)
+        line = self._metrics.add(message) if "replica" in message else message
+        if line is not None:
+            self._watcher.metrics(line)
 
     def note(self, line: str) -> None:
         self._watcher.note(line)

@@ -26,7 +26,7 @@ class Calls:
         if message["what"] == "detokenize":
             return self._detokenize(message["tokens"])
         tokenizer = self._preparing.tokenizer
-        told: TokenizerInfo = {
+        info: TokenizerInfo = {
             "vocab_size": self._session.model.spec.vocab_size,
             "max_model_len": self._session.model.config.max_model_len,
             "special_tokens": tokenizer.special_tokens,
@@ -34,7 +34,7 @@ class Calls:
             "chat_template": tokenizer.chat_template,
         }
         # As in tokenizer_config.json; lm-eval looks for eos_token.
-        return {**tokenizer.special_tokens, **told}
+        return {**tokenizer.special_tokens, **info}
 
     def _tokenize(self, row: Message, *, strings: bool) -> Tokenized:
         prompt = self._preparing.prompt_of(row)

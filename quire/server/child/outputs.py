@@ -58,7 +58,7 @@ class Place:
         )
 
     def _heard(self, output: RequestOutput, hearing: Hearing) -> Output:
-        """What is told of a piece of a sound that was heard to its end."""
+        """What is known of a piece of a sound that was heard to its end."""
         return Output(
             (),
             True,

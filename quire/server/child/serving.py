@@ -68,7 +68,7 @@ class ServingEngine:
         self._reasoning: ReasoningCount | None = None
         if model.tokenizer is not None:
             self._reasoning = ReasoningCount(model.tokenizer, model.config.reasoning_parser)
-        self._told = 0.0
+        self._told_at = 0.0
         engine = session.engine
         engine.executor = WatchedExecutor(engine.executor, board, self._held)
         self._engine = EngineThread(
@@ -246,9 +246,9 @@ class ServingEngine:
     def tell(self) -> None:
         """How it goes, once in a while."""
         now = time.monotonic()
-        if now - self._told < TELL_SECONDS:
+        if now - self._told_at < TELL_SECONDS:
             return
-        self._told = now
+        self._told_at = now
         scheduler = self._session.engine.scheduler
         rows = scheduler.rows
         background = [s for s in rows.sequences if s is not None and s.request.background]
@@ -281,12 +281,12 @@ class ServingEngine:
 
     def _answer_call(self, message: Message) -> None:
         made = _attempt(lambda: self._called(message))
-        told: dict[str, Any] = {"kind": "called", "id": message["id"]}
+        answer: dict[str, Any] = {"kind": "called", "id": message["id"]}
         if isinstance(made, QuireError):
-            told |= _about(made)
+            answer |= _about(made)
         else:
-            told["value"] = made
-        self._writer.send(told)
+            answer["value"] = made
+        self._writer.send(answer)
 
 
 def _data(place: Place, output: RequestOutput) -> bytes:
