@@ -54,17 +54,12 @@ class GrammarMatcher:
     __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "owed", "share")
 
     def __init__(
-        self,
-        grammar: Lexers,
-        ll: LLMatcher,
-        share: int,
-        token_ids: Sequence[int] = (),
-        own_lexer: bool = False,
+        self, grammar: Lexers, ll: LLMatcher, share: int, token_ids: Sequence[int] = ()
     ) -> None:
         self.grammar, self.share = grammar, share
         self.error: GrammarFailed | None = None
         self.ll = ll  # llguidance's own matcher, for filling many masks in one call
-        self._own_lexer = own_lexer
+        self._own_lexer = False
         self._token_ids = list(token_ids)
         self.owed: list[int] = []  # all that MaskFiller allows, one after the other
 

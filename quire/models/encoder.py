@@ -23,6 +23,7 @@ from quire.models.encoder_ops import EncoderOps, Norm, NormOp, Op, no_norm
 from quire.spec import EncoderSpec
 
 Weights = dict[str, Tensor]
+_FARTHEST = 128  # tokens: further ones all gain the same by their distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +277,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return torch.tensor(first + between)
 
 
-def distance_gains(learned: Tensor, max_len: int, farthest: int = 128) -> Tensor:
+def distance_gains(learned: Tensor, max_len: int) -> Tensor:
     """What scores gain by distance, of numbers that are learned for some: learned [N, heads], the
     first half of tokens behind and the second of those ahead; a half has one number for each of the
     near distances, and further ones share, the more the further. [heads, 2 max_len - 1]"""
@@ -284,7 +285,7 @@ def distance_gains(learned: Tensor, max_len: int, farthest: int = 128) -> Tensor
     near = half // 2
     ahead = torch.arange(1 - max_len, max_len, device=learned.device)
     far = ahead.abs()
-    shared = torch.log(far.float().clamp(min=near) / near) / math.log(farthest / near)
+    shared = torch.log(far.float().clamp(min=near) / near) / math.log(_FARTHEST / near)
     place = torch.where(far < near, far, near + (shared * (half - near)).long()).clamp(max=half - 1)
     return learned[place + half * (ahead > 0)].T.contiguous()
 

@@ -66,8 +66,8 @@ class Preemption:
 
         def reluctance(place: int) -> tuple[bool, bool, int, int]:
             victim = _lead(rows.sequence(running[place]))
-            tired = victim.num_preemptions >= MOST_PREEMPTIONS
-            return (not victim.request.background, tired, -victim.request.priority, -place)
+            had_enough = victim.num_preemptions >= MOST_PREEMPTIONS
+            return (not victim.request.background, had_enough, -victim.request.priority, -place)
 
         # Never the first admitted: one must get to the end.
         self._preempt(running[min(range(1, len(running)), key=reluctance)])
