@@ -26,12 +26,12 @@ from quire.jobs.store.record import ResultRecord
 from quire.jobs.supervise.supervisor import LONGEST_ERROR
 from quire.openai_api.errors import INVALID, SERVER, ApiError, bad
 from quire.server import batches, files
+from quire.server.batch_context import BatchContext, Live
 from quire.server.batch_end import LOST, commit_end, write_out
 from quire.server.batch_engine import EngineFacts, RowAsked
 from quire.server.batch_input import check_lines
 from quire.server.batch_job import BatchJob, begin, needed_files
 from quire.server.batch_lines import answered, rejected, row_name
-from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_states import Ending, Status
 from quire.server.batches import StoredBatch
 from quire.server.engine_died import EngineDied
@@ -44,12 +44,12 @@ GROUP, GROUP_SECONDS = 64, 0.5  # results that wait for the journal, at most
 class BatchRun:
     """One run of one batch; `end` asks it to come to an early end. Also a supply of rows."""
 
-    def __init__(self, batch: StoredBatch, rooms: Rooms) -> None:
-        self.batch, self.key_id, self._rooms = batch, batch.key_id, rooms
+    def __init__(self, batch: StoredBatch, context: BatchContext) -> None:
+        self.batch, self.key_id, self._context = batch, batch.key_id, context
         self.live = Live(batch.completed, batch.failed)
         self._ending: Ending | None = batch.ending
         self.asked_to_end = asyncio.Event()
-        self._directory = rooms.storage.batch(batch.storage)
+        self._directory = context.storage.batch(batch.storage)
         self._abandoned = False
         self._ready: deque[WorkRow] = deque()
         self._results: list[ResultRecord] = []
@@ -70,7 +70,7 @@ class BatchRun:
 
     def again(self, batch: StoredBatch) -> BatchRun:
         """A fresh run of the batch as it is stored now; what this one was asked, it is asked."""
-        made = BatchRun(batch, self._rooms)
+        made = BatchRun(batch, self._context)
         if self.asked_to_end.is_set() and self._ending is not None:
             made.end(self._ending)
         return made
@@ -98,16 +98,16 @@ class BatchRun:
                     await self._answer(job)
                 await self._finish(job)
             finally:
-                await asyncio.shield(self._rooms.on_thread(job.close))
+                await asyncio.shield(self._context.on_thread(job.close))
         finally:
             self._abandoned = True
 
     async def _source(self) -> Path:
         """The bytes of the file that the batch was made of."""
-        source = await self._rooms.database.read(
+        source = await self._context.database.read(
             lambda connection: files.storage_of(connection, self.batch.input_file_id)
         )
-        return self._rooms.storage.file(source)
+        return self._context.storage.file(source)
 
     async def _is_lost(self) -> bool:
         """Whether somebody removed what the batch needs. Where the folder of all batches is not
@@ -115,7 +115,7 @@ class BatchRun:
         needed = needed_files(self.batch, self._directory)
         if self.batch.in_progress_at is None:
             needed = [await self._source()]
-        return await self._rooms.on_thread(
+        return await self._context.on_thread(
             lambda: self._directory.parent.is_dir() and not all(map(Path.exists, needed))
         )
 
@@ -123,7 +123,7 @@ class BatchRun:
         """Open the job; False for one that cannot be read, and whose time is over: until then
         somebody may put its files right."""
         try:
-            await self._rooms.on_thread(job.open)
+            await self._context.on_thread(job.open)
         except CorruptJob:
             if not self.asked_to_end.is_set():
                 raise
@@ -143,11 +143,11 @@ class BatchRun:
         total = self.batch.total or await self._checked(path)
         if not total:
             return
-        facts = await self._unless_ended(self._rooms.engine.facts())
+        facts = await self._unless_ended(self._context.engine.facts())
         if self._ending == "cancelled" and not self.batch.total:
             return
         known = facts or EngineFacts(self.batch.model, 1)
-        await self._rooms.on_thread(begin, self.batch, self._directory, path, known, total)
+        await self._context.on_thread(begin, self.batch, self._directory, path, known, total)
         await self._change("in_progress", of=("validating",), total=total)
         if self.batch.in_progress_at is None and self.batch.total:
             now = int(time.time())
@@ -158,7 +158,7 @@ class BatchRun:
         if self._ending == "cancelled":
             return 0
         endpoint = self.batch.endpoint
-        checked = await self._rooms.on_thread(check_lines, path, endpoint, self._is_wanted)
+        checked = await self._context.on_thread(check_lines, path, endpoint, self._is_wanted)
         if checked.stopped:
             return 0
         if checked.errors:
@@ -171,17 +171,17 @@ class BatchRun:
 
     async def _answer(self, job: BatchJob) -> None:
         """Have every row answered that has no result, unless an early end is asked for."""
-        facts = await self._unless_ended(self._rooms.engine.facts())
+        facts = await self._unless_ended(self._context.engine.facts())
         if facts is None:
             return
         try:
-            await self._rooms.on_thread(job.check_model, facts)
+            await self._context.on_thread(job.check_model, facts)
         except JobChanged as changed:
             self.live.waiting = f"its first rows came from another model: {changed}"
             note(f"batch {self.batch.id} waits: {self.live.waiting}")
             await self.asked_to_end.wait()
             return
-        dispatcher = self._rooms.dispatcher
+        dispatcher = self._context.dispatcher
         dispatcher.capacity = facts.capacity
         dispatcher.add(self)
         try:
@@ -211,7 +211,7 @@ class BatchRun:
     async def _read_ahead(self, job: BatchJob) -> None:
         if self._exhausted or len(self._ready) > READ_ROWS // 2:
             return
-        rows = await self._rooms.on_thread(job.next_rows, READ_ROWS, READ_BYTES)
+        rows = await self._context.on_thread(job.next_rows, READ_ROWS, READ_BYTES)
         self._exhausted = not rows
         for row in rows:
             if row.error is None:
@@ -220,7 +220,7 @@ class BatchRun:
                 self._num_out += 1
                 self._reject(row, bad(row.error.message))
         self._news.set()
-        self._rooms.dispatcher.wake()
+        self._context.dispatcher.wake()
 
     async def _keep(self, job: BatchJob, *, at_once: bool = False) -> None:
         """Put results into the journal, if they are due."""
@@ -229,11 +229,11 @@ class BatchRun:
         if not self._results or not (due or at_once):
             return
         records, self._results = self._results, []
-        counts = await self._rooms.on_thread(job.keep, records)
+        counts = await self._context.on_thread(job.keep, records)
         self.live.completed, self.live.failed = counts
         num_failed = sum(record.failed for record in records)
-        self._rooms.num_rows["failed"] += num_failed
-        self._rooms.num_rows["completed"] += len(records) - num_failed
+        self._context.num_rows["failed"] += num_failed
+        self._context.num_rows["completed"] += len(records) - num_failed
         self._tell_metrics(job)
 
     def _tell_metrics(self, job: BatchJob) -> None:
@@ -269,7 +269,7 @@ class BatchRun:
             seed=row_seed(0, row.key),
         )
         try:
-            found = await self._rooms.engine.answer(asked)
+            found = await self._context.engine.answer(asked)
         except EngineDied:  # the dispatcher looks for the row that did it
             raise
         except ApiError as refused:
@@ -321,9 +321,9 @@ class BatchRun:
         self._ending = ending
         if ending != "cancelled":
             await self._change("finalizing", of=("in_progress",), ending=ending)
-        rooms = self._rooms
-        written = await rooms.on_thread(write_out, self.batch, job, rooms.storage, ending)
-        await rooms.database.write(partial(commit_end, ending=ending, written=written))
+        context = self._context
+        written = await context.on_thread(write_out, self.batch, job, context.storage, ending)
+        await context.database.write(partial(commit_end, ending=ending, written=written))
 
     async def _change(
         self, status: Status, *, of: tuple[Status, ...], **values: Any
@@ -334,7 +334,7 @@ class BatchRun:
             changed = batches.change(connection, self.batch.id, status, of=of, **values)
             return changed, changed or batches.get(connection, self.batch.id)
 
-        changed, self.batch = await self._rooms.database.write(work)
+        changed, self.batch = await self._context.database.write(work)
         if changed is None and self.batch.status == "cancelling":
             self.end("cancelled")
         return changed

@@ -24,9 +24,9 @@ from quire.errors import JobStopped
 from quire.jobs.store.journal import FULL
 from quire.openai_api.errors import ApiError
 from quire.server import batches, files, uploads
+from quire.server.batch_context import BatchContext, Live
 from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import BatchEngine
-from quire.server.batch_rooms import Live, Rooms
 from quire.server.batch_runner import BatchRun
 from quire.server.batch_states import ENDS, LIVE
 from quire.server.batches import BatchObject, StoredBatch
@@ -67,7 +67,7 @@ class BatchService:
             raise
         self.links = Links()
         self._threads = ThreadPoolExecutor(THREADS, "quire-batches")
-        self._rooms: Rooms | None = None
+        self._context: BatchContext | None = None
         self._runs: dict[str, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(MOST_RUNNING))
@@ -78,7 +78,7 @@ class BatchService:
         known = await self.database.read(_storage_names)
         await asyncio.to_thread(self.storage.sweep, *known)
         dispatcher = Dispatcher()
-        self._rooms = Rooms(
+        self._context = BatchContext(
             self.database, self.storage, engine, dispatcher, self._threads, self._num_rows
         )
         self._spawn(dispatcher.run())
@@ -88,7 +88,7 @@ class BatchService:
 
     async def stop(self) -> None:
         """End what runs, with what is finished in the journal."""
-        self._rooms = None  # from here on nothing begins
+        self._context = None  # from here on nothing begins
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -224,8 +224,8 @@ class BatchService:
             note(f"a part of the server that runs batches ended: {_where(error)}")
 
     def _run(self, batch: StoredBatch) -> None:
-        if self._rooms is not None:
-            run = self._runs[batch.id] = BatchRun(batch, self._rooms)
+        if self._context is not None:
+            run = self._runs[batch.id] = BatchRun(batch, self._context)
             self._spawn(self._run_to_its_end(run))
 
     async def _run_to_its_end(self, run: BatchRun) -> None:
@@ -233,7 +233,7 @@ class BatchService:
         stops: a failure while it is stopped counts as the stop."""
         batch_id = run.batch.id
         try:
-            while not await self._has_ended(run) and self._rooms is not None:
+            while not await self._has_ended(run) and self._context is not None:
                 run = self._runs[batch_id] = await self._again(run)
         finally:
             self._runs.pop(batch_id, None)

@@ -16,7 +16,7 @@ from quire.server.threads import Made, to_its_end
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class BatchContext:
     database: Database
     storage: Storage
     engine: BatchEngine
