@@ -29,6 +29,9 @@ class InlineExecutor(LocalExecutor):
         with gpu_errors("while starting"):
             return super().start()
 
+    def load_tower(self) -> None:
+        super().load_tower()  # plans alone encode: one thread launches on a GPU
+
     def submit(self, plan: StepPlan) -> FinishedStep:
         with gpu_errors("in a step"):
             return super().submit(plan)
