@@ -222,6 +222,7 @@ def test_whisper_writes_what_transformers_writes(
         whisper.check(llm.generate(prompts, whisper.GREEDY, use_tqdm=False), written * 2)
         outputs = llm.generate(prompts[::-1], SAMPLED, use_tqdm=False)
         assert [[one.token_ids for one in output.outputs] for output in outputs] == sampled
+        whisper.test_suppressed_tokens_never_come(llm)
         llm.sleep(level=1)
         llm.wake_up()
         whisper.check(llm.generate(prompts[:3], whisper.GREEDY, use_tqdm=False), written[:3])
