@@ -38,7 +38,7 @@ PATIENCE_BESIDE_OTHERS, PATIENCE_ALONE = 0.05, 1.0
 MOST_PATIENCE = 0.1  # seconds
 # At least so many for a row's first token: a thread must be woken up, and a row that misses the
 # plan behind its prompt is left with as many tokens when the others are done. Once in its life.
-FIRST_PATIENCE = 0.002
+FIRST_PATIENCE = 0.005
 LOOKS_AGAIN = 0.001  # seconds, while waiting costs nothing
 
 
