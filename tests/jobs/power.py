@@ -15,10 +15,13 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from quire.jobs.store import durable
 
 Tree = dict[str, bytes | None]  # path below the root -> content; None is a directory
 _FOLDER = -1  # the node of every directory
@@ -125,7 +128,9 @@ def recording(root: Path) -> Iterator[Recorder]:
         calls = _Calls(recorder)
         for name in calls.NAMES:
             patch.setattr(os, name, getattr(calls, name))
-        patch.setattr(builtins, "open", _open(recorder, builtins.open))
+        recorded = _open(recorder, builtins.open)
+        patch.setattr(builtins, "open", recorded)
+        patch.setattr(durable, "_NamedFile", partial(recorded, buffering=0))
         yield recorder
 
 

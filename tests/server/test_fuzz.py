@@ -146,8 +146,9 @@ class Stranger:
 
     def __init__(self, server: Serving, seed: int) -> None:
         self._rng = random.Random(seed)
-        made = (module.routes(server.services) for module in (health, tokens, batch_routes))
-        self._routes = [route for routes in made for route in routes]
+        services = server.services
+        stored = batch_routes.routes(services, server._stored)
+        self._routes = [*health.routes(services), *tokens.routes(services), *stored]
         self.described: dict[str, Any] = {}
         self._known = ["x", "../x", "\0", "é", "file-", "a" * 300]
 
