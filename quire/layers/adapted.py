@@ -1,8 +1,8 @@
-"""Products with LoRA adapters in slots: made when a model is built, where adapters are wanted.
+"""Products with slots for LoRA adapters, made when a model is built for use with adapters.
 
-Which slot each line of a pass takes is set once before the pass, for all products; the head, whose
-lines are other ones, gets its own before it is called. A model that was built without has none of
-this in its way.
+The slot of each line of a pass is set once before the pass, for all products. The head computes
+other lines than the rest, so its slots are set before it is called. A model that is built without
+adapters contains none of these classes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SIDES = ("gate_up", "down")  # the products of an expert
 
 @dataclass(slots=True)
 class Current:
-    """The lines of what is being multiplied; None: no line has an adapter."""
+    """The slots of the lines that are computed at present. None: no line has an adapter."""
 
     lines: AdapterLines | None = None
 
 
 class AdaptedLinear:
-    """A product, and what adapters add to it."""
+    """A product, plus what adapters add to its result."""
 
     def __init__(self, base: LinearOp, product: AdaptedProduct, current: Current) -> None:
         self._base, self._product, self._current = base, product, current
@@ -48,7 +48,7 @@ class AdaptedLinear:
         return self._base(x) if lines is None else self._product.multiply(self._base, x, lines)
 
     def gated(self, gate: Gate) -> RowOp:
-        """The product of gate and up, and what the gate lets through of it."""
+        """The product of gate and up with adapters, followed by activation(gate) * up."""
 
         def opened(x: Tensor) -> Tensor:
             lines = self._current.lines
@@ -66,7 +66,7 @@ class AdaptedLinear:
 
 
 class AdaptedNorm(Norm):
-    """A norm, and those that adapters have in place of it."""
+    """A norm. Lines whose adapter has a norm of its own at this place get that instead."""
 
     def __init__(self, base: Norm, product: AdaptedProduct, current: Current) -> None:
         self._base, self._product, self._current = base, product, current
@@ -83,8 +83,8 @@ class AdaptedNorm(Norm):
 
 
 class AdaptedHeads:
-    """Norms of q and k head by head, beside what kernels norm with where they turn heads: for
-    passes in which adapters have others in place of them."""
+    """Norms of q and k for each head, computed by `norm` and not by the kernel that rotates heads.
+    They are used in passes where a loaded adapter has norms of its own."""
 
     def __init__(self, norm: RowOp, products: Sequence[AdaptedProduct], current: Current) -> None:
         self.norm, self._products, self._current = norm, products, current
@@ -95,7 +95,7 @@ class AdaptedHeads:
 
 
 class AdaptedExperts:
-    """The experts of a layer, and what adapters add to their products."""
+    """The experts of a layer, with what adapters add to their products."""
 
     def __init__(self, base: ExpertsOp, slots: ExpertSlots, current: Current) -> None:
         self._base, self._slots, self._current = base, slots, current
@@ -108,7 +108,7 @@ class AdaptedExperts:
 
 
 class AdapterSites:
-    """All products of a model that have slots, by their names."""
+    """All products of a model that have slots, by name."""
 
     def __init__(
         self,
@@ -119,21 +119,21 @@ class AdapterSites:
         norms: frozenset[str] = frozenset(),
         seldom: Collection[str] = (),
     ) -> None:
-        """`rows` of each product, part by part, and its `columns`; others have no slots. `heads`
-        are those that make logits, of other lines than the rest. Few adapters change these, and
-        those of `seldom`."""
+        """`rows` of the parts of each product, and its number of `columns`. Products that are not
+        named there get no slots. `heads` make logits, of other lines than the rest. Few adapters
+        change the products in `heads` and `seldom`, so their memory is taken only when one does."""
         self.kernels, self._rows, self._columns, self._heads = kernels, rows, columns, heads
         self._norms, self._seldom = norms, {*heads, *seldom}
         self._current, self._pass = Current(), Current()
         self._changes_experts = False
         self._linears: dict[str, AdaptedLinear] = {}
         self._products: dict[str, AdaptedProduct] = {}
-        self._experts: dict[str, ExpertSlots] = {}  # of all experts of a layer
+        self._experts: dict[str, ExpertSlots] = {}  # all experts of a layer together
         self._variants: dict[Hashable, int] = {}
-        self.variant = 0  # a number for the kernels that run, as far as loading changes that
+        self.variant = 0  # which kernels run: another number where loaded adapters change that
 
     def around(self, name: str, base: LinearOp, bias: Tensor | None) -> LinearOp:
-        """The product of this name, with slots if it may have some."""
+        """The op `base` of the product of this name, with slots if the product may have some."""
         if name not in self._rows:
             return base
         made = AdaptedLinear(base, self._product(name, bias, base), self._current)
@@ -141,7 +141,7 @@ class AdapterSites:
         return made
 
     def around_norm(self, name: str, base: RMSNorm | LayerNorm) -> Norm:
-        """The same for a norm."""
+        """The norm of this name, with slots if it may have some."""
         if name not in self._norms:
             return base
         made = self._products[name] = self.kernels.norm(base.with_weight, base.weight)
@@ -150,7 +150,7 @@ class AdapterSites:
     def around_heads(
         self, names: Sequence[str], norms: Sequence[RMSNorm], shape: HeadShape
     ) -> AdaptedHeads:
-        """The same for norms of q and k that kernels have."""
+        """Norms of q and k with slots, for use in place of those in the kernel that rotates."""
         apart = NormedHeads(shape, *map(self.around_norm, names, norms))
         return AdaptedHeads(apart, [self._products[name] for name in names], self._current)
 
@@ -160,8 +160,8 @@ class AdapterSites:
         base: ExpertsOp,
         pairs: Sequence[tuple[Linear, Linear]],
     ) -> ExpertsOp:
-        """The experts of this name, which `base` computes by these products, with slots if they
-        may have some: all at once, or for each product where it is called for by itself."""
+        """The experts of this name, which `base` computes with these products, with slots if they
+        may have some: one set for all experts, or one for each product if `base` calls each."""
         up, down = (f"{name}.0.{side}" for side in _SIDES)
         if down not in self._rows:
             return base
@@ -181,13 +181,13 @@ class AdapterSites:
         return AdaptedExperts(base, made, self._current)
 
     def behind_gate(self, name: str, gate: Gate, product: RowOp) -> RowOp:
-        """What the gate lets through of the product of this name, which was made before."""
+        """The product of this name, which was made before, followed by activation(gate) * up."""
         made = self._linears.get(name)
         return gate.behind(product) if made is None else made.gated(gate)
 
     def after(self, name: str, bias: Tensor | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """The same for a product that is computed elsewhere: what becomes of its y [T, N] of
-        x [T, K]."""
+        """Slots for a product that is computed elsewhere: a function of its input x [T, K] and its
+        result y [T, N] that returns y with what adapters add."""
         product, current = self._product(name, bias), self._current
 
         def add(x: Tensor, y: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class AdapterSites:
         return made
 
     def around_rows(self, name: str, base: RowOp, num_rows: int, width: int) -> RowOp:
-        """The same for an embedding."""
+        """An embedding, with slots."""
         made = self._products[name] = self.kernels.embedding(num_rows, width)
         current = self._current
 
@@ -215,11 +215,11 @@ class AdapterSites:
         return look_up
 
     def use(self, lines: AdapterLines | None) -> None:
-        """What is multiplied from now on has these lines."""
+        """Set the slots of the lines that are computed from now on."""
         self._current.lines = self._pass.lines = lines
 
     def _narrow(self, tokens: Tensor | None) -> None:
-        """What is multiplied next has these of the lines; None: all of them again."""
+        """The next products get only these lines of the pass. None: all lines again."""
         lines = self._pass.lines
         if tokens is not None and lines is not None:
             lines = lines.take(tokens.numpy()) if self._changes_experts else None
@@ -231,7 +231,7 @@ class AdapterSites:
         added: Mapping[str, Sequence[Added]],
         own: Mapping[str, OwnNumbers] | None = None,
     ) -> None:
-        """The slot holds this adapter from now on."""
+        """Put an adapter into a slot, in place of what was there."""
         for name, product in self._products.items():
             product.load(slot, added.get(name, ()))
         for name, numbers in (own or {}).items():
@@ -249,11 +249,11 @@ class AdapterSites:
 
     @property
     def changes_head(self) -> bool:
-        """Whether an adapter that is loaded may change the head."""
+        """Whether a loaded adapter changes the head."""
         return any(self._products[name].variant for name in self._heads & self._products.keys())
 
     def release(self) -> None:
-        """Every slot is empty, and its memory given back until one is loaded."""
+        """Empty all slots and give back their memory until an adapter is loaded again."""
         self.use(None)
         for one in self._slots:
             one.release()
@@ -262,7 +262,7 @@ class AdapterSites:
 def _of_experts(
     added: Mapping[str, Sequence[Added]], name: str, side: str
 ) -> dict[int, Sequence[Added]]:
-    """What is added to one product of each expert, by expert."""
+    """What an adapter adds to one product of each expert, by the number of the expert."""
     start, end = f"{name}.", f".{side}"
     return {
         int(site.removeprefix(start).removesuffix(end)): some

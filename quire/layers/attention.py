@@ -25,12 +25,13 @@ from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
-# What attention of a pass is planned for: the group of layers whose tables it reads, and a window.
+# The attention of a pass is planned once for each kind: the group of layers whose block tables are
+# read, and the window.
 Kind = tuple[int, int | None]
 
 
 def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
-    """What the kernels need to know of a batch, for one group of layers."""
+    """What the kernels need of a batch, for one group of layers."""
     return AttentionInputs(
         query_starts=batch.query_starts,
         context_lens=batch.context_lens,
@@ -49,10 +50,9 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What all layers of one forward pass share: the positions of its tokens, their turns by each
-    rope of the model, for each group of layers the slots their KV goes to, by kind the attention of
-    the pass, what of media stands in it and is heard by it, and of each group that keeps states
-    where these are."""
+    """What all layers of one forward pass share: the positions of its tokens, cos and sin of each
+    rope, slots by group of layers, the planned attention by kind, encoder rows that replace
+    embeddings (`overlay`), the states of groups that keep some, and encoded sounds (`heard`)."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
@@ -64,18 +64,18 @@ class Pass:
 
 
 def unchanged(qk: Tensor) -> Tensor:
-    """q and k as the projection gave them."""
+    """q and k are left as they are."""
     return qk
 
 
 def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
-    """What queries at positions [T] are multiplied with, float32 [T]."""
+    """The factors of queries at positions [T], float32 [T]."""
     stretches = (positions // growth.original_max_len).float()
     return 1 + growth.beta * torch.log(1 + stretches)
 
 
 class Attention:
-    """One layer's attention: project, turn, store, attend, project back."""
+    """One layer's attention: project, rotate, store keys and values, attend, project back."""
 
     def __init__(
         self,
@@ -93,19 +93,19 @@ class Attention:
         gate: Linear | None = None,
         adapted: AdaptedHeads | None = None,
     ) -> None:
-        """`rope`: which of the pass's turns is its own; `norms`: what heads are normed with where
-        they are turned; `heads`: what is done to q and k before that; `growth`: how much larger
-        queries are far from the beginning; `gate`: how much of what was attended goes on;
-        `adapted`: what norms heads where adapters have norms in place of `norms`."""
+        """`rope`: index into the model's ropes. `norms`: norms of q and k that the kernel applies
+        before it rotates. `heads`: applied to q and k before that kernel. `growth`: makes queries
+        at far positions larger. `gate`: its sigmoid is multiplied with the attended values.
+        `adapted`: norms q and k in place of `norms` where adapters have norms of their own."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
-        self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
+        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """The first and the last of its products."""
+        """The first and the last product of the layer."""
         return self.qkv, self.out
 
     @property

@@ -1,7 +1,7 @@
 """Batch: one forward pass of a StepPlan as tensors; the argument every layer receives.
 
-Sequences come in the plan's order, prefill slices first, then decode rows with one token each;
-tokens follow their sequence. Knows block ids and slots, not what is stored in them.
+Sequences are in the plan's order: prefill slices first, then decode rows with one token each. The
+tokens are in the order of their sequences. A Batch has block ids and slots, not the KV itself.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Batch:
     tables        [groups, 3, 3] the rows' block tables; -1 where a row has no block
     logit_tokens  [2, 3, 4]             the tokens whose logits are needed
     draws         [0, 1, 2]             which of those logits each drawing row reads
-    fresh_blocks  the blocks of row 5's token 9: first written now, and not filled
+    fresh_blocks  blocks that this pass writes first and does not fill: here row 5's, with token 9
 
-    Groups are those of layers with KV of their own (kv_groups.py), most often one.
-    token_ids and positions may be longer than slots: the rest is padding nobody reads.
-    A sequence with context 0 rests: its slot is -1, and nothing of it is read or written.
-    longest_query and longest_context are 3 and 10, or left out.
+    `groups` counts the groups of layers (kv_groups.py); most models have one. token_ids and
+    positions may be longer than slots: the rest is padding, whose results are not used. A sequence
+    with context 0 is idle: its slot is -1, and none of its KV is read or written. longest_query and
+    longest_context are 3 and 10 here, or 0 where they are not known on the host.
     """
 
     token_ids: Tensor
@@ -57,9 +57,9 @@ class Batch:
     longest_query: int = 0
     longest_context: int = 0
     overlay: Overlay | None = None
-    coordinates: Tensor | None = None  # [3, T] where heads are not turned by positions alone
+    coordinates: Tensor | None = None  # [3, T], for ropes with three axes
     heard: Heard | None = None
-    two_way: tuple[TwoWaySpan, ...] = ()  # whose tokens also see those behind them
+    two_way: tuple[TwoWaySpan, ...] = ()  # their tokens also see later tokens
 
     @property
     def num_tokens(self) -> int:
@@ -81,10 +81,10 @@ def make_batch(
 ) -> Batch:
     """The pass that computes these slices and decode rows.
 
-    `last_tokens` [rows] and `tables` [groups, rows, width] are the device's; `padded` says how many
-    tokens to run for so many real ones. `windows` of the groups of layers, those that see
-    everything first; what lies behind one is given back and not to be looked at, so that tables
-    name the block `zeros` there.
+    `last_tokens` [rows] and `tables` [groups, rows, width] are on the device. `padded` gives the
+    number of tokens to run for a number of real ones. `windows`: of each group of layers, those
+    without a window first. The blocks behind a window were given back and must not be read, so the
+    tables name the block `zeros` in their place.
     """
     device = tables.device
     lengths = np.array([len(s.token_ids) for s in prefill] + [1] * len(decode_rows), np.int64)

@@ -1,4 +1,4 @@
-"""Cross-attention: tokens attend to what an encoder made of a sound, whole and from every place."""
+"""Cross-attention: every token of a text attends to all rows that an encoder made of a sound."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from quire.layers.tp import TensorParallel
 
 
 class Heard(Protocol):
-    """What the tokens of a pass hear."""
+    """The encoded sounds of a pass."""
 
     def attend(self, q: Tensor, layer: int, scale: float) -> Tensor:
-        """[T, heads, D] -> [T, heads * D], of one of the layers that hear; a token that hears
-        nothing gets what is read by nobody: padding alone is so."""
+        """[T, heads, D] -> [T, heads * D]. `layer` counts the layers with cross-attention. Padding
+        tokens have no sound; their results are not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeardPart:
-    """Tokens of a pass that hear one sound: `keys_values` [layers, 2, heads, rows, D]."""
+    """The tokens of a pass (their indices) that attend to one sound, whose keys and values are
+    `keys_values` [layers, 2, heads, rows, D]."""
 
     tokens: Tensor
     keys_values: Tensor
@@ -32,7 +33,7 @@ class HeardPart:
 
 @dataclass(frozen=True, slots=True)
 class HeardParts:
-    """Sound by sound, for the tokens that hear it together."""
+    """Computes one sound after the other, each for all of its tokens at once."""
 
     parts: Sequence[HeardPart]
 
@@ -50,8 +51,8 @@ class HeardParts:
 
 @dataclass(frozen=True, slots=True)
 class HeardPages:
-    """All sounds at once, which lie in blocks as KV does: `pages` [layers, 2, blocks, heads, S, D].
-    In `step`, planned by the shape of the model's heads, each token is a row of its own."""
+    """Computes all sounds at once. Their keys and values are in blocks, as KV is: `pages` [layers,
+    2, blocks, heads, S, D]. In the planned `step` each token is a row of its own."""
 
     step: AttentionStep
     pages: Tensor
@@ -62,12 +63,12 @@ class HeardPages:
 
 
 class CrossAttention:
-    """One layer's: project, attend to each sound, project back."""
+    """One layer's cross-attention: project, attend to the sounds, project back."""
 
     def __init__(
         self, shape: HeadShape, index: int, query: Linear, out: Linear, tp: TensorParallel
     ) -> None:
-        """`index` of the layer, among those that hear."""
+        """`index` counts the layers with cross-attention."""
         self.shape, self.index, self.query, self.out, self.tp = shape, index, query, out, tp
 
     def __call__(self, x: Tensor, heard: Heard | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a short convolution, the gated delta rule over a state, a gate."""
+"""Gated DeltaNet: a short convolution, the gated delta rule on a state, then a norm and a gate."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quire.layers.norm import Norm
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetParts:
-    """`qkvz` makes q, k, v and the gate, `rates` of float32 what becomes the rate and the decay of
-    each head."""
+    """`qkvz` makes q, k, v and the gate (z). `rates`, with a float32 weight, makes two numbers for
+    each head: the rate and the decay before their activations."""
 
     qkvz: Linear
     rates: Linear
@@ -25,14 +25,14 @@ class DeltaNetParts:
 
 
 class DeltaNet:
-    """One layer, in the place of attention."""
+    """The part of a layer that stands where other layers have attention."""
 
-    kind = None  # nothing of attention is planned for it
+    kind = None  # no attention is planned for this layer
 
     def __init__(self, shape: HeadShape, rule: DeltaRule, parts: DeltaNetParts) -> None:
-        """`shape`: of the heads in the layers beside it, whose blocks its states lie in."""
+        """`shape`: the heads of the layers with attention, whose blocks also hold the states."""
         self.shape, self.rule, self.parts = shape, rule, parts
-        self.group = 0  # see Decoder.use_groups
+        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
 
     @property
     def products(self) -> tuple[Linear, Linear]:

@@ -15,7 +15,7 @@ from quire.layers.linear import Linear, Matrix, PlainRows
 
 @runtime_checkable
 class Rows(WeightRows, Protocol):
-    """A weight whose rows can be read though it was packed."""
+    """A packed weight whose rows can still be read."""
 
     def look_up(self, rows: Tensor, /) -> Tensor:
         """[T] -> [T, H]"""
@@ -35,12 +35,12 @@ class Embedding:
             self.place, self.look_up = table, table.look_up
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """Token ids [T] at their positions [T] -> [T, H], memory of its own."""
+        """Token ids [T] and their positions [T] -> [T, H], in new memory."""
         return self.look_up(token_ids)
 
 
 class ScaledEmbedding(Embedding):
-    """Rows times a number, which is rounded to their type first, as it was in training."""
+    """Rows times a number, which is rounded to the rows' dtype first, as it was in training."""
 
     def __init__(self, kernels: Kernels, table: Matrix | Rows, scale: float) -> None:
         super().__init__(kernels, table)
@@ -52,7 +52,7 @@ class ScaledEmbedding(Embedding):
 
 
 class PositionedEmbedding(Embedding):
-    """Rows, each with the row of its position added from another table."""
+    """Rows, plus the learned row of each token's position from a second table."""
 
     def __init__(
         self, kernels: Kernels, table: Matrix | Rows, positions: Tensor, offset: int
@@ -66,6 +66,6 @@ class PositionedEmbedding(Embedding):
 
 
 def shared_table(table: Matrix, head: Linear) -> Matrix | Rows:
-    """What serves a head and an embedding that are tied: the head's packed weight if its rows can
-    be read, so that it is kept only once."""
+    """The table for an embedding that is tied to the head: the head's packed weight if its rows can
+    be read, so that the weight is kept once; else `table`."""
     return head.multiply if isinstance(head.multiply, Rows) else table

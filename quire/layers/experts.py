@@ -1,4 +1,5 @@
-"""A mixture of experts: the router, the experts that tokens chose, and the one they share."""
+"""A mixture of experts: the router, the experts that it chooses for each token, and an expert that
+all tokens share."""
 
 from __future__ import annotations
 
@@ -11,11 +12,10 @@ from quire.layers.tp import TensorParallel
 
 
 class Router:
-    """Which experts a token takes, and how much each of them counts. In float32: a choice hangs
-    on small differences."""
+    """Chooses each token's experts and their scores; in float32, as small differences decide."""
 
     def __init__(self, product: Linear, choose: ChoiceOp) -> None:
-        """`product` is of float32."""
+        """The weight of `product` is float32."""
         self._product, self._choose = product, choose
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,10 +24,10 @@ class Router:
 
 
 class SharedExpert:
-    """An expert that every token takes, as far as its gate is open, if it has one."""
+    """An expert that every token uses, times the sigmoid of its gate if it has one."""
 
     def __init__(self, mlp: GatedMLP | PlainMLP, gate: Linear | None) -> None:
-        """The product of `gate`, of float32, is one number a token."""
+        """`gate` has a float32 weight and gives one number for each token."""
         self.mlp, self._gate = mlp, gate
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class SharedExpert:
 
 
 class Experts:
-    """x -> sum of score * expert(x) over the experts that were chosen, and the shared one."""
+    """x -> the sum of score * expert(x) over the chosen experts, plus the shared expert."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Experts:
         shared: SharedExpert | None,
         tp: TensorParallel,
     ) -> None:
-        """`products` are those of the first expert."""
+        """`products` are the two products of the first expert."""
         self.router, self.experts, self.products = router, experts, products
         self.shared, self.tp = shared, tp
 

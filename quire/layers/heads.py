@@ -1,4 +1,4 @@
-"""Norms of q and k where kernels that turn heads have none."""
+"""Norms of q and k that the kernels which rotate heads do not compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.layers.tp import TensorParallel
 
 
 class NormedHeads:
-    """q and k normed head by head, by norms that kernels do not have where they turn heads."""
+    """q and k normed head by head, by norms that the kernels which rotate heads do not have."""
 
     def __init__(self, shape: HeadShape, q_norm: Norm, k_norm: Norm) -> None:
         self.num_heads, self.q_norm, self.k_norm = shape.num_heads, q_norm, k_norm
@@ -23,7 +23,7 @@ class NormedHeads:
 
 
 class NormedWidths(NormedHeads):
-    """q normed over all its heads, and k likewise."""
+    """One norm over all heads of q together, and one over all heads of k."""
 
     def __call__(self, qk: Tensor) -> Tensor:
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
@@ -32,7 +32,7 @@ class NormedWidths(NormedHeads):
 
 
 class DividedWidths:
-    """The same for heads that ranks have parts of: their squares are added up over all ranks."""
+    """As NormedWidths, on ranks that each have some of the heads: squares are summed over ranks."""
 
     def __init__(
         self, shape: HeadShape, whole: WholeHeads, norms: HeadNorms, tp: TensorParallel

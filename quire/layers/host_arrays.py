@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def on_device(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """The array there; what is computed from here on sees it. From pinned memory, or the host would
-    wait until a GPU has done all that it was given before."""
+    """A copy on the device, ready for all work that is queued on it after this call. For a GPU it
+    is made from pinned memory: else the host would wait until all queued work is done."""
     made = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return made.to(device)

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that see equally far back. Their KV lies in blocks of their own, under a block table
-    of their own, and what lies behind `window` is given back.
+    """Layers with the same window. Their KV has blocks of its own, under a block table of its own,
+    and blocks behind `window` are given back.
 
-    Layers that keep a state have no KV (`is_state`). Each of their blocks holds the state behind
-    the last token that was written in it: a token reads the block of the token before it, and that
-    is a window of STATE_WINDOW. So what holds for blocks holds for states: the last block of a row
-    is copied when the row is forked, and a whole one is a snapshot that others can go on from."""
+    Layers that keep a state (`is_state`) have no KV. Each of their blocks holds the state after the
+    last token that was written in it. A token reads the block of the token before it, which is the
+    same as a window of STATE_WINDOW tokens, so states need no rules of their own: a fork copies a
+    row's last block, and a full block is a snapshot from which other rows can go on."""
 
     layers: tuple[int, ...]
     window: int | None = None
     is_state: bool = False
 
 
-# What a table more costs, in entries to tell the device and in attention to plan, as a share of
-# the KV memory that larger groups would waste.
+# Cost of one more block table (sending its entries to the device, planning its attention), as a
+# share of the KV memory that larger groups would waste.
 TABLE_COST = 0.02
 STATE_WINDOW = 2  # a token, and the one before it
 
@@ -30,12 +30,12 @@ STATE_WINDOW = 2  # a token, and the one before it
 def kv_groups(
     windows: Sequence[int | None], longest: int, states: Sequence[bool] = ()
 ) -> tuple[KVGroup, ...]:
-    """Layers, each with its window (None = it sees everything), in groups of nearly one size: a
-    block has room for the layers of the largest, so that any group can take any block. `states`:
-    which of them keep a state instead; none given, none does.
+    """The groups for layers with these windows (None: the layer sees everything).
 
-    No sequence is longer than `longest`, so a window of that size is none. Groups that see
-    everything come first. Six layers with windows (8, 8, None, 8, 8, None):
+    All groups have nearly as many layers: a block has room for the layers of the largest group, so
+    that any group can use any block. `states`: which layers keep a state; empty if none does.
+    No sequence is longer than `longest`, so a window of that size is no window. Groups without a
+    window come first. Six layers with windows (8, 8, None, 8, 8, None):
         KVGroup((2, 5)), KVGroup((0, 1), 8), KVGroup((3, 4), 8)
     """
     seen = [(0 if window is None or window >= longest else window, False) for window in windows]

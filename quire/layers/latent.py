@@ -1,8 +1,8 @@
-"""Attention whose keys and values are kept as one row a token, of which each head makes its own.
+"""Multi-head latent attention: of each token one row is kept, from which keys and values are made.
 
-The row is never made into heads: a query's product with a key that is itself a product of the row
-is one of the row with the query brought there, and what weighs values is applied to rows, and
-brought to values afterwards. So all heads attend to one KV head, which is the row.
+These are never computed. A head's key is A r for a row r, and q . (A r) = (A^T q) . r: so `to_rows`
+multiplies queries with A^T, attention runs over the rows themselves, and `to_values` multiplies the
+weighted sum of rows with the head's value weight. So all heads attend to one KV head: the row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.layers.tp import TensorParallel
 
 
 class NarrowQueries:
-    """Queries by way of fewer numbers, which are normed."""
+    """Queries made in two products, with a norm of the narrower result between them."""
 
     def __init__(self, down: Linear, norm: Norm, up: Linear) -> None:
         self.down, self.norm, self.up = down, norm, up
@@ -31,7 +31,7 @@ class NarrowQueries:
 
 
 class HeadProducts:
-    """A product of its own for each head: [T, heads, K] into [T, heads, N]."""
+    """A separate product for each head: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, kernels: Kernels, products: Sequence[Linear]) -> None:
         self.products = tuple(products)
@@ -42,13 +42,13 @@ class HeadProducts:
 
 
 class LatentPairs:
-    """The weight [heads * (plain + value), kv_rank] that both kinds of products are made of."""
+    """The weight [heads * (plain + value), kv_rank], stored in the products of both kinds."""
 
     def __init__(self, plan: LatentPlan, to_rows: HeadProducts, to_values: HeadProducts) -> None:
         self.plan, self.to_rows, self.to_values = plan, to_rows, to_values
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows of whole products, one or several."""
+        """Overwrite rows of the weight: the whole plain or value rows of one or several heads."""
         plan, at = self.plan, 0
         while at < len(rows):
             head, inside = divmod(first + at, plan.pair_dims)
@@ -66,8 +66,8 @@ class LatentPairs:
 
 @dataclass(frozen=True, slots=True)
 class LatentParts:
-    """What a layer multiplies with: hidden states to queries, hidden states to the row, its norm,
-    the first part of queries to rows, rows to values, and values back to hidden states."""
+    """Products and norm of a layer: hidden states to queries and to the row (`down`), queries to
+    the space of rows, sums of rows to values, values to hidden states (`out`)."""
 
     queries: RowOp
     down: Linear
@@ -78,7 +78,8 @@ class LatentParts:
 
 
 class LatentAttention:
-    """One layer's attention: make the row, turn, store, attend to rows, project back."""
+    """One layer's attention: make the row, rotate its end, store it, attend to rows, project
+    back."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class LatentAttention:
         rope: int,
         tp: TensorParallel,
     ) -> None:
-        """`rope`: which of the pass's turns is its own."""
+        """`rope`: index into the model's ropes."""
         self.kernels, self.shape, self.plan, self.parts = kernels, shape, plan, parts
         self.rope, self.tp = rope, tp
-        self.norms: HeadNorms | None = None  # no head is normed where it is turned
-        self.group = 0  # of layers whose KV lies in the same blocks; see Decoder.use_groups
+        self.norms: HeadNorms | None = None  # the kernel that rotates norms no heads
+        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
 
     @property
     def kind(self) -> Kind:
@@ -102,11 +103,11 @@ class LatentAttention:
 
     @property
     def products(self) -> tuple[Linear, Linear]:
-        """Two of those with weights of many rows: that of the row, and the last."""
+        """Two of the products with many rows of weights: `down` and the last."""
         return self.parts.down, self.parts.out
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
-        """`values` are not looked at: they are in `keys`."""
+        """`values` is not used: the values are a part of the rows in `keys`."""
         plan, parts, count = self.plan, self.parts, x.shape[0]
         turn = shared.turns[self.rope]
         heads, slots = self.shape.num_heads, shared.slots[self.group]

@@ -1,4 +1,4 @@
-"""Linear: a matrix product whose weight the kernels may have packed."""
+"""Linear: a matrix product. The kernels may store its weight in a layout of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Matrix = Tensor | PackedMatrix
 
 
 class PlainRows:
-    """A tensor as it is, whose rows can be exchanged."""
+    """A weight that is kept as a plain tensor. Its rows can be replaced in place."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -24,7 +24,7 @@ class PlainRows:
 
 
 class Linear:
-    """x [T, K] -> [T, N]. `packed` is its weight, where that is not plain numbers."""
+    """x [T, K] -> [T, N]. `packed` is the weight where that is not a plain tensor, else None."""
 
     def __init__(self, kernels: Kernels, weight: Matrix, bias: Tensor | None = None) -> None:
         self.out_features, self.bias = weight.shape[0], bias
@@ -39,7 +39,7 @@ class Linear:
         return self.multiply(x)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows first, first + 1, ... of the weight become these."""
+        """Overwrite the rows first, first + 1, ... of the weight."""
         self.multiply.write_rows(first, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:

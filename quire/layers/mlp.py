@@ -10,8 +10,8 @@ from quire.layers.tp import TensorParallel
 
 
 class GatedMLP:
-    """down(activation(gate(x)) * up(x)), with gate and up as one product, and `opened` as what
-    the gate lets through of it."""
+    """down(activation(gate(x)) * up(x)). `gate_up` multiplies with the weights of gate and up in
+    one product; `opened` computes that product and activation(gate) * up."""
 
     def __init__(self, opened: RowOp, gate_up: Linear, down: Linear, tp: TensorParallel) -> None:
         self.opened, self.gate_up, self.down, self.tp = opened, gate_up, down, tp

@@ -1,4 +1,4 @@
-"""Norms, alone or with the addition to the residual stream that comes before them."""
+"""Norms, alone or joined with the addition to the residual stream that comes before them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from quire.backends.ops import Kernels
 
 
 class Norm(Protocol):
-    """What stands before, behind or between the branches of layers."""
+    """A norm at any place of a layer: before, after or between its branches."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual += x in place, then the norm of it."""
+        """Add x to `residual` in place, and return the norm of the sum."""
         residual += x
         return self(residual)
 
 
 class RMSNorm(Norm):
-    """Over the last dimension, in fp32 whatever x is."""
+    """RMSNorm over the last dimension, computed in float32 for every dtype of x."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, eps: float) -> None:
         self.kernels, self.weight, self.eps = kernels, weight, eps
@@ -38,7 +38,7 @@ class RMSNorm(Norm):
 
 
 class LayerNorm(Norm):
-    """The same by mean and variance."""
+    """LayerNorm over the last dimension, computed in float32 for every dtype of x."""
 
     def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None, eps: float) -> None:
         self.kernels, self.weight, self.bias, self.eps = kernels, weight, bias, eps
@@ -54,15 +54,15 @@ class LayerNorm(Norm):
 
 
 class NoNorm(Norm):
-    """The stream as it is, for layers that have no norm before their branches."""
+    """No norm: for layers that have none before their branches."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
 
 def weighted(scaled: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight of an RMSNorm applied to what was scaled elsewhere, in fp32, as kernels do it:
-    after rounding where the weight is of that type, too."""
+    """Apply an RMSNorm's weight to float32 rows that are divided by their root mean square. As in
+    `Kernels.rms_norm`: a weight of `dtype` after rounding to it, a weight of float32 before."""
     if weight.dtype == dtype:
         return weight * scaled.to(dtype)
     return (weight * scaled).to(dtype)

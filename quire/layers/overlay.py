@@ -1,4 +1,4 @@
-"""Overlay: rows of encoders that stand in a pass where tokens of media are."""
+"""Overlay: rows of media encoders that replace the embeddings of media tokens in a pass."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Token places[i] of the pass takes rows[i] [n, H] for its embedding.
+    """Token places[i] of the pass has rows[i] (of [n, H]) as its embedding.
 
-    `deeper` [layers, n, H] are added to the stream behind the first layers, one behind each."""
+    `deeper` [layers, n, H] is added to the residual stream: deeper[i] after layer i."""
 
     places: Tensor
     rows: Tensor
     deeper: Tensor | None = None
 
     def write(self, stream: Tensor) -> None:
-        """In place of what the embedding gave, which may have been scaled: rows are as they are."""
+        """Overwrite the embeddings. Those may have been scaled; the encoder's rows are not."""
         stream[self.places] = self.rows.to(stream.dtype)
 
     def add(self, layer: int, stream: Tensor) -> bool:
-        """What belongs behind a layer; whether anything does."""
+        """Add the rows that belong after this layer. Returns whether there were any."""
         if self.deeper is None or layer >= len(self.deeper):
             return False
         stream.index_add_(0, self.places, self.deeper[layer].to(stream.dtype))
@@ -32,8 +32,8 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class WholeOverlay(Overlay):
-    """The same where a pass has fixed addresses: token i takes rows[i] where `places` [T, 1] is
-    True."""
+    """An Overlay for passes with fixed addresses (CUDA graphs): rows has a row for every token, and
+    token i takes rows[i] where `places` [T, 1] is True."""
 
     def write(self, stream: Tensor) -> None:
         stream.copy_(torch.where(self.places, self.rows, stream))

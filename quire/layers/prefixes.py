@@ -1,4 +1,4 @@
-"""Beginnings that sequences of a pass share, read once for all of them."""
+"""Prefixes that several sequences of a pass share, so that attention reads their KV only once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Sequences (numbers within the batch) whose tables all begin with `blocks` [full, count], in
-    the groups of layers that see everything."""
+    """Sequences (`members`, their numbers within the batch) whose block tables begin with the same
+    `blocks` [full, count]: a row for each group of layers without a window."""
 
     blocks: Tensor
     members: Tensor
@@ -31,7 +31,8 @@ def prefixes_of(
     num_full: int,
     device: torch.device,
 ) -> tuple[SharedPrefix, ...]:
-    """The groups with their members as sequences of this batch; rows that rest are left out."""
+    """The plan's groups, with rows replaced by sequence numbers of this batch. Rows that this batch
+    does not decode are left out, and so are groups with fewer than two members left."""
     number = {row: num_prefill + i for i, row in enumerate(rows[num_prefill:].tolist())}
     prefixes = []
     for group in groups:

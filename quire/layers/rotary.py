@@ -1,6 +1,6 @@
-"""RoPE: the angle by which each pair of a head's values is turned at each position.
+"""RoPE: the angle by which each pair of numbers of a head is rotated at each position.
 
-The maths only; what a config file says about scaling was read before, into a Rope.
+Only the maths: quire/families has read the scaling out of the config file, into a Rope.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch import Tensor
 from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, YarnRope
 
 Turn = tuple[Tensor, Tensor]  # cos and sin
-STILL = Rope(1.0, 0)  # turns nothing
+STILL = Rope(1.0, 0)
 
 
 def frequencies(rope: Rope) -> Tensor:
-    """Radians per position of each pair: theta^(-2i / dims), then stretched. [dims / 2]"""
+    """Radians per position of each pair: theta^(-2i / dims), changed as `scaling` says. [dims /
+    2]"""
     powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / max(1, rope.dims)
     periods = rope.theta**powers
     match rope.scaling:
@@ -35,16 +36,16 @@ def frequencies(rope: Rope) -> Tensor:
 
 
 def attention_factor(rope: Rope) -> float:
-    """What cos and sin are multiplied with: its square is on every product of query and key."""
+    """The factor of cos and sin. Every product of a query and a key gets its square."""
     scaling = rope.scaling
     return scaling.attention_factor if isinstance(scaling, YarnRope | FactorRope) else 1.0
 
 
 def _llama3(plain: Tensor, scaling: Llama3Rope) -> Tensor:
-    """Fast frequencies stay, slow ones are divided by the factor, those between are blended.
+    """Keep fast frequencies, divide slow ones by the factor, and blend those in between.
 
-    Fast: at least high_freq_factor turns within the original length; slow: at most
-    low_freq_factor turns.
+    Fast: at least high_freq_factor full rotations within the original length. Slow: at most
+    low_freq_factor full rotations.
     """
     turns = scaling.original_max_len * plain / (2 * math.pi)
     spread = scaling.high_freq_factor - scaling.low_freq_factor
@@ -53,10 +54,11 @@ def _llama3(plain: Tensor, scaling: Llama3Rope) -> Tensor:
 
 
 def _yarn(periods: Tensor, rope: Rope, scaling: YarnRope) -> Tensor:
-    """Pairs before the ramp keep their frequency, those behind it have it divided."""
+    """Pairs before the ramp keep their frequency, that of pairs after it is divided by the
+    factor."""
 
     def pair_that_turns(times: float) -> float:
-        """The pair, as a fraction, that turns so often within the original length."""
+        """The pair (a fraction) that makes `times` rotations within the original length."""
         length = scaling.original_max_len / (times * 2 * math.pi)
         return rope.dims * math.log(length) / (2 * math.log(rope.theta))
 
@@ -65,14 +67,14 @@ def _yarn(periods: Tensor, rope: Rope, scaling: YarnRope) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rope.dims - 1)
     if first == last:
-        last += 0.001  # a step is a very steep ramp
+        last += 0.001  # no division by zero; the ramp is nearly a step
     ramp = (torch.arange(rope.dims // 2, dtype=torch.float32) - first) / (last - first)
     kept = 1 - ramp.clamp(0, 1)
     return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
 class Rotary:
-    """The angles of every kind of layer, one table for each rope that a model has."""
+    """The angles for all layers: one table for each rope of the model."""
 
     def __init__(
         self, ropes: Sequence[Rope | None], head_dim: int, max_len: int, device: torch.device
@@ -85,22 +87,23 @@ class Rotary:
         return any(rope is not None and rope.axes for rope in self.ropes)
 
     def reach(self, max_len: int) -> None:
-        """Make the tables for positions below `max_len`: known for good once the KV cache is, since
-        a config may claim millions of positions that no memory holds."""
+        """Recompute the tables for positions below `max_len`. It is called when the size of the KV
+        cache is known, since a config may promise millions of positions that no memory holds."""
         for table in self._tables:
             table.reach(max_len)
 
     def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
-        """[T] -> cos and sin of each rope, [T, head_dim / 2]; or [3, T], three coordinates."""
+        """Positions [T], or three coordinates [3, T] -> cos and sin of each rope, [T, head_dim /
+        2]."""
         return tuple(table(positions) for table in self._tables)
 
 
 class Angles:
-    """cos and sin of every position up to a length, in fp32.
+    """cos and sin of every position up to a length, in float32.
 
-    A table rather than a function of the step: each position has the same bits in every batch.
-    Of a head of `head_dim` numbers the first rope.dims are turned; the others stand in pairs, too
-    (weights/row_order.py), whose angle is 0 at every position.
+    They are read from a table and not computed in each step, so that a position has the same bits
+    in every batch. Of a head of `head_dim` numbers the first rope.dims are rotated. The others are
+    in pairs as well (weights/row_order.py), with an angle of 0 at every position.
     """
 
     def __init__(self, rope: Rope, head_dim: int, max_len: int, device: torch.device) -> None:
@@ -119,7 +122,7 @@ class Angles:
         self.sin = angles.sin_().mul_(self._factors).to(self._device)
 
     def __call__(self, positions: Tensor) -> Turn:
-        """[T] -> cos and sin, each [T, head_dim / 2]; of [3, T] each pair takes one coordinate."""
+        """Positions [T] -> cos and sin, each [T, head_dim / 2]. Of [3, T] a pair uses one line."""
         if positions.ndim == 2:
             at = positions.index_select(0, self._axes).T
             return self.cos.gather(0, at), self.sin.gather(0, at)

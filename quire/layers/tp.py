@@ -1,8 +1,8 @@
-"""TensorParallel: what one rank holds of a model, and how ranks add up and join their parts.
+"""TensorParallel: one rank's share of a model, and how ranks add up and join their results.
 
-Layers ask for sums here, so that they read the same on one rank and on several. With one rank
-everything is the identity. Sums are of every rank's part in the order of ranks, in float32, rounded
-once: the same bits on every rank, whatever the number of rows.
+Layers call it for every sum over ranks, so a layer's code is the same on one rank and on several.
+With one rank every method returns its argument. A sum adds the parts of all ranks in the order of
+ranks, in float32, and is rounded once: all ranks get the same bits, whatever the number of rows.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from quire.ranks.shares import RankShare
 
 
 class Exchange(Protocol):
-    """How parts come to all ranks. Every rank makes the same calls in the same order."""
+    """Sends every rank's part to all ranks. Every rank must make the same calls in the same
+    order."""
 
     def sum(self, part: Tensor) -> Tensor:
-        """Every rank's part, added as `added` does."""
+        """The sum of all ranks' parts, computed as in `added`."""
 
     def gather(self, part: Tensor) -> Sequence[Tensor]:
-        """Every rank's part, which are of one shape, in the order of ranks."""
+        """The parts of all ranks, in the order of ranks. All parts have the same shape."""
 
 
 def added(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of parts in their order, in float32, rounded once to their type."""
+    """The parts added up in their order, in float32, and rounded once to their own dtype."""
     total = parts[0].to(torch.float32, copy=True)
     for part in parts[1:]:
         total += part
@@ -37,7 +38,7 @@ def added(parts: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorParallel:
-    """One rank of several; alone if there is no exchange."""
+    """One rank. Without an exchange it is the only one."""
 
     share: RankShare = RankShare()
     exchange: Exchange | None = None
@@ -54,17 +55,17 @@ class TensorParallel:
         return vocab_size if self.exchange is None else self.share.head_rows(vocab_size)
 
     def all_reduce(self, part: Tensor) -> Tensor:
-        """The sum of every rank's part."""
+        """The sum of all ranks' parts."""
         return part if self.exchange is None else self.exchange.sum(part)
 
     def all_gather(self, part: Tensor, width: int) -> Tensor:
-        """Every rank's columns side by side, the first `width` of them."""
+        """The columns of all ranks side by side, cut to the first `width`: the rest is padding."""
         if self.exchange is None:
             return part
         return torch.cat(list(self.exchange.gather(part)), dim=-1)[..., :width].contiguous()
 
     def least(self, number: int) -> int:
-        """The smallest of every rank's numbers."""
+        """The smallest number that any rank passes."""
         if self.exchange is None:
             return number
         return min(int(one) for one in self.exchange.gather(torch.tensor([number])))
