@@ -1,7 +1,7 @@
-"""Decoder: one decoder-only transformer, built from parts by the plans of its spec.
+"""Decoder: a decoder-only transformer, built from parts as the plans of its spec say.
 
-Branches are taken while building; the forward pass has none. `Decoder` knows a Batch and a KV
-cache, not where either comes from.
+Everything that differs between families is decided while building, not in the forward pass. The
+Decoder is given a Batch and a KV cache, and does not know where they come from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.spec import LogitsPlan, ModelSpec
 
 
 class FinishedLogits:
-    """Logits times a number, then bounded; their bias is a part of the product."""
+    """Logits times a number, then softcapped. A bias was added by the product already."""
 
     def __init__(self, plan: LogitsPlan) -> None:
         self.scale, self.softcap = plan.scale, plan.softcap
@@ -64,8 +64,8 @@ class Decoder:
         kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
     ) -> None:
-        """`places`: where each weight lies; `kv_dtype`: what keys and values are kept as unless
-        something else was asked for; `finish`: what is done to the products of the head."""
+        """`places`: where each weight is. `kv_dtype`: dtype of keys and values unless an option
+        says otherwise. `finish`: applied to the products of the head."""
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
         self.vocab_size, self.places = vocab_size, places
@@ -77,7 +77,7 @@ class Decoder:
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """What the attention of a pass has to be planned for."""
+        """The kinds of attention that must be planned for a pass."""
         kinds = (layer.attention.kind for layer in self.layers)
         return frozenset(kind for kind in kinds if kind is not None)
 
@@ -86,14 +86,15 @@ class Decoder:
         return frozenset(one.attention.group for one in self.layers if one.attention.kind is None)
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
-        """Read and write KV under the block tables of these groups of layers, from now on."""
+        """Assign the layers to these groups: they read and write KV under their group's block
+        table."""
         for number, group in enumerate(groups):
             for layer in group.layers:
                 self.layers[layer].attention.group = number
 
     def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The last hidden states [T, H], normed. Of each layer the cache is [2, N, kv_heads, S, D],
-        or [1, ...] where values are a part of keys, under the tables of its group."""
+        """The last hidden states [T, H], normed. The cache of a layer is [2, N, kv_heads, S, D], or
+        [1, ...] where values are a part of keys, and is addressed by the table of its group."""
         plan, kinds = self.kernels.plan_attention, self.kinds
         inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
         attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
@@ -119,7 +120,7 @@ class Decoder:
         return TwoWayAttention(step, shape, inputs, window, batch.two_way)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
-        """The same for a pass whose attention was planned before."""
+        """The last hidden states of a pass whose attention is planned already (`shared`)."""
         residual = self.embedding(token_ids, shared.positions)
         if shared.overlay is not None:
             shared.overlay.write(residual)
@@ -133,7 +134,7 @@ class Decoder:
     def _compute_deeper(
         self, residual: Tensor, shared: Pass, cache: KVCache, overlay: Overlay
     ) -> Tensor:
-        """The same where more is added to the stream behind the first layers."""
+        """As `compute`, for an overlay that also adds rows after the first layers."""
         normed = self.first_norm(residual)
         for number, (layer, kept) in enumerate(zip(self.layers, cache, strict=True)):
             normed = layer(normed, residual, shared, kept[0], kept[-1])
@@ -156,11 +157,10 @@ def build_model(
     tp: TensorParallel,
     adapters: AdapterSites | None = None,
 ) -> Decoder:
-    """The model of a spec: takes the weights out of the dict, one by one, and puts them where they
-    belong. UnsupportedModel for a family that is not known.
+    """Build the model of a spec from its weights. UnsupportedModel if the family is not known.
 
-    The dict is emptied on the way, so that a packed weight never lies beside its source.
-    `adapters`: where products get slots for LoRA adapters, if they are to have some.
+    Each weight is taken out of the dict when it is used, so that a weight and its packed form are
+    not in memory together. `adapters`: makes the slots for LoRA adapters, if there are to be some.
     """
     family_named(spec.family)
     _check_heads(spec)
@@ -175,7 +175,7 @@ def build_model(
     head = Linear(kernels, weight, bias)
     embedding = parts.embedding(shared_table(table, head) if tied else table)
     tables: Places = {"embed.weight": (embedding.place,), "head.weight": (head,)}
-    if tied:  # one weight: packed once for both, or kept twice
+    if tied:  # one weight, packed once for both, or two copies
         both = (head,) if embedding.place is head.multiply else (embedding.place, head)
         tables = {"embed.weight": both}
     return Decoder(
@@ -194,7 +194,7 @@ def build_model(
 
 
 def _check_heads(spec: ModelSpec) -> None:
-    """Attention is planned once for all layers, so they have the same heads."""
+    """Attention is planned once for all layers, so all must have the same heads."""
     kinds = {
         (
             *(one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks),
@@ -211,7 +211,7 @@ def _check_heads(spec: ModelSpec) -> None:
 
 
 def logits_finish(plan: LogitsPlan) -> Callable[[Tensor], Tensor]:
-    """What is done to the products of the head."""
+    """The function that finishes the products of the head: scale and softcap, or nothing."""
     plain = plan.scale == 1.0 and plan.softcap is None
     return unchanged if plain else FinishedLogits(plan)
 
@@ -219,7 +219,7 @@ def logits_finish(plan: LogitsPlan) -> Callable[[Tensor], Tensor]:
 def head_shape(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, *, fp8_kv: bool = False
 ) -> HeadShape:
-    """The heads of a spec, as the kernels want to know them."""
+    """The attention heads of a spec, in the form that the kernels take."""
     plan = spec.layers[0].attention
     sizes = (plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size)
     return HeadShape(

@@ -1,9 +1,9 @@
-"""Encoder: texts to hidden states, every token seeing its whole text. No KV cache, no padding.
+"""Encoder: texts to hidden states, where every token sees its whole text. No KV cache, no padding.
 
-The tokens of all texts of a pass lie behind each other in one tensor, so that a product has one row
-per token and none for padding. Texts of one length lie together, the shortest first: attention may
-take them as one batch, by a view. What runs from layer to layer, and its norms, are float32
-whatever type products have: rounding it too would double the error of an embedding.
+The tokens of all texts of a pass are in one tensor, one text after the other, so that a product has
+one row per token. Texts of one length are next to each other, the shortest first, so that attention
+may take them as one batch, by a view. The residual stream and its norms are float32, whatever the
+dtype of products: rounding them too would double the error of an embedding.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from quire.models.encoder_ops import EncoderOps, Norm, NormOp, Op, no_norm
 from quire.spec import EncoderSpec
 
 Weights = dict[str, Tensor]
-_FARTHEST = 128  # tokens: further ones all gain the same by their distance
+_FARTHEST = 128  # tokens; all distances from here on share one learned number
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
     """The texts of a pass: `groups` are (number of texts, tokens of each), one after the other.
-    Tokens after the last of them only fill up."""
+    Tokens after the last group are padding."""
 
     token_ids: Tensor
     positions: Tensor
@@ -50,7 +50,7 @@ class _RootMeanSquare:
 
 @dataclass(frozen=True, slots=True)
 class _Turned:
-    """cos and sin of the tokens of a pass, [T, 1, D / 2] each."""
+    """cos and sin for the tokens of a pass, [T, 1, D / 2] each. Calling it rotates heads."""
 
     cos: Tensor
     sin: Tensor
@@ -66,7 +66,7 @@ class _Turned:
 class _FeedForward:
     """The feed-forward of a layer, or one expert of it."""
 
-    dtype: torch.dtype  # of what is multiplied
+    dtype: torch.dtype  # of the inputs of products
     up: Op
     activation: Op
     down: Op
@@ -77,9 +77,9 @@ class _FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """Feed-forwards of which each token is given to the likeliest, by what these are worth. A
-    token's sum has the order of the experts, and products as many rows as they want: its bits do
-    not depend on the others."""
+    """A mixture of experts: each token is computed by the experts with the highest probabilities,
+    and their results are multiplied with these and added in the order of the experts. Products have
+    a padded number of rows, so that the bits of a token do not depend on the others."""
 
     router: Tensor  # float32 [experts, H]
     experts: tuple[Op, ...]
@@ -103,11 +103,11 @@ class _Mixture:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer. `head_norms` are those of q and k; `post_norms` are of what the branches make,
-    where that is normed before it is added."""
+    """One layer. `head_norms` are of q and k. `post_norms` are of the results of the branches, for
+    models that norm them before adding."""
 
     spec: EncoderSpec
-    dtype: torch.dtype  # of what is multiplied
+    dtype: torch.dtype  # of the inputs of products
     qkv: Op
     out: Op
     attn_norm: NormOp
@@ -120,7 +120,6 @@ class _Layer:
     post_norms: tuple[Op, Op]
 
     def __call__(self, x: Tensor, texts: Texts, turned: dict[float, _Turned]) -> Tensor:
-        # x belongs to this layer alone, so that it may be written to.
         if self.spec.norms != "after":
             first, second = self.post_norms
             x = x.add_(first(self._attend(self.attn_norm(x), texts, turned)))
@@ -150,7 +149,8 @@ class Encoder:
         ops: EncoderOps,
         max_len: int,
     ) -> None:
-        """Takes the weights out of the dict, so that a packed one never lies beside its source."""
+        """Takes the weights out of the dict, so that a weight and its packed form are not in memory
+        together."""
         self.spec, self.padded = spec, ops.padded
         self._words = weights.pop("embed.weight")
         self._types = weights.pop("types.weight", None)
@@ -164,7 +164,7 @@ class Encoder:
         self._embed_norm = parts.norm("embed_norm")
         self._layers = [parts.layer(i) for i in range(spec.num_layers)]
         self._norm = parts.norm("norm")
-        # Rounded as the words are.
+        # The scale is rounded to the dtype of the embeddings, as in training.
         scale = torch.tensor(spec.embedding_scale, dtype=self._words.dtype, device=device)
         self._scale = scale.float()
 
@@ -194,7 +194,7 @@ class Encoder:
 
 
 class _Parts:
-    """Makes layers out of named weights."""
+    """Makes layers from named weights."""
 
     def __init__(self, spec: EncoderSpec, weights: Weights, ops: EncoderOps, max_len: int) -> None:
         self.spec, self.weights, self.ops = spec, weights, ops
@@ -205,7 +205,7 @@ class _Parts:
         self.gains = None if learned is None else distance_gains(learned, max_len)
 
     def norm(self, name: str) -> NormOp:
-        """The norm of that name; nothing, where the model has none in this place."""
+        """The norm of that name, or `no_norm` where the model has none at this place."""
         weight, bias = (self.weights.pop(f"{name}.{kind}", None) for kind in ("weight", "bias"))
         if weight is None:
             return no_norm
@@ -269,8 +269,8 @@ class _Parts:
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """2^(-8 i / n) of the heads i = 1 ... n, where n is a power of two; else those of the power
-    below, and of the one above every second until there are enough. [heads]"""
+    """ALiBi slopes [heads]: 2^(-8 i / n) for heads i = 1 ... n, if n is a power of two. Else the
+    slopes of the power of two below n, then every second one of the power above."""
     below = 1 << (num_heads.bit_length() - 1)
     first = [2 ** (-8 * (i + 1) / below) for i in range(below)]
     between = [2 ** (-4 * (2 * i + 1) / below) for i in range(num_heads - below)]
@@ -278,9 +278,12 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 def distance_gains(learned: Tensor, max_len: int) -> Tensor:
-    """What scores gain by distance, of numbers that are learned for some: learned [N, heads], the
-    first half of tokens behind and the second of those ahead; a half has one number for each of the
-    near distances, and further ones share, the more the further. [heads, 2 max_len - 1]"""
+    """What is added to scores by distance, from learned numbers [N, heads] ->
+    [heads, 2 max_len - 1].
+
+    The first half of the numbers is for keys before the query, the second for keys after it. In
+    each half the first numbers are for one distance each; the others are for ranges of distances,
+    and these grow with the distance."""
     half = len(learned) // 2
     near = half // 2
     ahead = torch.arange(1 - max_len, max_len, device=learned.device)
@@ -291,8 +294,8 @@ def distance_gains(learned: Tensor, max_len: int) -> Tensor:
 
 
 def order_texts(lengths: Sequence[int]) -> tuple[list[int], Groups]:
-    """Texts in an order in which those of one length lie together, and the groups they make:
-    3 5 3 -> [0 2 1], ((2, 3), (1, 5))."""
+    """The order that puts texts of one length next to each other, and the groups that this makes: 3
+    5 3 -> [0 2 1], ((2, 3), (1, 5))."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     groups: list[tuple[int, int]] = []
     for i in order:

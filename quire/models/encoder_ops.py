@@ -1,4 +1,5 @@
-"""What a device computes for an encoder, and how torch does what a device has no better way for."""
+"""The ops that a device computes for an encoder, and torch's versions for devices without their
+own."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ LayerNorm = Callable[[Tensor, Tensor | None, Tensor, Tensor | None, float], Tens
 
 class NormOp(Protocol):
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """The norm of x, or of x + added, and then x may be written to."""
+        """The norm of x, or of x + added, which may overwrite x."""
 
 
 def no_norm(x: Tensor, added: Tensor | None = None) -> Tensor:
-    """For a place where a model has none."""
+    """For places where a model has no norm."""
     return x if added is None else x.add_(added)
 
 
@@ -41,7 +42,7 @@ def activation(name: str) -> Op:
 
 
 def activation_of_rows(name: str, gated: bool) -> Op:
-    """The function of that name; gated: of the first half of each row, times the second."""
+    """The activation of that name; if gated, of the first half of each row, times the second."""
     inner = activation(name)
     if not gated:
         return inner
@@ -56,16 +57,16 @@ def activation_of_rows(name: str, gated: bool) -> Op:
 def layer_norm(
     x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
 ) -> Tensor:
-    """LayerNorm of x, or of x + added, and then x may be written to."""
+    """LayerNorm of x, or of x + added, which may overwrite x."""
     x = no_norm(x, added)
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderOps:
-    """What a device computes for an encoder. `padded` says how many rows its products want for so
-    many tokens, `takes` what type products take and give where that is not the weights'. `join`
-    makes one op of two products with an activation between, where a device has such a one."""
+    """The ops of a device for an encoder. `padded`: how many rows to run a product with, for a
+    number of tokens. `takes`: dtype of inputs and results of products, if not that of the weights.
+    `join`: one op for two products with an activation between them, or None."""
 
     make_linear: Callable[[Tensor, Tensor | None], Op]
     padded: Callable[[int], int] = lambda count: count

@@ -1,7 +1,7 @@
-"""The layers of a decoder: two branches, the residual stream they add to, and norms around them.
+"""The layers of a decoder: branches that add to the residual stream, and the norms around them.
 
-Each takes what the norm before it made of the stream, adds to the stream in place, and returns
-what the norm behind it makes of that, so that adding and norming stay one op.
+A layer takes the stream and its norm. It adds to the stream in place and returns the norm that the
+next layer takes, so that the last addition and that norm stay one op.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Mlp = GatedMLP | PlainMLP | Experts
 
 @dataclass(frozen=True, slots=True)
 class PlainLayer:
-    """Branches with a norm before each."""
+    """Attention and feed-forward, with a norm before each."""
 
     attention: Mixer
     mlp_norm: Norm
@@ -42,7 +42,7 @@ class PlainLayer:
 
 @dataclass(frozen=True, slots=True)
 class HearingLayer:
-    """The same with attention to a sound between the two."""
+    """A PlainLayer with attention to a sound between attention and feed-forward."""
 
     attention: Mixer
     cross_norm: Norm
@@ -62,8 +62,7 @@ class HearingLayer:
 
 @dataclass(frozen=True, slots=True)
 class FinishingLayer:
-    """The same with something done to what a branch made before it is added: a norm behind the
-    branch, a factor, or both."""
+    """A PlainLayer that applies a norm, a factor or both to a branch's result before adding it."""
 
     attention: Mixer
     finish_attention: Callable[[Tensor], Tensor]
@@ -82,8 +81,8 @@ class FinishingLayer:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer:
-    """Branches side by side; without a norm of its own the feed-forward takes what attention
-    takes."""
+    """Branches side by side: both read the stream as it was before the layer. Without a norm of its
+    own the feed-forward uses attention's."""
 
     attention: Mixer
     mlp_norm: Norm | None
@@ -101,7 +100,8 @@ class ParallelLayer:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What is done to the result of a branch: a norm where there is one, then a factor."""
+    """Applied to the result of a branch before it is added: a norm if there is one, then a
+    factor."""
 
     norm: Norm | None
     scale: float

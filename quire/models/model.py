@@ -1,4 +1,4 @@
-"""Model: what executors know of one, whoever computes it."""
+"""Model: what executors use of a model: quire's decoder or a module of Transformers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from quire.layers.batch import Batch
 from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Turn
 
-KVCache = Tensor | Sequence[Tensor]  # of every layer [2, N, kv_heads, S, D]
+KVCache = Tensor | Sequence[Tensor]  # of each layer: [2, N, kv_heads, S, D]
 
 
 class OutputHead(Protocol):
-    """What makes logits."""
+    """The product that makes logits."""
 
     @property
     def out_features(self) -> int:
-        """Logits of one token."""
+        """The number of logits for one token."""
 
 
 class Positions(Protocol):
-    """Whatever a model keeps for each position."""
+    """What a model has for each position: the angles of its ropes."""
 
     @property
     def has_axes(self) -> bool:
         """Whether positions have three coordinates."""
 
     def reach(self, max_len: int) -> None:
-        """Be ready for positions below `max_len`."""
+        """Prepare for positions below `max_len`."""
 
     def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
-        """[T] -> how far heads are turned there, by each rope of the model."""
+        """Positions [T] -> cos and sin of each rope of the model."""
 
 
 class Model(Protocol):
@@ -53,7 +53,7 @@ class Model(Protocol):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """What the attention of a pass has to be planned for."""
+        """The kinds of attention that must be planned for a pass."""
 
     @property
     def state_groups(self) -> frozenset[int]:
@@ -61,31 +61,32 @@ class Model(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What activations are."""
+        """The dtype of activations."""
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """What keys and values are kept as, unless an option says otherwise."""
+        """The dtype of keys and values, unless an option says otherwise."""
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
-        """Read and write KV under the block tables of these groups of layers, from now on."""
+        """Assign the layers to these groups: they read and write KV under their group's block
+        table."""
 
     def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
-        """The last hidden states [T, H]. Of each layer the cache is [2, N, kv_heads, S, D], under
-        the tables of its group."""
+        """The last hidden states [T, H]. The cache of a layer is [2, N, kv_heads, S, D] and is
+        addressed by the block table of its group."""
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
-        """The same for a pass whose attention was planned before."""
+        """The last hidden states of a pass whose attention is planned already (`shared`)."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
 
 
 class ModuleModel(Model, Protocol):
-    """One whose weights are those of a module that is not quire's."""
+    """A Model that runs a module of Transformers, whose weights it uses."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it keeps on its device."""
+        """All tensors that it keeps on its device."""
 
     def why_not_captured(self) -> str:
-        """Why its passes cannot be CUDA graphs; empty if they can. Found out by trying."""
+        """Why its passes cannot be CUDA graphs, by a trial; empty if they can."""

@@ -1,4 +1,4 @@
-"""Makes the layers of a decoder out of named weights, by the plans of its spec."""
+"""Makes the layers of a decoder from named weights, as the plans of its spec say."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from quire.models.layers import (
 )
 from quire.spec import ModelSpec
 
-# Where each weight of a built decoder lies, by quire's names for them: so that a model can be given
-# other weights, or leave its device, while everything that was made around it stays.
+# Where each weight of a built decoder is, by quire's name of it. With this a model can be given
+# other weights, or leave its device, without building anything again.
 Places = dict[str, tuple[WeightRows, ...]]
 Weights = dict[str, Tensor] | dict[str, Matrix]
 
 
 class Parts:
-    """Takes weights out of their dict, checks their shapes, and makes parts of them."""
+    """Takes weights out of a dict, checks their shapes, and makes the parts of layers from them."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Parts:
         tp: TensorParallel,
         adapters: AdapterSites | None = None,
     ) -> None:
-        """`adapters`: where products get slots for LoRA adapters, if they are to have some."""
+        """`adapters`: gives products slots for LoRA adapters; None if the model has no slots."""
         self.spec, self.weights, self.kernels = spec, weights, kernels
         self.shape, self.tp, self.adapters = shape, tp, adapters
-        self.places: Places = {}  # of the weights that were made into parts so far
+        self.places: Places = {}  # of all weights that were taken so far
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A weight that is kept as it is."""
+        """A weight that stays a plain tensor."""
         weight = self.matrix(name, *shape)
         if not isinstance(weight, Tensor):
             raise CorruptModel(f"the weight {name!r} is a packed matrix, not plain numbers.")
@@ -97,13 +97,14 @@ class Parts:
         return made
 
     def adapted(self, name: str, made: Linear) -> Linear:
-        """The product, with slots for LoRA adapters where it is to have some."""
+        """The product, with slots for LoRA adapters if it may have some."""
         if self.adapters is not None:
             made.multiply = self.adapters.around(name, made.multiply, made.bias)
         return made
 
     def _opened(self, name: str, gate: Gate, product: Linear) -> RowOp:
-        """What the gate lets through of the product, with adapters where it may have some."""
+        """The product followed by activation(gate) * up, with slots for LoRA adapters if it may
+        have some."""
         if self.adapters is None:
             return gate.behind(product)
         return self.adapters.behind_gate(name, gate, product)
@@ -142,8 +143,8 @@ class Parts:
         return RowNorm(self.tensor(f"{name}.weight", size), plan.eps)
 
     def norm_before(self, index: int) -> Norm:
-        """What stands before layer `index`, and behind the one before it; the last is the norm
-        after all layers."""
+        """The norm before layer `index`, also the last step of the layer before; after all layers
+        for index num_layers."""
         spec = self.spec
         if index == spec.num_layers:
             return self.norm("norm", spec.norm, spec.hidden_size)
@@ -279,7 +280,7 @@ class Parts:
         )
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:
-        """What is done to q and k before the kernel that turns them."""
+        """What is applied to q and k before the kernel that rotates them."""
         if plan.qk_norm is None or plan.head_norm is not None:
             return unchanged
         counts = (plan.num_heads, plan.num_kv_heads) if plan.qk_norm_over == "width" else (1, 1)
@@ -326,7 +327,7 @@ class Parts:
         return Experts(self._router(name, plan), op, pairs[0], shared, self.tp)
 
     def _router(self, name: str, plan: ExpertsPlan) -> Router:
-        """Its product is one of the kernels': a choice must not hang on who else is in a batch."""
+        """The kernels make its product, so that the choice does not depend on the batch."""
         hidden, biased = self.spec.hidden_size, plan.router_bias
         product = self.linear(f"{name}.router", plan.count, hidden, bias=biased)
         choice = self.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None

@@ -1,7 +1,7 @@
-"""Which model is built for a spec: one decoder, from parts, for all families so far, or a module
-of Transformers.
+"""Which model is built for a spec: the decoder that is made from parts, or a module of
+Transformers.
 
-A family that decoder.py cannot be gets a file of its own in this room and is chosen here.
+A family that decoder.py cannot express gets a file of its own in this room and is chosen here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def build_any_model(
     tp: TensorParallel,
     adapters: AdapterSites | None = None,
 ) -> Decoder | ModuleModel:
-    """The model of a spec, or the one that Transformers computes."""
+    """Build the model of a spec, or the one that runs a loaded module of Transformers."""
     if isinstance(weights, LoadedModule):
-        from quire.models.fallback.build import build_fallback  # Transformers, which takes seconds
+        from quire.models.fallback.build import build_fallback  # this import takes seconds
 
         return build_fallback(weights, kernels, shape, adapters)
     return build_model(spec, weights, kernels, shape, max_len=max_len, tp=tp, adapters=adapters)

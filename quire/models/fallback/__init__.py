@@ -1,2 +1,2 @@
-"""Any causal model of Transformers, run on quire's engine: its arithmetic is Transformers' own, its
-KV lies in quire's blocks. The only room that imports Transformers to compute with it."""
+"""Any causal model of Transformers, run on quire's engine: Transformers' code does the arithmetic,
+and KV is in quire's blocks. No other room imports Transformers to compute with it."""

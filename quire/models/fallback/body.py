@@ -1,9 +1,9 @@
-"""A causal model in two halves: the body that makes hidden states, and what makes logits of them.
+"""A causal model in two halves: the body makes hidden states, the rest makes logits of them.
 
-The engine computes hidden states of many tokens and logits of few. Where a class divides is seen in
-the dry pass: the body is the outermost part that is given the token ids and returns hidden states.
-For logits the whole class is called with a body that has its answer ready, so that every factor,
-softcap and bias after it is the class's own.
+The engine computes hidden states of many tokens but logits of few. The dry pass shows where a class
+divides: the body is the outermost part that takes the token ids and returns hidden states. For
+logits the whole class is called with a body that returns given hidden states, so that every factor,
+softcap and bias after the body is the class's own.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch import Tensor, nn
 from quire.errors import UnsupportedModel
 
 IDS, POSITIONS, CACHE = "ids", "positions", "cache"
-MASK = "attention_mask"  # as every class calls it
+MASK = "attention_mask"  # the same name in every class
 
 
 @dataclass(frozen=True, slots=True)
 class BodyCall:
-    """How a class calls its body: the body's name in it, and what each argument was."""
+    """How a class calls its body: the name of the body in it, and the arguments."""
 
     path: str
     constants: tuple[tuple[str, Any], ...]
     roles: tuple[tuple[str, str], ...]  # which arguments are ids, positions and cache
-    output: type[Any] | None  # the class of what the body returns; None: a tuple
+    output: type[Any] | None  # the class that the body returns; None: a tuple
     hidden_size: int
-    position_tables: tuple[str, ...]  # names of the embeddings of positions that it looks into
+    position_tables: tuple[str, ...]  # embeddings of positions that the body reads
 
     @property
     def takes_positions(self) -> bool:
@@ -49,7 +49,7 @@ class Body:
     def hidden(
         self, ids: Tensor, positions: Tensor | None, cache: Any, mask: Tensor | None = None
     ) -> Tensor:
-        """ids [B, T] -> [B, T, H]; `mask` [B, L] says which of the tokens so far are there."""
+        """ids [B, T] -> [B, T, H]; `mask` [B, L] is 0 at padding, of the past and of new tokens."""
         values = {IDS: ids, POSITIONS: positions, CACHE: cache}
         given = dict(self.call.constants) | {name: values[role] for name, role in self.call.roles}
         if cache is not None:
@@ -71,7 +71,7 @@ class Body:
     def watch(
         model: nn.Module, ids: Tensor, positions: Tensor | None = None, cache: Any = None
     ) -> tuple[BodyCall, Tensor]:
-        """Call the whole class, and see how it calls its body."""
+        """Call the whole class and record how it calls its body. Returns that and the logits."""
         seen: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
         names = {module: path for path, module in model.named_modules() if path}
         handles = [
@@ -91,7 +91,7 @@ class Body:
                 handle.remove()
         named = ((ids, IDS), (positions, POSITIONS), (cache, CACHE))
         roles = {id(value): role for value, role in named if value is not None}
-        # A part is done after all parts within it: the last with the ids is the outermost.
+        # A part ends after all parts inside it, so the last one with the ids is the outermost.
         for part, args, kwargs, made in reversed(seen):
             call = _body_call(names[part], part, args, kwargs, made, roles)
             if call is not None:
@@ -111,7 +111,7 @@ def plain_logits(model: nn.Module, ids: Tensor, **given: Any) -> Tensor:
 
 
 def _cache_name(model: nn.Module) -> str:
-    """What a class calls its cache: one of states alone has another name in some."""
+    """The class's argument for the cache. Some classes with states alone have another name."""
     of_states = "cache_params" in inspect.signature(model.forward).parameters
     return "cache_params" if of_states else "past_key_values"
 
@@ -129,7 +129,8 @@ def _body_call(
     made: Any,
     roles: dict[int, str],
 ) -> BodyCall | None:
-    """The call, if it is one from what has a role to hidden states [1, T, H]."""
+    """The call, if all values with a role go in (positions may be missing) and hidden states
+    [1, T, H] come out."""
     first = made[0] if isinstance(made, tuple | dict) and len(made) else None
     if not isinstance(first, Tensor) or first.ndim != 3:
         return None
@@ -152,7 +153,7 @@ def _body_call(
 
 
 def _by_name(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments under their names."""
+    """All arguments of a call by name."""
     signature = inspect.signature(part.forward)
     given = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
@@ -163,9 +164,9 @@ def _by_name(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @contextmanager
 def _answering(part: nn.Module, answer: Any) -> Iterator[None]:
-    """Within this context the part returns `answer` whatever it is called with."""
+    """Within this context the part returns `answer`, whatever its arguments are."""
     part.forward = lambda *args, **kwargs: answer
     try:
         yield
     finally:
-        del part.forward  # the class's own is seen again
+        del part.forward  # uncovers the class's own method

@@ -1,4 +1,4 @@
-"""A loaded module as a model that executors run, in the way that its trial allows."""
+"""Makes a Model of a loaded module, in the fastest way that comes out right in a trial."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from quire.models.fallback.trial import bound_for, trial
 def build_fallback(
     loaded: LoadedModule, kernels: Kernels, shape: HeadShape, adapters: AdapterSites | None = None
 ) -> TransformersModel:
-    """Side by side if what that computes is what Transformers does, else a sequence at a time;
-    with slots for LoRA adapters in its products, if it is to have some."""
+    """All sequences side by side in one call if the results are those of Transformers, else a
+    sequence at a time. With slots for LoRA adapters if `adapters` is given."""
     name, seen = type(loaded.module).__name__, loaded.seen
     why = why_one_by_one(loaded, kernels, shape)
     if not why:
@@ -78,14 +78,15 @@ def why_one_by_one(loaded: LoadedModule, kernels: Kernels, shape: HeadShape) -> 
 def _one_by_one(
     loaded: LoadedModule, why: str, kernels: Kernels, shape: HeadShape
 ) -> tuple[TransformersModel, str]:
-    """The best way in which a sequence at a time comes out right, and "", or why none does."""
+    """The best way of computing a sequence at a time that comes out right, and ""; or, if none
+    does, the last way and why it fails."""
     seen = replace(loaded.seen, calls=(), why_rows=why)
-    hows = [(seen, True)]  # with whether states take up chunks
+    hows = [(seen, True)]  # each with whether states take chunks of several tokens
     if seen.stateful:
         slow = f"{why}, and takes up one token at a time behind the first block of a text"
         hows.append((replace(seen, why_rows=slow), False))
     if seen.attending and loaded.whole_texts:
-        # Tokens take the place of keys and values in the first layer that keeps them.
+        # The blocks of the first layer with keys and values will hold token ids.
         whole = replace(seen, kept=(), states=(), why_rows="in chunks its logits are others")
         hows.append((whole, True))
     for (how, chunks), joins in itertools.product(hows, WAYS_TO_JOIN):
@@ -99,7 +100,7 @@ def _one_by_one(
 
 
 def add_slots(module: nn.Module, adapters: AdapterSites) -> None:
-    """Have adapters add to what the linear parts of a module make."""
+    """Give all linear parts of a module slots for adapters."""
     for product in products_of(module):
         part: Any = module.get_submodule(product.name)
         part.register_forward_hook(_hook(adapters.after(product.name, part.bias)))
@@ -117,7 +118,7 @@ def _why_not(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor]
     """Why the model cannot be run this way; empty if it can."""
     try:
         found = trial(model, shape, known)
-    except Exception as error:  # code of others, which the dry pass did not reach
+    except Exception as error:  # code of the class, on a path that the dry pass did not take
         return f"its pass fails: {reason(error)}"
     if found <= bound_for(shape.dtype):
         return ""

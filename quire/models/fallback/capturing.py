@@ -1,8 +1,8 @@
 """Whether passes of a model that Transformers computes can be captured as a CUDA graph.
 
-A graph repeats what was launched. Code that asks the device for a value while it is captured fails
-there; code that decides by something else than shapes would be repeated wrongly. So a pass over
-decode rows is captured, given other tokens, and must come out as it does without.
+A graph repeats the kernel launches of one pass. Code that reads a value from the device fails while
+it is captured; code that decides by anything but shapes would be repeated wrongly. So a pass over
+decode rows is captured and replayed with other tokens, and must give what a plain pass gives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def why_not_captured(model: TransformersModel, shape: HeadShape) -> str:
     def step() -> torch.Tensor:
         return model.logits(model.packed_pass(ids, batch.positions, work))
 
-    step()  # what is made once is made now
+    step()  # the first pass also makes what is made only once
     try:
         graph = torch.cuda.CUDAGraph()
         with capturing(graph):
@@ -37,7 +37,7 @@ def why_not_captured(model: TransformersModel, shape: HeadShape) -> str:
         ids.copy_(ids.flip(0))
         graph.replay()
         repeated, wanted = made.float().clone(), step().float()
-    except RuntimeError as error:  # what was just computed cannot be captured
+    except RuntimeError as error:  # the step works, but not while it is captured
         return reason(error)
     found = float((repeated - wanted).abs().max() / wanted.abs().max())
     if found <= bound_for(shape.dtype):

@@ -23,7 +23,7 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CausalClass:
-    """A class, and the config that one of its models is made by."""
+    """A class of Transformers, and the config of the model."""
 
     made_by: type[PreTrainedModel]
     config: Any
@@ -40,8 +40,8 @@ class CausalClass:
 def find_class(
     values: Mapping[str, Any], directory: Path, *, trust_remote_code: bool
 ) -> CausalClass:
-    """The class that `architectures` names: one that was registered, one that the directory
-    brings along if that is allowed, or one of Transformers."""
+    """The class that `architectures` names: a registered one, one in the model's directory if that
+    is allowed to run code, or one of Transformers."""
     source = directory / "config.json"
     _check(values, source)
     named = values.get("architectures") or []
@@ -58,8 +58,8 @@ def find_class(
 
 
 def architectures() -> tuple[str, ...]:
-    """Every class of this Transformers that writes text: causal ones, and those that read pictures
-    or sounds beside it, which are given texts alone."""
+    """All classes of the installed Transformers that write text: causal ones, and those that also
+    read images or sounds, which get texts only."""
     names = (
         *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
         *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
@@ -68,7 +68,7 @@ def architectures() -> tuple[str, ...]:
 
 
 def _check(values: Mapping[str, Any], source: Path) -> None:
-    """What would cost more than an error."""
+    """Refuse a number of layers that would use up all memory."""
     for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"):
         count = values.get(key)
         if isinstance(count, int) and not 0 < count <= MAX_LAYERS:
@@ -96,14 +96,15 @@ def _class_of_transformers(
 
 def _config_of(made_by: type[Any], values: Mapping[str, Any], source: Path) -> Any:
     with refusing(lambda why: CorruptModel(f"{source}: {made_by.__name__} refuses it: {why}")):
-        # "auto" as a dtype says nothing, and Transformers fails over it.
+        # Transformers fails for a dtype of "auto", which has no meaning in a file.
         unsaid = [key for key in ("dtype", "torch_dtype") if values.get(key) == "auto"]
         kept = {key: value for key, value in values.items() if key not in unsaid}
         return made_by.from_dict(_with_floats(kept))
 
 
 def _with_floats(value: Any) -> Any:
-    """Numbers that JSON has no name for, from the form in which Transformers writes them."""
+    """Decode numbers that JSON cannot write (infinity, NaN) from the form that Transformers
+    uses."""
     if isinstance(value, dict):
         if set(value) == {"__float__"}:
             return float(value["__float__"])
@@ -112,7 +113,7 @@ def _with_floats(value: Any) -> Any:
 
 
 def _own_class(reference: str, values: Mapping[str, Any], directory: Path) -> CausalClass:
-    """The class that the directory's own code defines: run because it was allowed."""
+    """The class that code in the model's directory defines. It runs because that was allowed."""
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     with refusing(lambda why: UnsupportedModel(f"{directory}: its own code fails: {why}")):

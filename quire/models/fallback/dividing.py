@@ -1,9 +1,9 @@
-"""What one rank of several computes of a model of Transformers, by the plan of the model's class.
+"""The share of one rank of a Transformers model, by the plan that the model's class declares.
 
-Such a plan names products whose rows are divided, and products whose columns are, which need a sum
-afterwards. Parts are equal here, so that heads stay whole: the number of KV heads has to be
-divisible. What a plan names and is not built is refused; that the parts add up to the model is seen
-in the trial (trial.py), against logits of the whole.
+The plan names products whose rows are divided, and products whose columns are, which need a sum
+over ranks. All shares are equal, so that heads stay whole: the number of KV heads must be divisible
+by the number of ranks. Styles that quire has not built are refused. The trial (trial.py) checks
+that the shares add up to the model, against logits of the whole.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quire.layers.tp import TensorParallel
 from quire.ranks.shares import OPTION
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
-# Every rank has these whole: gradients, which some are about, there are none of.
+# Parts that every rank has whole. Some of the names are about gradients, which quire does not make.
 WHOLE = ("replicate", "replicated_with_grad_allreduce", "embedding_rowwise", "embedding_colwise")
 ROWS, COLUMNS, JOINED = "colwise", "rowwise", "colwise_gather_output"
 
 
 @dataclass(frozen=True, slots=True)
 class DryExchange:
-    """Stands in for the other ranks while a model has no numbers."""
+    """Takes the place of the other ranks in the dry pass, where the model has no numbers."""
 
     size: int
 
@@ -39,8 +39,8 @@ class DryExchange:
 
 
 def divide(module: nn.Module, tp: TensorParallel) -> None:
-    """Leave of each product that the plan names this rank's part, and have parts summed or joined
-    where they are wanted whole."""
+    """Cut each product that the plan names to this rank's share, and add up or join results where
+    the model needs them whole."""
     for name, part, style in _planned(module):
         if style in WHOLE:
             continue
@@ -52,19 +52,19 @@ def divide(module: nn.Module, tp: TensorParallel) -> None:
                 "data_parallel_size."
             )
         if style == JOINED and part.out_features % tp.size:
-            continue  # whole on every rank, which is as right
+            continue  # stays whole on every rank, which gives the same result
         _divide(part, name, style, tp)
 
 
 def _planned(module: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor, str]]:
-    """Everything that the plan of a class names, with how it is to be divided."""
+    """All parts that the plan of a class names, each with its style."""
     plan: dict[str, str] = getattr(module, "_tp_plan", None) or {}
     found = [
         (name, part, plan[pattern])
         for name, part in (*module.named_modules(), *module.named_parameters())
         if (pattern := _NUMBER.sub(".*", name)) in plan
     ]
-    if all(style in (*WHOLE, JOINED) for _, _, style in found):  # nothing but copies
+    if all(style in (*WHOLE, JOINED) for _, _, style in found):  # the plan divides nothing
         raise NotSupported(
             f"{type(module).__name__} declares no plan for several ranks, and {OPTION} of models "
             "that Transformers computes goes by that. Run replicas of the whole model: "
@@ -86,7 +86,7 @@ def _divide(part: nn.Linear, name: str, style: str, tp: TensorParallel) -> None:
     bias = part.bias
     if style == COLUMNS:
         _set(part, "weight", part.weight[:, own])
-        if bias is not None and tp.share.rank:  # it is added once
+        if bias is not None and tp.share.rank:  # only rank 0 adds the bias
             _set(part, "bias", torch.zeros_like(bias))
         part.in_features = count // tp.size
         part.register_forward_hook(lambda _, given, made: tp.all_reduce(made))
@@ -100,5 +100,5 @@ def _divide(part: nn.Linear, name: str, style: str, tp: TensorParallel) -> None:
 
 
 def _set(part: nn.Linear, name: str, values: Tensor) -> None:
-    """A weight of its own, so that the whole one can go, and one that is tied stays as it is."""
+    """Set a copy: so the whole weight can be freed, and a tied weight is not changed."""
     setattr(part, name, nn.Parameter(values.detach().clone(), requires_grad=False))

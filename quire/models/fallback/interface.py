@@ -1,4 +1,4 @@
-"""Which functions a Transformers model computes with: names in its configs, changed for a while."""
+"""Chooses the attention and experts that a Transformers model calls, by names in its configs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def configs_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def own_attention(configs: tuple[Any, ...]) -> str:
-    """Which attention of Transformers' own is the model's: eager has every softcap and sink of any,
-    and where alibi is a matter of the config, adds it to scores whose mask has it already."""
+    """The name of Transformers' own attention to compare with. "eager" has every softcap and sink.
+    But where alibi is set in the config it would add alibi to scores whose mask has it already."""
     twice = any(getattr(config, "alibi", False) for config in configs)
     return "sdpa" if twice else "eager"
 
@@ -28,10 +28,10 @@ def own_attention(configs: tuple[Any, ...]) -> str:
 def computing(
     configs: tuple[Any, ...], *, attention: str, experts: str | None = None
 ) -> Iterator[None]:
-    """Layers with these configs use the attention and, if one is given, the experts so named.
+    """Within this context layers with these configs use the named attention and, if given, experts.
 
-    Written past the setters of Transformers, which refuse names for classes that do not say they
-    take them: whether they do is seen from what they call."""
+    It writes past the setters of Transformers, which refuse names for classes that do not declare
+    support: whether they do is seen from what they call."""
     with ExitStack() as before:
         for config in configs:
             _set(config, _ATTENTION, attention, before)

@@ -1,8 +1,8 @@
-"""States that layers keep beside keys and values, between quire's blocks and the layers that
-Transformers' own cache has for them.
+"""States that layers keep beside keys and values: copied between quire's blocks and the cache
+layers of Transformers.
 
-A state is of one size however long a text is. A block holds the states behind the last token that
-was written in it (layers/kv_groups.py), as float32.
+The size of a state does not depend on the length of the text. A block holds the states after the
+last token that was written in it (layers/kv_groups.py), as float32.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from transformers import DynamicCache
 from quire.backends.states import StateBlocks
 from quire.models.fallback.seen import StateShape
 
-_Number = tuple[int, bool, int]  # layer, and what StateShape says
+_Number = tuple[int, bool, int]  # layer, and `recurs` and `number` of a StateShape
 
 
 def cache_layers(config: Any) -> list[Any]:
-    """Empty layers as Transformers has them in a cache for this config; [] if none keeps a
-    state."""
+    """New cache layers of Transformers for this config; [] if no layer keeps a state."""
     try:
         layers = list(DynamicCache(config=config).layers)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return []  # a config that Transformers makes no such cache for: its class has another
+        return []  # Transformers has no such cache for this config: the class has its own
     return layers if any(map(_keeps_state, layers)) else []
 
 
 def states_seen(layers: Sequence[Any]) -> tuple[tuple[StateShape, ...], ...]:
-    """What each layer keeps after a pass."""
+    """The shapes of the states that each layer keeps after a pass."""
     return tuple(
         tuple(
             StateShape(recurs, number, tuple(state.shape))
@@ -46,20 +45,20 @@ def states_seen(layers: Sequence[Any]) -> tuple[tuple[StateShape, ...], ...]:
 
 
 class KeptStates:
-    """The states of a model, read from blocks and written there."""
+    """Reads the states of a model from blocks and writes them there."""
 
     def __init__(self, config: Any, shapes: Sequence[Sequence[StateShape]]) -> None:
         self._config, self._shapes = config, shapes
-        # Seen when a text begins: the trial's do, before anything else is computed.
+        # Set when states are first stored, which the texts of the trial do before all others.
         self._dtypes: dict[_Number, torch.dtype] = {}
 
     def fresh(self) -> list[Any]:
-        """Layers for the first tokens of a text."""
+        """Empty layers, for the first tokens of a text."""
         return cache_layers(self._config)
 
     def load(self, layers: Sequence[Any], layer: int, pool: Tensor, blocks: Sequence[int]) -> None:
-        """Have a layer go on from the states in blocks of its pool [2, N, kv_heads, S, D], one of
-        each sequence."""
+        """Read a layer's states from `blocks`, one for each sequence, of its pool
+        [2, N, kv_heads, S, D]."""
         shapes = self._shapes[layer]
         sizes = [torch.Size(one.shape).numel() for one in shapes]
         held = StateBlocks(pool[0], pool[1], sum(sizes))
@@ -78,7 +77,7 @@ class KeptStates:
                 to.dtype, to.device = state.dtype, state.device
 
     def store(self, layers: Sequence[Any], layer: int, pool: Tensor, blocks: Sequence[int]) -> None:
-        """The other way round."""
+        """Write a layer's states to `blocks`, one for each sequence."""
         numbers = []
         for one in self._shapes[layer]:
             state = _states(layers[layer], recurs=one.recurs)[one.number]
@@ -90,12 +89,12 @@ class KeptStates:
 
 
 def _keeps_state(layer: Any) -> bool:
-    """By what it has: the class is newer than Transformers 5.3, states by number than 5.10. Of
-    what an older one keeps nothing is known here, and a model that asks for it is refused."""
+    """Seen by an attribute: the class is newer than Transformers 5.3, states by number than 5.10.
+    Older forms of states are not known here, and a model that needs one is refused."""
     return isinstance(getattr(layer, "recurrent_states", None), dict)
 
 
 def _states(layer: Any, *, recurs: bool) -> dict[int, Any]:
-    """By number; None where nothing was kept yet."""
+    """The states by number; None for one that is not kept yet."""
     states: dict[int, Any] = layer.recurrent_states if recurs else layer.conv_states
     return states

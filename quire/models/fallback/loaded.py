@@ -1,4 +1,4 @@
-"""What loading hands to an executor for a model that Transformers computes."""
+"""The result of loading a model that Transformers computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A linear part of a module by its name, which LoRA adapters may change."""
+    """A linear part of a module, which LoRA adapters may change."""
 
     name: str
     rows: int
@@ -27,8 +27,7 @@ class Product:
 
 
 def products_of(module: nn.Module) -> Iterator[Product]:
-    """Other parts with weights, such as embeddings, are none of them; nor are those of experts,
-    which get some of the lines of a pass in another order."""
+    """All linear parts but those of experts: these get some lines, in another order."""
     from torch import nn
 
     for name, part in module.named_modules():
@@ -38,10 +37,10 @@ def products_of(module: nn.Module) -> Iterator[Product]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModule:
-    """A module with its weights, and what the dry pass saw of it. Of one of several ranks it is a
-    part; `expected` are then the logits that the whole has for the texts of the trial.
-    `whole_texts`: it may compute every text anew for each of its tokens. `is_tried`: on this device
-    its sequences go side by side, as a trial has shown."""
+    """A module with its weights, and what the dry pass recorded. On one of several ranks it is that
+    rank's share, and `expected` are the whole model's logits for the texts of the trial.
+    `whole_texts`: every text may be computed anew for each of its tokens. `is_tried`: a trial on
+    this device has shown that its sequences can be computed side by side."""
 
     module: nn.Module
     call: BodyCall

@@ -1,11 +1,11 @@
-"""A causal model of Transformers, with the face that executors know of a decoder.
+"""A causal model of Transformers as a Model (models/model.py).
 
-Three ways through a pass. Where every layer calls the attention interface in a way that quire's
-kernels compute, all sequences go side by side through one call. Else each sequence is a row of its
-own with Transformers' own attention, over keys and values that are read from quire's blocks and
-written there, as are states that Transformers' cache would hold; several are filled up for one call
-where that comes out right. A model that keeps anything else between tokens is given the whole text
-of each sequence in every pass; the blocks then hold tokens.
+A pass is computed in one of three ways. Where every layer calls the attention interface in a way
+that quire's kernels can compute, one call computes all sequences side by side. Else each sequence
+is a row of its own with Transformers' attention, over keys and values (and states) that are copied
+from and to quire's blocks; several sequences are padded for one call where that comes out right. A
+model that keeps anything else between tokens gets the whole text of each sequence in every pass,
+and the blocks hold token ids.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from quire.models.fallback.sequences import (
 )
 from quire.models.model import KVCache
 
-Ends = Sequence[tuple[OneSequence, int]]  # a token of each sequence
+Ends = Sequence[tuple[OneSequence, int]]  # of each sequence one token, by index
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What executors ask of a decoder's head."""
+    """The number of logits, which is all that executors ask of a head."""
 
     out_features: int
 
 
 class NoRotary:
-    """Positions are the model's own affair: there is no table to be made."""
+    """No tables of angles: the module computes its own."""
 
     has_axes = False
 
     def reach(self, max_len: int) -> None:
-        """Any length is there."""
+        """Nothing to prepare."""
 
     def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
         return ()
@@ -78,8 +78,8 @@ class TransformersModel:
         joins: Joins = APART,
         try_capturing: Callable[[TransformersModel, HeadShape], str] | None = None,
     ) -> None:
-        """`takes_up_chunks`: states take up more tokens at once where a text goes on, too.
-        `joins`: which sequences are computed in one call."""
+        """`takes_up_chunks`: a text that goes on may give states several tokens at once. `joins`:
+        which sequences are computed in one call."""
         self.module, self.seen, self.kernels, self._shape = module, seen, kernels, shape
         self.body = Body(module, call)
         self.head, self.rotary = Head(seen.vocab_size), NoRotary()
@@ -89,7 +89,7 @@ class TransformersModel:
         self._takes_up_chunks, self.joins = takes_up_chunks, joins
         self._try_capturing = try_capturing
         self._states = KeptStates(module.config, seen.states)
-        # Of layers that keep states their places in the cache, and their numbers.
+        # (place in the KV cache, number of the layer) of layers that keep states.
         self._stateful = tuple(enumerate(seen.stateful, len(seen.attending)))
         self._groups = dict.fromkeys(range(seen.num_layers), 0)
         layers = [PackedLayer(i, c, shape, self._current) for i, c in enumerate(seen.calls)]
@@ -113,7 +113,7 @@ class TransformersModel:
     def _parts(
         self, sequences: Sequence[OneSequence], cache: KVCache
     ) -> Iterator[tuple[list[int], Tensor]]:
-        """Hidden states of some tokens of a pass, and which those are."""
+        """Hidden states of some tokens of a pass, and the indices of those tokens."""
         kind = {"stateful": bool(self.seen.stateful), "whole": self.seen.is_whole}
         compute = self._whole_texts if self.seen.is_whole else self._new_tokens
         for run in independent(sequences, self._shape.block_size):
@@ -123,7 +123,7 @@ class TransformersModel:
                     yield [line for one in some for line in one.lines], compute(some, cache)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
-        """The same for a pass whose attention was planned before: side by side alone."""
+        """As `__call__`, with the attention planned already. Only for side by side."""
         work = PackedPass(cache, shared.attention, None)
         return self.packed_pass(token_ids, shared.positions, work)
 
@@ -133,11 +133,11 @@ class TransformersModel:
 
     @property
     def state_groups(self) -> frozenset[int]:
-        return frozenset()  # of those that kernels compute
+        return frozenset()  # the kernels compute none of the states here
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
-        """Layers with keys and values see all of a sequence: one that goes through by itself reads
-        all its blocks, and Transformers hides what lies behind a window."""
+        """Assign layers to groups. Groups may not have windows: a sequence that is computed by
+        itself reads all its blocks, and the masks of Transformers hide what is behind a window."""
         windows = [group for group in groups if group.window is not None and not group.is_state]
         if windows or (self.packed and len(groups) > 1):
             raise RuntimeError(f"a model of Transformers has no groups by windows, got {groups}.")
@@ -162,8 +162,8 @@ class TransformersModel:
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether a pass asks the host for the lengths of sequences: on a GPU only the device
-        knows those of decode rows."""
+        """Whether a pass needs the lengths of sequences on the host: on a GPU those of decode rows
+        are known to the device only."""
         return not self.packed or self._needs_inputs
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -187,10 +187,11 @@ class TransformersModel:
             self._current.now = None
 
     def _pieces(self, sequence: OneSequence) -> Sequence[OneSequence]:
-        """What is computed of a sequence, one after the other."""
+        """The parts of a sequence that are computed one after the other."""
         if not self.seen.stateful:
             return [sequence]
-        # A block is left with the states behind its last token: others may go on from there.
+        # Cuts at the end of blocks: a block must hold the states after its last token, from which
+        # other sequences may go on.
         start, end, size = sequence.start, sequence.end, self._shape.block_size
         cuts = [start, *range(start // size * size + size, end, size), end]
         if not self._takes_up_chunks:
@@ -199,8 +200,8 @@ class TransformersModel:
         return [sequence.piece(first - start, last - start) for first, last in pairwise(cuts)]
 
     def _new_tokens(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
-        """Hidden states of the new tokens of sequences, one sequence after the other, over what
-        their blocks hold: within one block each, where layers keep states."""
+        """Hidden states of the new tokens, one sequence after the other, with what their blocks
+        hold. Where layers keep states, the new tokens of a sequence are within a block."""
         stateful = bool(self.seen.stateful)
         filled = FilledUp.of(sequences, in_front=stateful)
         layers = self._states.fresh() if stateful else ()
@@ -214,14 +215,14 @@ class TransformersModel:
         if filled.is_plain:
             made = self.body.hidden(filled.ids, None, kept)
         else:
-            # A token that goes on from states alone sees nothing that could be hidden.
+            # With states alone there is no past of keys to mask.
             mask = filled.mask if paged or not filled.past else None
             made = self.body.hidden(filled.ids, filled.positions, kept, mask)
         self._move(self._states.store, layers, cache, [(one, one.end - 1) for one in sequences])
         return made[filled.is_new]
 
     def _whole_texts(self, sequences: Sequence[OneSequence], cache: KVCache) -> Tensor:
-        """The same by computing everything anew."""
+        """As `_new_tokens`, by computing the whole texts again."""
         filled = FilledUp.of(sequences)
         paged = next(self._paged(filled, cache))
         known = zip(sequences, paged.exchange_tokens(filled.ids), strict=True)
@@ -230,7 +231,7 @@ class TransformersModel:
         return torch.cat([made[i, one.start : one.end] for i, one in enumerate(sequences)])
 
     def _paged(self, filled: FilledUp, cache: KVCache) -> Iterator[Paged]:
-        """Keys and values of sequences by layer of the cache."""
+        """Keys and values of the sequences, for each layer of the cache."""
         places = {
             group: (*filled.places(group, self._shape.block_size), filled.slots(group))
             for group in set(self._groups.values())
@@ -241,7 +242,7 @@ class TransformersModel:
     def _move(
         self, to_or_from: Callable[..., None], layers: Sequence[Any], cache: KVCache, ends: Ends
     ) -> None:
-        """Load or store the states that layers have behind a token of each sequence."""
+        """Load or store all layers' states after the given token of each sequence."""
         for place, layer in self._stateful:
             group, size = self._groups[place], self._shape.block_size
             blocks = [one.block_of(group, token, size) for one, token in ends]

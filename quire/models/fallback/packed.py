@@ -1,4 +1,4 @@
-"""Attention of layers whose sequences are computed side by side, by quire's kernels."""
+"""Attention by quire's kernels, for models whose sequences are computed side by side."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from quire.layers.attention import Kind
 from quire.models.fallback.seen import AttentionCall
 from quire.models.model import KVCache
 
-# No mask is registered under this name, so models make none.
+# No mask function is registered under this name, so models make no masks.
 PACKED = "quire"
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
-    """What all layers of one pass share. `inputs` is there where a layer needs PlainAttention."""
+    """What all layers of one pass share. `inputs` is set if a layer needs PlainAttention."""
 
     cache: KVCache
     steps: Mapping[Kind, AttentionStep]
@@ -36,21 +36,20 @@ class PackedPass:
 
 @dataclass(slots=True)
 class CurrentPass:
-    """The pass that a model is computing; layers find it here, since not every class hands
-    arguments on to its attention."""
+    """The pass that is computed now. Layers read it here, as not all classes pass arguments on."""
 
     now: PackedPass | None = None
 
 
 class PackedLayer:
-    """One layer's place in the cache, and what was recorded of its attention."""
+    """One layer: its place in the cache, and how the dry pass saw it call attention."""
 
     def __init__(
         self, index: int, call: AttentionCall, shape: HeadShape, current: CurrentPass
     ) -> None:
         self._index, self._call, self._shape, self._current = index, call, shape, current
         self._factor = call.scale / shape.scale  # the kernels know one scale for all layers
-        # The kernels know one softcap, too, and no sinks.
+        # Nor more than one softcap, nor sinks.
         self.is_plain = call.has_sinks or call.softcap != shape.softcap
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
@@ -61,7 +60,7 @@ class PackedLayer:
         keys, values = work.cache[self._index]
         queries, own_keys, own_values = (self._slot_sized(x[0].transpose(0, 1)) for x in (q, k, v))
         if self.is_plain:
-            # Stored as they are: the kernels may lay keys out in a way of their own.
+            # PlainAttention reads plain values; kernels may store them in another layout.
             plain = work.plain(call.window)
             plain.store(own_keys, own_values, keys, values)
             extras = Extras(call.scale, call.softcap, sinks)
@@ -75,14 +74,14 @@ class PackedLayer:
         return made[None, ..., : call.kv.value_dim]
 
     def _slot_sized(self, x: Tensor) -> Tensor:
-        """Heads filled up with zeros to the size of a slot's: they add nothing to any product."""
+        """Heads padded with zeros to the size of a slot. Zeros do not change any product."""
         missing = self._shape.head_dim - x.shape[-1]
         return F.pad(x, (0, missing)) if missing else x
 
     def _store(
         self, step: AttentionStep, q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """Turned by nothing: the model has done that."""
+        """Store keys and values with a rotation by 0: the model has rotated q and k already."""
         still = q.new_zeros(q.shape[0], self._shape.head_dim // 2, dtype=torch.float32)
         qk = torch.cat([q, k], dim=1)
         return step.rope_and_store(qk, v.contiguous(), still + 1, still, keys, values)
@@ -100,8 +99,8 @@ AttentionInterface.register(PACKED, _attend)
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is done to the scores of a head: scaled, bounded to +-softcap, and summed with the
-    exponential of a sink [heads] that takes a share and gives nothing."""
+    """How scores of a head are changed: scaled, bounded to +-softcap, and, with `sinks` [heads],
+    softmax over one more score whose value is 0."""
 
     scale: float
     softcap: float | None
@@ -109,8 +108,8 @@ class Extras:
 
 
 class PlainAttention:
-    """One pass over the paged cache for layers with the same window that have a softcap or sinks,
-    which the kernels do not compute: plain torch, a sequence at a time."""
+    """One pass over the paged cache for layers with the same window that have a softcap or sinks
+    that the kernels cannot compute: plain torch, a sequence at a time."""
 
     def __init__(self, inputs: AttentionInputs, window: int | None) -> None:
         self._inputs, self._window = inputs, window
@@ -118,7 +117,7 @@ class PlainAttention:
         self._lengths = inputs.context_lens.tolist()
 
     def store(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> None:
-        """k and v [T, kv_heads, D] go to their slots of keys and values [N, kv_heads, S, D]."""
+        """Write k and v [T, kv_heads, D] to their slots of keys and values [N, kv_heads, S, D]."""
         slots, size = self._inputs.slots, keys.shape[2]
         for pool, new in ((keys, k), (values, v)):
             pool[slots // size, :, slots % size] = new[: len(slots)].to(pool.dtype)

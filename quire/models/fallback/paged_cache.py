@@ -1,4 +1,4 @@
-"""Keys and values of sequences in quire's blocks, as the cache that Transformers expects."""
+"""Keys and values in quire's blocks, behind the interface of Transformers' Cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def _keeps(what: str) -> UnsupportedModel:
 
 
 class SequenceCache(Cache):
-    """What every cache here answers alike: `start` tokens were computed before this pass. Of
-    layers that keep states, `layers` hold them as Transformers' own cache does; none given, none
-    keeps any."""
+    """What all caches here have in common: `start` tokens were computed before this pass, and
+    `layers` are Transformers' cache layers with states, or empty if no layer keeps a state."""
 
     def __init__(self, num_layers: int, start: int, layers: Sequence[Any] = ()) -> None:
         # Not Cache.__init__, which makes layers that hold tensors of their own.
@@ -44,7 +43,7 @@ class SequenceCache(Cache):
 
     @property
     def layers(self) -> list[Any]:  # type: ignore[override]
-        """Read by every method of Transformers' own that is about states."""
+        """All of Transformers' own methods about states read this."""
         if not self._layers:
             raise _keeps("reads the layers of its cache")
         return self._layers
@@ -54,18 +53,18 @@ class SequenceCache(Cache):
 
     @property
     def is_sliding(self) -> list[bool]:
-        """Every layer keeps everything; a window is a mask."""
+        """Every layer keeps all tokens; windows are done by masks."""
         return [False] * len(self)
 
     @property
     def is_linear(self) -> list[bool]:
-        """Which layers keep states, of those that it was given. Asked since Transformers 5.23."""
+        """Which of the given layers keep states. Transformers reads it since 5.23."""
         kept = getattr(super(), "is_linear", None) if self._layers else None
         return [False] * len(self) if kept is None else list(kept)
 
     @property
     def is_dummy(self) -> list[bool]:
-        """Likewise, of layers that keep nothing."""
+        """Which of the given layers keep nothing."""
         kept = getattr(super(), "is_dummy", None) if self._layers else None
         return [False] * len(self) if kept is None else list(kept)
 
@@ -79,7 +78,7 @@ class SequenceCache(Cache):
 
 
 class RecordingCache(SequenceCache):
-    """Notes what each layer would keep."""
+    """A cache for the dry pass: it keeps nothing but the shapes of keys and values."""
 
     def __init__(self, layers: Sequence[Any] = ()) -> None:
         super().__init__(1, 0, layers)
@@ -95,9 +94,9 @@ class RecordingCache(SequenceCache):
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Keys and values of one layer and some sequences, in `pool` [2, N, kv_heads, S, D]: token
-    (i, j) of all is at `places` of block `blocks`, [B, L] both; of those of this pass the ones that
-    are `is_new` [B, N] go to `slots`, row after row."""
+    """Keys and values of one layer for some sequences, in `pool` [2, N, kv_heads, S, D]. Token (i,
+    j) is at offset places[i, j] of block blocks[i, j], both [B, L]. The tokens of this pass for
+    which `is_new` [B, N] is True are stored in `slots`, row after row."""
 
     pool: Tensor
     blocks: Tensor
@@ -106,7 +105,7 @@ class Paged:
     is_new: Tensor
 
     def exchange(self, half: int, new: Tensor) -> Tensor:
-        """new [B, heads, N, D'] goes to its slots; all tokens [B, heads, L, D'] come back. A slot
+        """Store new [B, heads, N, D'] in the slots, and return all tokens [B, heads, L, D']. A slot
         may be larger than a layer needs."""
         _, heads, _, width = new.shape
         pool, size = self.pool[half][:, :heads, :, :width], self.pool.shape[3]
@@ -115,15 +114,14 @@ class Paged:
         return pool[self.blocks, :, self.places].transpose(1, 2).to(new.dtype)
 
     def exchange_tokens(self, new: Tensor) -> Tensor:
-        """The same for tokens, [B, N] -> [B, L]: each is kept as its bytes."""
+        """The same for token ids, [B, N] -> [B, L]; an id is kept as its bytes."""
         shifts = torch.arange(0, 8 * TOKEN_SLOT.key_dim, 8, device=new.device)
         in_bytes = (new[:, None, :, None] >> shifts & 0xFF).to(self.pool.dtype)
         return (self.exchange(0, in_bytes)[:, 0].to(torch.int64) << shifts).sum(-1)
 
 
 class PagedCache(SequenceCache):
-    """Keys and values of the sequences of a call: new ones are stored, all of them come back in
-    order."""
+    """Keys and values of the sequences of a call: stores the new ones and returns all, in order."""
 
     def __init__(self, paged: Mapping[int, Paged], start: int, layers: Sequence[Any] = ()) -> None:
         super().__init__(len(paged), start, layers)

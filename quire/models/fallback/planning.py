@@ -1,4 +1,4 @@
-"""A model that Transformers computes, as the spec that the engine plans with."""
+"""Makes the ModelSpec of a model that Transformers computes, with which the engine plans."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ WAY_OUT = (
     "model_impl='transformers' runs it all the same, if slowly: every text is computed anew for "
     "each of its tokens."
 )
-# Kernels read heads in vectors.
+# Head sizes are rounded up to this, because kernels read vectors.
 HEAD_MULTIPLE = 8
 UNSAID_LENGTH = 2048
-UNUSED_EPS = 1e-6  # norms are the module's own
+UNUSED_EPS = 1e-6  # the module computes its own norms
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "max_target_positions"),
     *("max_sequence_length", "seq_length"),
 )
-# Ropes whose frequencies change beyond a length, for all sequences of a pass or of a cache.
+# Ropes whose frequencies change when a text is longer than the named length, and then for all
+# sequences of the pass or the cache.
 _CHANGING_ROPES = {
     "longrope": "original_max_position_embeddings",
     "dynamic": "max_position_embeddings",
@@ -62,9 +63,9 @@ class FallbackPlan:
 def plan_fallback(
     found: CausalClass, source: str, *, whole_texts: bool, share: RankShare = ALONE
 ) -> FallbackPlan:
-    """Make the model without weights, call it once, and note what it needs. `whole_texts`: one
-    that quire's cache cannot serve may compute every text anew for each of its tokens. Of one of
-    several ranks, what its `share` needs."""
+    """Make the model without weights, call it once, and record what it needs. `whole_texts`: a
+    model that quire's cache cannot serve may compute every text anew for each of its tokens.
+    `share`: one rank's part, whose needs are recorded."""
     if getattr(found.text_config, "use_bidirectional_attention", None) in (True, "all"):
         raise UnsupportedModel(
             f"{found.name}: use_bidirectional_attention: its tokens attend to those behind them."
@@ -95,23 +96,23 @@ def plan_fallback(
 def _on_meta_or_zeros(
     module: nn.Module, name: str, see: Callable[[nn.Module], tuple[Seen, BodyCall]]
 ) -> tuple[Seen, BodyCall]:
-    """On meta; over zeros that take no memory where the model asks for values."""
+    """Call the module on the meta device, or with zeros that take no memory if it reads values."""
     if next(module.parameters()).is_meta:
-        with contextlib.suppress(Exception):  # code of others; the second try tells why
+        with contextlib.suppress(Exception):  # code of the class; the second try reports the error
             return see(module)
         _as_zeros(module)
     try:
         return see(module)
     except QuireError as error:
         raise UnsupportedModel(f"{name}: {error}") from error
-    except Exception as error:  # code of others
+    except Exception as error:  # any error of the class's own code
         said = reason(error).rstrip(".")
         raise UnsupportedModel(f"{name}: it cannot be called by quire: {said}.") from error
 
 
 def _as_zeros(module: nn.Module) -> None:
-    """Every weight is one zero, seen as often as its shape asks for; so is what a first try on
-    meta left in attributes (frequencies of a rope). Buffers, which are small, are as they say."""
+    """Replace every weight by one zero, expanded to its shape, and also tensors that a first call
+    on meta left in attributes (a rope's frequencies). Buffers become full zeros."""
     for part in module.modules():
         for name, value in list(vars(part).items()):
             if isinstance(value, torch.Tensor) and value.is_meta:
@@ -120,7 +121,7 @@ def _as_zeros(module: nn.Module) -> None:
             zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
             part.register_parameter(name, nn.Parameter(zeros, requires_grad=False))
         for name, buffer in part.named_buffers(recurse=False):
-            # Whole ones: some are written to (frequencies of ropes, since Transformers 5.23).
+            # Not expanded: some are written to (frequencies of ropes, since Transformers 5.23).
             setattr(part, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
 
 
@@ -142,8 +143,7 @@ def _spec(
     layer = LayerPlan(attention, MlpPlan(width), NormPlan(UNUSED_EPS))
     keeping = replace(layer, state=_state(seen.state_numbers)) if seen.stateful else layer
     num_stateful = len(seen.stateful)
-    # No windows here: by what a spec says of them blocks are given back, and these models may read
-    # all of a sequence's.
+    # The spec has no windows: the engine would give back blocks that these models may read.
     return ModelSpec(
         family=FAMILY,
         vocab_size=seen.vocab_size,
@@ -158,27 +158,27 @@ def _spec(
 
 
 def _state(numbers: int) -> DeltaNetPlan:
-    """A state of so many numbers, whichever way they are computed: what memory is counted by."""
+    """A plan whose state has so many numbers. Only its size is used, to count memory."""
     return DeltaNetPlan(1, 0, numbers, 1, reach=1, norm=NormPlan(UNUSED_EPS))
 
 
 def _scores(seen: Seen, head_dim: int) -> dict[str, Any]:
-    """The scale of scores, and the softcap if all layers have the same: the kernels know one."""
+    """The scale of scores, and the softcap if all layers have the same: kernels know only one."""
     scale = seen.calls[0].scale if seen.calls else head_dim**-0.5
     softcaps = {call.softcap for call in seen.calls}
     return {"scale": scale, "softcap": softcaps.pop() if len(softcaps) == 1 else None}
 
 
 def _width(weights: int, seen: Seen, layers: int, attended: int) -> int:
-    """The width of a gated feed-forward that would make a layer as large as this model's are: what
-    plans and memory are counted by."""
+    """The width of a gated feed-forward with which a layer would be as large as this model's
+    layers. Plans and memory are estimated with it."""
     body = max(0, weights - 2 * seen.vocab_size * seen.hidden_size) // layers
     return max(1, (body - 2 * seen.hidden_size * attended) // (3 * seen.hidden_size))
 
 
 def _max_len(config: Any, module: nn.Module, call: BodyCall) -> int:
-    """The longest text the config names and every table of positions holds; below what would
-    change a rope's frequencies for others in the same pass."""
+    """The longest text: what the config says, but no more than tables of positions hold, nor than
+    the length at which a rope's frequencies would change for other sequences of the pass."""
     said = [n for key in _LENGTHS if isinstance(n := getattr(config, key, None), int) and n > 0]
     longest = said[0] if said else UNSAID_LENGTH
     for rope in _ropes(getattr(config, "rope_parameters", None)):
@@ -187,7 +187,7 @@ def _max_len(config: Any, module: nn.Module, call: BodyCall) -> int:
         longest = min(longest, limit) if isinstance(limit, int) else longest
     for name in call.position_tables:
         table: Any = module.get_submodule(name)
-        # A table with a padding index counts positions from behind it.
+        # In a table with a padding index positions begin after that index.
         skipped = 0 if table.padding_idx is None else table.padding_idx + 1
         longest = min(longest, table.num_embeddings - skipped)
     return max(1, longest)

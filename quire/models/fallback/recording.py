@@ -1,8 +1,8 @@
-"""The dry pass: a model without weights is called once, and what its layers ask for is noted.
+"""The dry pass: a model without weights is called once, and the calls of its layers are recorded.
 
-Recorded, not guessed from configs: heads, the sizes of keys and values, scale, softcap, sinks, and
-the window from the mask that a layer is given. What a model does besides (positions that it counts
-itself, sums over neighbours) shows in the trial with its weights (trial.py).
+Heads, the sizes of keys and values, scale, softcap and sinks come from the calls and not from
+configs; the window comes from the mask that a layer gets. Other behaviour (positions counted
+inside, tokens mixed with their neighbours) shows later, in the trial with weights (trial.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from quire.models.fallback.seen import AttentionCall, KvShape, Seen
 
 RECORDING = "quire_recording"
 NUM_TOKENS = 5
-# A position beyond the length of any model, and others that no chunk's size divides alike.
+# A position beyond the length of any model, and some that chunk sizes divide differently.
 FAR = 1 << 28
 PLACES = (0, 1, 7, 1_000, 4_095, 4_096, 123_457, FAR - 3)
 NOT_A_WINDOW = -1
-# What layers hand to attention beside tensors and numbers that are read here: nothing of it
-# changes what is computed.
+# Arguments that layers pass to attention and that do not change its result.
 WITHOUT_EFFECT = {
     *("dropout", "is_causal", "position_ids", "cache_position", "output_attentions", "use_cache"),
     *("output_hidden_states", "return_dict", "training", "cu_seq_lens_q", "cu_seq_lens_k"),
@@ -47,11 +46,11 @@ WITHOUT_EFFECT = {
 
 @dataclass(slots=True)
 class _Recorder:
-    """Calls of one dry pass, by layer."""
+    """Records the calls of one dry pass, by layer."""
 
     calls: dict[int, list[AttentionCall]] = field(default_factory=dict)
-    windows: dict[int, int | None] = field(default_factory=dict)  # by the id of a mask
-    masks: list[Tensor] = field(default_factory=list)  # kept, so that no id is used twice
+    windows: dict[int, int | None] = field(default_factory=dict)  # by id() of the mask
+    masks: list[Tensor] = field(default_factory=list)  # kept alive, so that no id() is used twice
     trouble: str = ""
 
     def mask(self, device: torch.device, shown: Any) -> Tensor:
@@ -91,7 +90,7 @@ class _Recorder:
         return None
 
     def _window(self, mask: Any, given: dict[str, Any]) -> int | None:
-        """By the mask; a window that is named beside it must be the same."""
+        """The window of the mask. A window that is passed as well must be the same."""
         if mask is None or id(mask) not in self.windows:
             self._note("attention is called with a mask of the model's own making")
             return None
@@ -107,7 +106,7 @@ class _Recorder:
 
 
 _READ = {"scaling", "softcap", "s_aux", "sliding_window"}
-_recorder: list[_Recorder] = []  # the one of the dry pass that is running
+_recorder: list[_Recorder] = []  # the recorder of the running dry pass
 
 
 def _recording_attention(
@@ -131,13 +130,13 @@ AttentionMaskInterface.register(RECORDING, _recording_mask)
 
 
 def record(model: nn.Module) -> tuple[Seen, BodyCall]:
-    """What a model does with a few tokens. UnsupportedModel names what stands in the way of running
-    it at all; whatever else its code raises, it raises."""
+    """What a model does with a few tokens. UnsupportedModel if it cannot be run at all; other
+    errors of its code pass through."""
     cache = RecordingCache(layers := cache_layers(model.config))
     device = next(model.parameters()).device
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
     positions = torch.zeros_like(ids)
-    # Experts that need no values to know what goes where.
+    # "batched_mm": these experts need no values to decide the shapes.
     names = computing(configs_of(model), attention=RECORDING, experts="batched_mm")
     with torch.inference_mode(), _recorded() as recorder, names:
         call, logits = Body.watch(model, ids, positions, cache)
@@ -156,7 +155,7 @@ def record(model: nn.Module) -> tuple[Seen, BodyCall]:
 
 
 def record_whole(model: nn.Module, why: str) -> tuple[Seen, BodyCall]:
-    """The same for a model that is given whole texts and no cache, and `why` it must be."""
+    """As `record`, for a model that gets whole texts and no cache. `why` it must."""
     device = next(model.parameters()).device
     ids = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device=device)
     with (
@@ -170,7 +169,7 @@ def record_whole(model: nn.Module, why: str) -> tuple[Seen, BodyCall]:
 def _packed(
     recorder: _Recorder, num_layers: int, call: BodyCall
 ) -> tuple[tuple[AttentionCall, ...], str]:
-    """The calls, if sequences can be computed side by side; else why not."""
+    """The calls, and "", if sequences can be computed side by side; else none, and why not."""
     if recorder.trouble:
         return (), recorder.trouble
     if sorted(recorder.calls) != list(range(num_layers)):
@@ -195,12 +194,11 @@ def _recorded() -> Iterator[_Recorder]:
 
 
 def window_of(shown: Callable[..., Any]) -> int | None:
-    """How many tokens back a query sees by a mask function of Transformers: None for all of them,
-    NOT_A_WINDOW where it is no causal mask, with or without a window. The function is asked, and no
-    config is read."""
+    """The window of a mask function of Transformers, by calling it: None if a query sees all tokens
+    before it, NOT_A_WINDOW if it is no causal mask with or without a window."""
     try:
         return _window_of(shown)
-    except (IndexError, RuntimeError, TypeError):  # it asks for more than two positions
+    except (IndexError, RuntimeError, TypeError):  # it uses more than the two positions
         return NOT_A_WINDOW
 
 

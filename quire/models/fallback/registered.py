@@ -1,4 +1,4 @@
-"""Transformers classes that a program named for an architecture. Imports neither torch nor them."""
+"""Classes that a program registered for architectures. Imports neither torch nor Transformers."""
 
 from __future__ import annotations
 

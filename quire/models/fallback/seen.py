@@ -1,4 +1,4 @@
-"""What a dry pass saw of a model's attention, as plain facts. Knows nothing of torch."""
+"""What a dry pass recorded of a model's layers, as plain data without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Keys and values that one layer keeps of a token."""
+    """The keys and values that one layer keeps for one token."""
 
     num_heads: int
     key_dim: int
@@ -17,17 +17,17 @@ class KvShape:
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
-    """A tensor that a layer keeps of a sequence, of one shape however long that is: what its
-    convolutions still see, or what recurs. A layer may keep several of either kind, by number."""
+    """A tensor that a layer keeps for a sequence of any length: inputs that a convolution still
+    needs, or a recurrent state (`recurs`). A layer may have several of each, by number."""
 
     recurs: bool
     number: int
     shape: tuple[int, ...]
 
 
-# Of a token's number: its bytes, which every type of float holds.
+# For token ids: an id is kept as 4 bytes, which every float type represents exactly.
 TOKEN_SLOT = KvShape(1, 4, 4)
-# Where layers keep states alone: tokens that a block stands for, and the heads that it is cut into.
+# For models that keep states alone: tokens per block, and the size of a head of the cache.
 STATE_TOKENS, STATE_HEAD = 256, 64
 
 
@@ -45,28 +45,28 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a model's layers did in a dry pass, by the number each gives itself.
+    """What the layers of a model did in a dry pass, by their layer_idx.
 
-    `calls` is there if every layer called the interface in a way that quire's attention computes;
-    else a sequence is computed at a time, and `why_rows` says why. `kept` and `states` are what
-    layers kept; if nothing that quire could hold, a slot holds its token, and every pass computes a
-    whole text."""
+    `calls` is empty if some layer called attention in a way that quire's kernels cannot compute;
+    then a sequence is computed at a time, and `why_rows` is the reason. `kept` and `states` are
+    what the layers kept. If that is nothing that quire can hold, a slot holds a token id, and every
+    pass computes whole texts."""
 
     kept: tuple[KvShape | None, ...]  # None: a layer that keeps no keys and values
     calls: tuple[AttentionCall, ...]
     why_rows: str
     hidden_size: int
     vocab_size: int
-    states: tuple[tuple[StateShape, ...], ...] = ()  # none of a layer that keeps no state
+    states: tuple[tuple[StateShape, ...], ...] = ()  # an empty tuple for a layer without states
 
     @property
     def attending(self) -> tuple[int, ...]:
-        """The layers that keep keys and values. Theirs are the first places in the KV cache."""
+        """The layers that keep keys and values. They come first in the KV cache."""
         return tuple(layer for layer, kv in enumerate(self.kept) if kv is not None)
 
     @property
     def stateful(self) -> tuple[int, ...]:
-        """The layers that keep states, of which each has a place behind those."""
+        """The layers that keep states. They come after the others in the KV cache."""
         return tuple(layer for layer, shapes in enumerate(self.states) if shapes)
 
     @property
@@ -81,12 +81,12 @@ class Seen:
 
     @property
     def state_numbers(self) -> int:
-        """Of the layer that keeps most."""
+        """The size of the largest layer's states."""
         return max((sum(prod(one.shape) for one in shapes) for shapes in self.states), default=0)
 
     @property
     def pool(self) -> KvShape:
-        """What a slot of the KV cache must hold for any layer, whichever way it is computed."""
+        """What a slot of the KV cache must hold for any layer, however the model is computed."""
         if self.is_whole:
             return TOKEN_SLOT
         shapes = [kv for kv in (*self.kept, *(call.kv for call in self.calls)) if kv is not None]

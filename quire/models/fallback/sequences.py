@@ -1,12 +1,11 @@
-"""The sequences of a batch as a model sees them that computes each by itself: one at a time, or
-several in one call.
+"""The sequences of a batch for models that compute each by itself, or several with padding.
 
-Of texts of 9 and 6 tokens the last ones go together: ids [2, 1], positions [[8], [5]], keys and
-values of 9 tokens of both, of which the first 3 of the second are hidden. That is how Transformers
-has texts of different lengths in a batch: filled up from the left. New tokens are filled up behind
-them, where no token looks: 4 and 3 that go on behind 5 and 2 are ids [2, 4], of which the last of
-the second is nobody's. Where a layer keeps a state, that would take up what stands behind a text,
-so texts that begin together are filled up in front there, and classes are told by their mask.
+The last tokens of texts of 9 and 6 tokens in one call: ids [2, 1], positions [[8], [5]], keys and
+values of 9 tokens for both, the first 3 of the second masked. This is left padding, as Transformers
+expects it. New tokens are padded on the right, where no token looks: 4 and 3 new tokens after 5 and
+2 computed ones are ids [2, 4], and the last id of the second is not used. A layer with a state
+would read padding on the right, so there texts that begin together are padded on the left, and the
+mask tells their class so.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from torch.nn.utils.rnn import pad_sequence
 from quire.layers.batch import Batch
 from quire.request import Ints
 
-# Lengths below this go together whatever they are; others with those of the same power of two.
+# Pasts shorter than this may share a call; longer ones only with the same power of two.
 SHORT = 256
-# Tokens, filled up, whose keys and values a layer is given at once, and scores of theirs.
+# Most tokens with padding whose keys and values one call gets, and most scores of theirs.
 MOST_TOKENS, MOST_SCORES = 1 << 15, 1 << 22
-# Tokens that cost about as much as a call does: on a GPU the host is what a call waits for.
+# Tokens that take about as long as the overhead of one call. On a GPU a call waits for the host.
 A_CALL, A_CALL_ON_GPU = 16, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class OneSequence:
-    """Its new tokens are those from `first` on of a pass; where they go in each group of layers,
-    and where its blocks are: on the device, and for the host."""
+    """One sequence of a pass. Its new tokens begin at token `first` of the pass and have the slots
+    `slots` [groups, n]. `tables` (device) and `blocks` (host) are its block table."""
 
     first: int
     token_ids: Tensor
@@ -53,7 +52,7 @@ class OneSequence:
         return int(self.blocks[group, token // block_size])
 
     def piece(self, first: int, last: int) -> OneSequence:
-        """Some of the new tokens, behind those before them."""
+        """New tokens first .. last alone, as if those before had been computed already."""
         part = slice(first, last)
         given = (self.first + first, self.token_ids[part], self.slots[:, part], self.start + first)
         return OneSequence(*given, self.tables, self.blocks)
@@ -69,9 +68,9 @@ def sequences_of(batch: Batch) -> Iterator[OneSequence]:
 
 
 def independent(sequences: Iterable[OneSequence], block_size: int) -> Iterator[list[OneSequence]]:
-    """Runs of which none reads what another one writes: a prompt may go on behind blocks that one
-    before it in the same pass computes. Of these the last is looked at, since blocks of a text are
-    computed in order."""
+    """Split sequences into runs in which none reads a block that another one of the run writes: a
+    prompt may go on from blocks of an earlier one in the same pass. Looking at the last block
+    before it is enough, as blocks of a text are computed in order."""
     run: list[OneSequence] = []
     written: set[int] = set()
     for one in sequences:
@@ -85,8 +84,8 @@ def independent(sequences: Iterable[OneSequence], block_size: int) -> Iterator[l
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """Which sequences may share a call, as a trial has shown: those that begin, and those that go
-    on. These by one token alone, where layers keep states."""
+    """Which sequences may share a call, as a trial has shown: those that begin (`starts`), and
+    those that go on (`nexts`). Where layers keep states the latter must have one new token."""
 
     starts: bool = False
     nexts: bool = False
@@ -98,17 +97,16 @@ class Joins:
 
 
 APART = Joins()
-# The best first.
 WAYS_TO_JOIN = (Joins(True, True), Joins(starts=True), Joins(nexts=True), APART)
 
 
 def joined(
     sequences: Sequence[OneSequence], joins: Joins, *, stateful: bool = False, whole: bool = False
 ) -> list[list[OneSequence]]:
-    """Those of a call each. Filling up makes a call larger: new tokens by no more than what a call
-    of its own would cost, those before them by as much again. Of prompts of 30, 31, 33 and 90
-    tokens the first three are one part; of next tokens behind 100, 300, 400 and 5,000 the second
-    and the third. `whole`: every text is computed from its first token."""
+    """Group sequences into calls. Padding may add no more new tokens than the overhead of a call of
+    its own is worth, and may at most double the past. Prompts of 30, 31, 33 and 90 tokens: the
+    first three share a call. Next tokens after 100, 300, 400 and 5,000: the second and the third
+    do. `whole`: every text is computed from its first token."""
     parts: list[list[OneSequence]] = []
     sized: list[tuple[int, int, int, OneSequence]] = []
     for one in sequences:
@@ -136,9 +134,9 @@ def joined(
 
 @dataclass(frozen=True, slots=True)
 class FilledUp:
-    """New tokens of sequences as those of one call: ids and positions [B, N], which of them
-    `is_new`, and which of the tokens so far are there, `mask` [B, L]. `is_plain`: nothing stands
-    before a first token, so that a class counts positions right and may see all before a token."""
+    """The padded new tokens of sequences for one call: ids and positions [B, N], `is_new` [B, N]
+    False at padding, and `mask` [B, L] 0 at padding of past and new tokens. `is_plain`: no padding
+    before first tokens, so a class may count positions itself and needs no mask."""
 
     sequences: Sequence[OneSequence]
     ids: Tensor
@@ -149,7 +147,7 @@ class FilledUp:
 
     @staticmethod
     def of(sequences: Sequence[OneSequence], *, in_front: bool = False) -> FilledUp:
-        """`in_front`: new tokens are filled up before the first of them, not behind the last."""
+        """`in_front`: pad new tokens on the left, not on the right."""
         rows = [one.token_ids for one in sequences]
         ids = pad_sequence(rows, batch_first=True, padding_side="left" if in_front else "right")
         starts = torch.tensor([one.start for one in sequences], device=ids.device)[:, None]
@@ -168,16 +166,16 @@ class FilledUp:
 
     @property
     def past(self) -> int:
-        """Tokens before the new ones of the longest."""
+        """The largest number of computed tokens of any sequence."""
         return self.mask.shape[1] - self.ids.shape[1]
 
     def slots(self, group: int) -> Tensor:
-        """Where the new tokens go, one sequence after the other."""
+        """The slots of the new tokens, one sequence after the other."""
         return torch.cat([one.slots[group] for one in self.sequences])
 
     def places(self, group: int, block_size: int) -> tuple[Tensor, Tensor]:
-        """Of every token its block and its place there, [B, L]; those that fill up are given that
-        of a token of their sequence."""
+        """The block of every token and its offset in the block, [B, L] each. Padding has those of
+        another token of its sequence."""
         starts = self.positions.new_tensor([[one.start] for one in self.sequences])
         past = torch.arange(self.past, device=starts.device) - (self.past - starts)
         at = torch.cat([past.clamp(min=0), self.positions], 1)

@@ -1,9 +1,8 @@
-"""The trial: before a model serves, what it computes here is compared with Transformers.
+"""The trial: before a model serves, its results here are compared with those of Transformers.
 
-Three sequences of a few tokens go through the model as the engine would have them: in chunks,
-beside each other, the last token alone. Their logits must be those of one plain call of the class.
-What a dry pass cannot see shows here: a state kept elsewhere, positions counted inside, tokens
-mixed with their neighbours.
+Three sequences of a few tokens go through the model as the engine would run them: in chunks, side
+by side, the last token alone. Their logits must match one plain call of the class. This shows what
+a dry pass cannot: states kept elsewhere, positions counted inside, tokens mixed with neighbours.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from quire.models.fallback.interface import computing, configs_of, own_attention
 from quire.models.fallback.model import TransformersModel
 from quire.models.fallback.seen import Seen
 
-# Differences of logits, as a share of the largest.
+# Largest allowed differences, as a share of the largest logit: in float32, and in 16 bits.
 BOUND, ROUNDED_BOUND = 1e-3, 0.1
-# Tokens beyond a block of the long text, and tokens of the short ones.
+# How many tokens the long text is longer than a block, and the lengths of the short texts.
 BEYOND, SHORT, SHORTER = 8, 14, 7
-# A block or a window up to this is overstepped by the trial.
+# The long text exceeds blocks and windows of up to this size.
 SMALL = 64
-# Tokens more where layers keep states: enough for a chunk that goes on from one to be a chunk.
+# More tokens where layers keep states, so that a chunk that goes on from a state has several.
 TAKEN_UP = 24
 
 
 def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = ()) -> float:
-    """The largest difference of logits, as a share of the largest logit. `known` are those of one
-    plain call of the whole class, where this model is a part of it."""
+    """The largest difference of logits, as a share of the largest logit. `known`: logits of one
+    plain call of the whole class, where this model is one rank's share."""
     texts = trial_texts(model.seen, model.module, shape.block_size)
     device = next(model.module.parameters()).device
     cache, groups = _cache(model, shape, texts), _groups(model.seen)
@@ -45,12 +44,12 @@ def trial(model: TransformersModel, shape: HeadShape, known: Sequence[Tensor] = 
         made = model.logits(model(batch, cache)[: batch.num_tokens])
         wanted = torch.cat([expected[i][first:last] for i, first, last in places])
         found.append((made.float() - wanted).abs().max())
-    # By torch, to whom a NaN is the largest: Python's max passes over it.
+    # torch's max returns a NaN if there is one; Python's max may pass over it.
     return float(torch.stack(found).max() / torch.cat(expected).abs().max())
 
 
 def decode_rows(model: TransformersModel, shape: HeadShape) -> tuple[Batch, Tensor]:
-    """The last pass of a trial, the last token of each text, over a cache of zeros."""
+    """The last pass of a trial (the last token of each text), with a cache of zeros."""
     texts = trial_texts(model.seen, model.module, shape.block_size)
     device = next(model.module.parameters()).device
     *_, (batch, _) = _passes(texts, shape.block_size, len(_groups(model.seen)), device)
@@ -65,7 +64,7 @@ def _cache(model: TransformersModel, shape: HeadShape, texts: list[list[int]]) -
 
 
 def _groups(seen: Seen) -> tuple[KVGroup, ...]:
-    """The layers of its cache: those with keys and values, and those with states."""
+    """Groups of layers of the cache: those with keys and values, and those with states."""
     kept, last = len(seen.attending), seen.num_layers
     groups = KVGroup(tuple(range(kept))), KVGroup(tuple(range(kept, last)), STATE_WINDOW, True)
     return groups if seen.stateful else (KVGroup(tuple(range(last))),)
@@ -76,8 +75,8 @@ def bound_for(dtype: torch.dtype) -> float:
 
 
 def trial_texts(seen: Seen, module: nn.Module, block_size: int) -> list[list[int]]:
-    """A text beyond a block and beyond small windows, and two short ones. No text has the token
-    that pads: some models count positions by it."""
+    """A text longer than a block and than small windows, and two short ones. None has the padding
+    token: some models count positions by it."""
     windows = {call.window for call in seen.calls}
     small = [size for size in (block_size, *windows) if size is not None and size <= SMALL]
     small += [TAKEN_UP] if seen.stateful else []
@@ -109,8 +108,8 @@ Places = list[tuple[int, int, int]]  # (text, first token, last token)
 def _passes(
     texts: list[list[int]], block_size: int, num_groups: int, device: torch.device
 ) -> list[tuple[Batch, Places]]:
-    """A chunk of the long text alone, most of the rest of it beside the first tokens of the short
-    ones, some tokens more of each, and the last token of each as decode rows."""
+    """Four passes: a chunk of the long text; most of its rest beside the first tokens of the short
+    texts; some more tokens of each; and the last token of each as decode rows."""
     long, short, shorter = map(len, texts)
     cut = long // 2 + 1
     first, second = [(0, 0, cut)], [(0, cut, long - 4), (1, 0, short - 5), (2, 0, shorter - 3)]
@@ -147,7 +146,7 @@ def _batch(
         slots=put(slots).expand(num_groups, -1),
         query_starts=put([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
         context_lens=put([last for _, _, last in places]),
-        # As either device's own tables are.
+        # The dtypes that tables have on these devices.
         tables=put(tables)
         .to(torch.int32 if device.type == "cuda" else torch.int64)
         .expand(num_groups, -1, -1),

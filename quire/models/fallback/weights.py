@@ -29,9 +29,9 @@ def load_module(
     dtype: torch.dtype,
     tensors: dict[str, Tensor] | None = None,
 ) -> nn.Module:
-    """Read by Transformers, which knows how each class's weights are renamed, joined and tied: from
-    `tensors` under the names of the files if they were read already. Safetensors alone: pickles
-    run code. A weight that is missing is an error."""
+    """Load the weights with Transformers, which knows how each class's weights are renamed, joined
+    and tied: from files, or from `tensors` by their names in the files. Only safetensors are read,
+    because pickles run code. A missing weight is an error."""
     failed = f"{directory}: its weights cannot be read"
     with refusing(lambda why: CorruptModel(f"{failed}: {why}")), _quiet():
         module, about = _class(plan).from_pretrained(
@@ -42,7 +42,7 @@ def load_module(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told of below, by name
+            ignore_mismatched_sizes=True,  # reported below, by name
         )
     for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
         if names := sorted(str(name) for name in about[key]):
@@ -81,8 +81,7 @@ def dummy_module(plan: FallbackPlan, *, dtype: torch.dtype, seed: int) -> nn.Mod
 def part_of_rank(
     module: nn.Module, plan: FallbackPlan, tp: TensorParallel, block_size: int
 ) -> tuple[Tensor, ...]:
-    """Leave of a whole module what a rank computes; the logits that the whole had for the texts of
-    the trial."""
+    """Cut a module to one rank's share. Returns the whole's logits for the trial's texts."""
     texts = trial_texts(plan.seen, module, block_size)
     expected = tuple(plain(module, text) for text in texts)
     divide(module, tp)
@@ -90,13 +89,13 @@ def part_of_rank(
 
 
 def _class(plan: FallbackPlan) -> Any:
-    """Transformers' own types say less than is needed."""
+    """The class, untyped: Transformers' own types are too narrow."""
     return plan.found.made_by
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Transformers' own notes and progress bars are left out: what matters is said here."""
+    """Suppress Transformers' messages and progress bars; quire prints its own."""
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

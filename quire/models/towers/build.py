@@ -1,4 +1,4 @@
-"""A tower of Transformers' with a checkpoint's weights: the model's class without its text."""
+"""Builds a tower of Transformers with a checkpoint's weights: the model without its text part."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from quire.families.media.rules import MediaRules
 from quire.models.towers.calls import CALLS
 from quire.models.towers.tower import ModuleTower
 
-# What holds the text, which is quire's own.
+# The parts that compute text: quire computes it itself.
 _TEXT = ("language_model", "text_model", "lm_head")
-# Makes the numbers of a weight by its name in the module; None: it has none.
+# Reads a weight by its name in the module and its shape; None if the checkpoint has none.
 ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
 
 
@@ -34,7 +34,7 @@ def build_tower(
     device: torch.device,
     alone: bool,
 ) -> ModuleTower:
-    """`alone`: each item is encoded by itself, so that its rows have the same bits in any plan."""
+    """`alone`: encode each item by itself, so that its rows have the same bits in any plan."""
     refused = f"{family.module}: Transformers cannot make the tower"
     with refusing(lambda why: UnsupportedModel(f"{refused}: {why}")), unfilled():
         module = made_module(family, config)
@@ -63,19 +63,19 @@ def build_tower(
 
 
 def canonical_name(name: str) -> str:
-    """A weight's name in any generation of files: without what stands before all, and without the
-    layer of names that towers had until Transformers 5."""
+    """A weight's name, the same for files of all versions: without "model." at the start, and
+    without the level "vision_model" that towers had before Transformers 5."""
     name = name.removeprefix("model.")
     return re.sub(r"^(vision_tower|image_tower)\.vision_model\.", r"\1.", name)
 
 
 def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
-    """The module, with one layer of text, which is thrown away."""
+    """The module, with a single text layer, which is thrown away."""
     values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
     text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k != "layer_types"}
     if text:
         values["text_config"] = {**text, "num_hidden_layers": 1}
-    else:  # older files have those of the text beside the others
+    else:  # older files have the fields of the text at the top level
         values = {**{k: v for k, v in values.items() if k != "layer_types"}, "num_hidden_layers": 1}
     made_by: Any = getattr(transformers, family.module, None)
     if made_by is None:
@@ -87,8 +87,8 @@ def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
 
 @contextmanager
 def unfilled() -> Iterator[None]:
-    """Weights are made without numbers: they are read next."""
-    # Where a version does not have it, they are filled in vain.
+    """Make weights without filling them: they are read next."""
+    # Older versions do not have this; there they are filled for nothing.
     found: Any = getattr(transformers, "initialization", None)
     with nullcontext() if found is None else found.no_init_weights():
         yield

@@ -1,4 +1,4 @@
-"""How each family's module is called: what was prepared of items in, their rows out."""
+"""How each family's module is called: prepared items in, their rows out."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ from torch import Tensor
 from quire.models.towers.tower import MOST_TOGETHER, EncodeItems, ModuleTower
 from quire.step import Encode
 
-MOST_ROWS = 4096  # of images of any shape that are encoded at once: what a large one has
+MOST_ROWS = 4096  # rows of images of any shape per call; one large image has so many
 
 
 def _features(made: Any) -> Any:
-    """What a call gave, in the versions of Transformers that return it bare or in an object."""
+    """The features: versions of Transformers return them bare or in an object."""
     return getattr(made, "pooler_output", made)
 
 
 def _joined(made: Any) -> Tensor:
-    """The rows of all images, in the versions that give them apart or together."""
+    """The rows of all images: some versions return them apart, others together."""
     return made if isinstance(made, Tensor) else torch.cat(list(made))
 
 
 def _in_batches(
     tower: ModuleTower, items: Sequence[Encode], encode: Callable[[Tensor], Tensor]
 ) -> list[Tensor]:
-    """Images as squares or tiles, one or several each: those of one size together, whichever item
-    they are of."""
+    """Images as squares or tiles, one or several per item. Those of one size share a call."""
     by_size: dict[tuple[int, ...], list[Encode]] = {}
     for item in items:
         by_size.setdefault(item.arrays["pixels"].shape[1:], []).append(item)
@@ -57,9 +56,9 @@ def _squares(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 def _sized(
     tower: ModuleTower, items: Sequence[Encode], *, may_be_beside: bool = False
 ) -> list[Tensor]:
-    """Images each by itself, with a size: one that keeps its shape, or the whole and the tiles of a
-    grid. `may_be_beside`: one that came as the whole alone has others beside it in its prompt, and
-    the module is told. Videos are frames of one size."""
+    """Each image by itself, with its size: an image of any shape, or an overview and the tiles of a
+    grid. `may_be_beside`: an overview alone means that the prompt has other images, and the module
+    must know that. Videos are frames of one size."""
     module: Any = tower.module
     rows: list[Tensor] = []
     for item in items:
@@ -69,7 +68,7 @@ def _sized(
             rows.append(_joined(_features(made)).reshape(-1, tower.hidden_size))
             continue
         sizes = torch.from_numpy(item.arrays["size"])[None]
-        if item.count == 1:  # Transformers takes the only row of Mistral 3 for a batch: one more
+        if item.count == 1:  # Transformers reads a single row as a batch (Mistral 3)
             pixels, sizes = pixels.expand(2, -1, -1, -1), sizes.expand(2, -1)
         more = {"batch_num_images": [2]} if may_be_beside and len(pixels) == 1 else {}
         made = module.get_image_features(pixel_values=pixels, image_sizes=sizes, **more)
@@ -78,7 +77,7 @@ def _sized(
 
 
 def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Tiles are full, so that no mask is needed."""
+    """Tiles have no padding, so the mask is all True."""
     module: Any = tower.module
     size = module.config.vision_config.patch_size
 
@@ -93,9 +92,9 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 
 def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images of any shape, and videos, as patches, those that become one row together; what the
-    tower makes for deeper layers stands beside the rows. Several go through the module at once, as
-    each patch attends to those of its own frame; a large one by itself."""
+    """Images of any shape, and videos, as patches; patches that become one row are next to each
+    other. Rows for deeper layers are joined to each row. Small items share a call, since each patch
+    attends only to its own frame."""
     module: Any = tower.module
     rows: list[Tensor] = []
     while some := _first_rows(items[len(rows) :]):
@@ -109,14 +108,14 @@ def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 
 def _first_rows(items: Sequence[Encode]) -> Sequence[Encode]:
-    """The first of them that are encoded at once, one at least."""
+    """The first items that fit into one call; at least one."""
     ends = np.cumsum([item.count for item in items])
     return items[: max(1, int((ends <= MOST_ROWS).sum()))]
 
 
 def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]]:
-    """The patches of an item, and how many there are in time, height and width. An image is a video
-    of one frame, and the last frame is repeated until they are as many as become one in time."""
+    """The patches of an item, and their numbers in time, height and width. An image is a video of
+    one frame. The last frame is repeated up to a multiple of the frames that one patch covers."""
     about = cast(Any, tower.module).config.vision_config
     size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
     pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
@@ -130,7 +129,7 @@ def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]
 
 
 def _clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Sounds of one clip each, whose silence is not listened to."""
+    """Sounds of one clip each. The silence after a sound is masked."""
     module: Any = tower.module
     heard = tower.numbers(np.concatenate([item.arrays["mel"] for item in items]))
     steps = torch.tensor([(int(item.arrays["frames"]) - 1) // 2 + 1 for item in items])
@@ -144,7 +143,7 @@ def _clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 
 def _filled_clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Sounds of several clips, whose silence counts; some steps of the encoder become one row."""
+    """Sounds of several clips. Silence is not masked. Some steps become one row."""
     module: Any = tower.module
     rows: list[Tensor] = []
     for item in items:
@@ -155,12 +154,12 @@ def _filled_clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
 
 
 def _foreign(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images each by itself, as a processor of Transformers has prepared them."""
+    """Each image by itself, as a processor of Transformers has prepared it."""
     return [image_rows(tower.module, tower.tensors(item.arrays)) for item in items]
 
 
 def image_rows(module: Any, given: Mapping[str, Tensor]) -> Tensor:
-    """What a module makes of one image, a row after the other."""
+    """The rows that a module makes of one image."""
     made = _joined(_features(module.get_image_features(**given)))
     return made.reshape(-1, made.shape[-1])
 

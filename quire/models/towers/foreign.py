@@ -1,9 +1,9 @@
-"""Classes of Transformers that see and are no family of quire's: the processor and the tower are
-theirs, the text is read by the family that has it.
+"""Vision models of Transformers that are no family of quire: their processor and tower are used,
+and a family of quire computes the text.
 
-That holds where an image becomes rows which take the place of embeddings, and nothing else of the
-text's pass changes. Whether it does is tried as a model is loaded, with random numbers for weights:
-what the class makes of a prompt with two images has to be what its text makes of our rows.
+This works if an image only becomes rows that replace embeddings, and nothing else of the text's
+pass changes. A trial with random weights checks it when a model is loaded: for a prompt with two
+images, the class and its text part with our rows must give the same.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Arrays = dict[str, npt.NDArray[Any]]
-MOST_SIZES = 4096  # whose counts are kept
-_SIZES = ((97, 64), (48, 80))  # of the trial's images
-_BOUND = 1e-3  # of the largest number, in float32
+MOST_SIZES = 4096  # image sizes whose facts are kept
+_SIZES = ((97, 64), (48, 80))  # width and height of the trial's images
+_BOUND = 1e-3  # allowed difference, as a share of the largest number
 _ROWS = 64  # different embeddings in a trial
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignImages:
-    """What a processor of Transformers makes of images; `names` of it the tower takes."""
+    """Images by a processor of Transformers; the tower takes `names` of its results."""
 
     pad: str
     placeholder: str
     pad_id: int
     names: tuple[str, ...]
-    about: str  # a hash of how the processor is set
+    about: str  # a hash of the processor's settings
     processor: Any = field(repr=False, compare=False)
     two_way: bool = False
     known: OrderedDict[tuple[int, int], tuple[Placed, int]] = field(
         default_factory=OrderedDict, repr=False, compare=False
     )
-    # Processors change themselves while they work.
+    # Processors change their own state while they work.
     lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
@@ -70,7 +70,7 @@ class ForeignImages:
         return self.seen(self._of_one(image))
 
     def processed(self, images: list[Any], text: str) -> dict[str, Tensor]:
-        """All that the processor makes."""
+        """All results of the processor."""
         with self.lock:
             made = self.processor(
                 images=images,
@@ -82,7 +82,7 @@ class ForeignImages:
         return dict(made)
 
     def seen(self, made: dict[str, Tensor]) -> Arrays:
-        """What of it the tower takes."""
+        """The results that the tower takes."""
         return {name: made[name].numpy() for name in self.names if name in made}
 
     def _of_one(self, image: Image) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ class ForeignImages:
             return self.processed([image], self.placeholder)
 
     def _facts(self, width: int, height: int) -> tuple[Placed, int]:
-        """What stands for an image of this size, and how many bytes it takes: a grey one shows."""
+        """The text for an image of this size, and its bytes: found with a grey image."""
         from PIL import Image as images
 
         found = self.known.get((width, height))
@@ -122,7 +122,7 @@ class ForeignImages:
 
 
 def read_foreign(path: Path, family: MediaFamily, config: MediaConfig) -> ForeignImages:
-    """By the model's own files; UnsupportedModel where its class has not what that takes."""
+    """Read the rules from the model's files. UnsupportedModel if the class has not all it takes."""
     name = family.architectures[0]
     made_by = getattr(transformers, family.module, None)
     call = getattr(made_by, "get_image_features", None)
@@ -153,8 +153,8 @@ def try_foreign(
     rules: ForeignImages,
     encode: Callable[[str], list[int]],
 ) -> None:
-    """UnsupportedModel where an image is more than rows in place of embeddings. `encode` makes ids
-    of a text, without any that it adds."""
+    """UnsupportedModel if an image changes more than embeddings. `encode` tokenizes a text without
+    adding special tokens."""
     name = family.architectures[0]
     with refusing(lambda why: _refused(name, f"its trial fails: {why}")):
         with unfilled():
@@ -173,8 +173,8 @@ def try_foreign(
 def _tried(
     module: Any, rules: ForeignImages, encode: Callable[[str], list[int]]
 ) -> tuple[Tensor, Tensor, bool]:
-    """What the class makes of a prompt, what its text makes of our rows; and whether what stands
-    for images there is what stands here."""
+    """The class's result for a prompt, its text part's result with our rows, and whether quire's
+    placeholders for images are the processor's."""
     from PIL import Image as images
 
     generator, noise = torch.Generator().manual_seed(0), np.random.default_rng(0)
@@ -200,7 +200,7 @@ def _tried(
 
 
 def _with_words(name: str, given: Tensor, ids: Tensor) -> Tensor:
-    """What is said of each token of a prompt, with some words before and behind it."""
+    """Extend a tensor that has a number per token by some words before and after the prompt."""
     if given.shape != ids.shape:
         return given
     words = torch.arange(1, 6)[None] if given is ids else torch.zeros(1, 5, dtype=given.dtype)
@@ -210,8 +210,7 @@ def _with_words(name: str, given: Tensor, ids: Tensor) -> Tensor:
 
 
 def _random(name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Numbers that let tokens attend to some others more than to the rest, so that all that
-    decides where they stand shows."""
+    """Random weights that make attention uneven, so that a wrong position shows in the result."""
     made = torch.empty_like(weight).normal_(0, 1, generator=generator)
     if weight.ndim > 1:
         return made * 2 / sqrt(weight[0].numel())
@@ -219,7 +218,7 @@ def _random(name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class _FewWords(nn.Module):
-    """Embeddings of a vocabulary of any size, of which few are different."""
+    """Embeddings for a vocabulary of any size that repeat a few rows."""
 
     def __init__(self, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -230,7 +229,7 @@ class _FewWords(nn.Module):
 
 
 def _whole(placed: Placed, pad: str) -> str:
-    """With a pad for each row."""
+    """The text with a pad token for each row."""
     first, *rest = placed.text.split(pad)
     runs = zip(placed.runs, rest, strict=True)
     return first + "".join(pad * count + behind for count, behind in runs)

@@ -1,5 +1,5 @@
-"""HearingTower: a sound's encoder, and what makes keys and values of its rows for every layer of
-the decoder. The encoder is Transformers' module with the checkpoint's weights."""
+"""HearingTower: the encoder of sounds, and the products that make keys and values for all decoder
+layers from its rows. The encoder is Transformers' module with the checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
 
 
 class HearingTower:
-    """Sounds as their decoder hears them."""
+    """Encodes sounds into keys and values for cross-attention."""
 
     def __init__(
         self,
@@ -34,17 +34,16 @@ class HearingTower:
         *,
         alone: bool,
     ) -> None:
-        """`weight` [layers * 2 * heads * D, H] makes keys and values of all layers, with `bias`;
-        `alone`: each sound is encoded by itself, so that its rows have the same bits in any
-        plan."""
+        """`weight` [layers * 2 * heads * D, H] and `bias` make keys and values of all layers.
+        `alone`: encode each sound by itself, so that its rows have the same bits in any plan."""
         self.module, self._weight, self._bias = encoder, weight, bias
         self._layers, self._heads, self._alone = layers, heads, alone
         self.hidden_size, self.row_width = weight.shape[1], weight.shape[0]
 
     @torch.inference_mode()
     def encode(self, items: Sequence[Encode]) -> Iterator[Tensor]:
-        """[rows, layers, 2, heads, D] of each: a view, in whose memory rows lie by head. One by
-        one: of a large model they take hundreds of megabytes."""
+        """[rows, layers, 2, heads, D] for each item: a view of memory in which a head's rows are
+        together. One by one, as those of a large model take hundreds of megabytes."""
         step = 1 if self._alone else MOST_TOGETHER
         for first in range(0, len(items), step):
             mel = np.stack([item.arrays["mel"] for item in items[first : first + step]])
@@ -65,7 +64,7 @@ def build_hearing_tower(
     alone: bool,
     share: RankShare = ALONE,
 ) -> HearingTower:
-    """That of a Whisper, by its config.json; keys and values are of the heads of a rank's share."""
+    """The tower of a Whisper model. Keys and values are made for the heads of this rank's share."""
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 

@@ -13,11 +13,11 @@ from quire.families.media.rules import ImageRules, MediaRules, Normalised
 from quire.layers.host_arrays import on_device
 from quire.step import Encode
 
-MOST_TOGETHER = 16  # items of one call
+MOST_TOGETHER = 16  # most items of one call
 
 
 class ModuleTower:
-    """Rows of items, in the type of the stream that they join."""
+    """Encodes items into rows of the model's dtype."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class ModuleTower:
         ]
 
     def numbers(self, given: np.ndarray) -> Tensor:
-        """Numbers that were prepared, on the tower's device and in its type."""
+        """Prepared numbers, on the tower's device and in its dtype."""
         return on_device(given, self.device).to(self.dtype)
 
     def tensors(self, given: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-        """What was prepared, by name; what is no float keeps its type."""
+        """Prepared arrays by name, on the tower's device; floats in its dtype."""
         made = {name: on_device(of, self.device) for name, of in given.items()}
         return {
             name: of.to(self.dtype if of.is_floating_point() else of.dtype)
@@ -67,11 +67,11 @@ class ModuleTower:
         return self.rules_of("image")
 
     def rules_of(self, kind: str) -> ImageRules:
-        """Those of what is seen: images, or videos."""
+        """The rules for images or for videos."""
         return cast(ImageRules, self._rules[kind])
 
     def pixels(self, bytes_: np.ndarray, normalised: Normalised) -> Tensor:
-        """Bytes [..., 3, height, width] as the tower's numbers."""
+        """Bytes [..., 3, height, width] -> normalised numbers of the tower's dtype."""
         by = np.array([normalised.mean, normalised.std], np.float32).reshape(2, 3, 1, 1)
         mean, std = on_device(by, self.device)
         numbers = on_device(bytes_, self.device).float().mul_(normalised.factor)
