@@ -20,7 +20,7 @@ ONE_GROUP: Windows = (None,)
 
 @dataclass(frozen=True, slots=True)
 class WindowGroups:
-    """Groups first .. last have this window."""
+    """Groups first .. last - 1, which all have this window."""
 
     window: int
     first: int

@@ -4,8 +4,8 @@ A block holds the KV of `block_size` tokens for one group of layers. Every group
 one size and come from one pool, so whatever one group gives back any other can take.
 
 A block is held (by one sequence or several), or free. Free = never used, or published with no
-holder: such a block can still be found and shared again until someone takes it for new tokens,
-the longest unused first.
+holder: such a block can still be found and shared again until it is taken for new tokens. The
+block that was released longest ago is taken first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.request import Ints
 
 
 class OutOfBlocks(Exception):
-    """More blocks were asked for than are free; ask `num_free` first."""
+    """More blocks were asked for than are free; check `num_free` first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class BlockPool:
         self.num_full = windows.count(None)
         self.windowed = window_groups(windows)
         self._holders = np.zeros(num_blocks, np.int32)
-        # What was shared last, if nothing was released since, its blocks, and how often since they
-        # were counted: rows with a long prefix in common come one after the other.
+        # The array last passed to `share` (None after a release), its blocks without the -1, and
+        # how often it was shared and not counted yet: rows with one prefix come one after another.
         self._shared: Ints | None = None
         self._shared_blocks = np.empty(0, np.int32)
         self._times_shared = 0
@@ -65,10 +65,10 @@ class BlockPool:
         self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
         self._index = PrefixIndex(windows)
-        self.scores = ScoreShelf()  # of the tokens in published blocks, by the serial of those
+        self.scores = ScoreShelf()  # of the tokens in published blocks, by their nodes' serials
 
     def fresh(self) -> BlockPool:
-        """One like this, with nothing in it."""
+        """An empty pool with the same settings."""
         return BlockPool(
             self.num_blocks,
             block_size=self.block_size,
@@ -78,7 +78,7 @@ class BlockPool:
 
     @property
     def holders(self) -> Ints:
-        """How many hold each block."""
+        """The number of holders of each block."""
         if self._times_shared:
             self._holders[self._shared_blocks] += self._times_shared
             self._times_shared = 0
@@ -93,7 +93,7 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def take(self, count: int) -> Ints:
-        """`count` blocks, each with one holder. Content that nobody holds is evicted for it."""
+        """`count` blocks, each with one holder. Evicts published blocks without holders for it."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks asked for, {self.num_free} free")
         while len(self._empty) < count:
@@ -118,8 +118,8 @@ class BlockPool:
         self._lose(self._index.forget(block))
 
     def forget_token(self, token_id: int) -> None:
-        """Whatever was published with this token among its own is not found again; who holds it
-        still does."""
+        """Published blocks that contain this token are not found again; their holders keep
+        them."""
         self._lose(self._index.forget_token(token_id))
 
     def _lose(self, nodes: Sequence[Node]) -> None:
@@ -132,7 +132,7 @@ class BlockPool:
 
     def share(self, blocks: Ints) -> None:
         """One more holder for each of `blocks`; -1 is none."""
-        if not blocks.size:  # of most prompts nothing is there
+        if not blocks.size:  # most prompts have no cached blocks
             return
         if blocks is not self._shared:
             holders, real = self.holders, self._real(blocks)
@@ -149,14 +149,14 @@ class BlockPool:
         self._release(self._real(blocks.ravel(order="F")), 1)
 
     def release_all(self, blocks: Ints) -> None:
-        """The same of several rows at once, which may have had the same blocks."""
+        """`release` for several rows at once, which may have the same blocks."""
         self._release(*np.unique(blocks, return_counts=True))
 
     def release_each(self, rows: Sequence[Ints]) -> None:
-        """The same of several rows one after the other."""
+        """`release` for several rows, one after another."""
         if len(rows) == 1:
             return self.release(rows[0])
-        # Each from its end on; a block goes where its last holder has it.
+        # Evicted row by row, each from its end; a shared block comes with the last row that has it.
         held = np.concatenate([self._real(blocks.ravel(order="F"))[::-1] for blocks in rows])
         blocks, from_the_end, times = np.unique(held[::-1], return_index=True, return_counts=True)
         order = np.argsort(from_the_end)
@@ -165,8 +165,8 @@ class BlockPool:
     def _release(self, blocks: Ints, times: int | npt.NDArray[np.intp]) -> None:
         left = (self.holders[blocks] - times).astype(np.int32)
         self._holders[blocks], self._shared = left, None
-        # The end of a sequence goes first into the queue for eviction: what is left of it then
-        # still begins at its beginning, where others can use it.
+        # The end of a sequence is queued for eviction before its beginning: what is left is then
+        # still a prefix, which others can use.
         for block in blocks[left == 0][::-1].tolist():
             if block in self._index:
                 self._idle[block] = None
@@ -189,16 +189,16 @@ class BlockPool:
         return Cached(blocks, nodes[-1].serial if nodes else salt)
 
     def covers(self, given_back: Ints, count: int) -> bool:
-        """Whether a row that gave so many blocks of each group back has all that a token after
-        its first `count` blocks sees."""
+        """Whether a row that gave back given_back[g] blocks of each group g still has all blocks
+        that the token after its first `count` blocks sees."""
         return all(
             given_back[groups.first] <= groups.first_seen(count, self.block_size)
             for groups in self.windowed
         )
 
     def serials(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> list[int]:
-        """The serials of the published blocks that begin these tokens, whether or not all that a
-        hit needs is still there."""
+        """The serials of the published blocks that begin these tokens, even where a group lacks a
+        block that a hit would need."""
         return [node.serial for node in self._chain(token_ids, salt, most)]
 
     def _chain(self, token_ids: Ints, salt: str, most: int | None) -> list[Node]:
@@ -213,13 +213,13 @@ class BlockPool:
         )
 
     def num_idle_in(self, cached: Cached) -> int:
-        """How many of these blocks sharing would take out of the free ones."""
+        """How many of these blocks are free now, and would not be if they were shared."""
         if not self._idle or not len(cached) or cached.blocks is self._shared:
             return 0
         return int(np.count_nonzero(self.holders[self._real(cached.blocks)] == 0))
 
     def _real(self, blocks: Ints) -> Ints:
-        """Those that are not -1, which there are where a group has a window alone."""
+        """The blocks that are not -1. Only groups with a window have any -1."""
         return blocks[blocks >= 0] if self.windowed else blocks
 
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:

@@ -1,14 +1,14 @@
-"""Which blocks hold these tokens after this past.
+"""Finds the published blocks that hold given tokens after given earlier tokens.
 
 A node stands for `block_size` published tokens, found by its key: (serial of the node before it,
 its own token bytes). Serials are given once and never again, so a key names one exact past, and
 the dictionary compares the tokens themselves: a colliding hash cannot hand out a wrong block.
 
-A node has a block in each group of layers, or none where that was evicted or given back. A hit
-needs, of groups that see everything, all blocks from the beginning on; of groups with a window
-those alone that the token after the hit sees. So a node goes when a block of the first kind does:
-what was published behind it can no longer be reached, and is evicted in turn. Where every group
-has a window, a node goes with its last block, and waits for those behind it.
+A node has one block in each group of layers, or none (-1) where that was evicted or given back. A
+hit needs all blocks from the beginning of groups that see everything, but of groups with a window
+only those that the token after the hit sees. So a node is removed when it loses a block of a group
+that sees everything: nodes after it can no longer be reached, and are evicted in turn. Where every
+group has a window, a node is removed when it has neither a block nor a node after it.
 
 block_size 4, one group, published [7 7 7 7] (serial 1) and behind it [8 8 8 8] (serial 2):
     match(b"7777 8888 9...", root="") -> the nodes with blocks [b0] and [b1]
@@ -26,7 +26,7 @@ import numpy as np
 from quire.cache.groups import ONE_GROUP, WindowGroups, Windows, window_groups
 from quire.request import Ints
 
-# The serial of a published node, or, before the first, what the prompt's cache is salted with.
+# The serial of the last published node; before the first node, the cache salt of the prompt.
 Past = int | str
 
 NO_BLOCK = -1
@@ -43,7 +43,7 @@ class Node:
 
     @property
     def is_bare(self) -> bool:
-        """Nothing is left of it, and nothing comes after it."""
+        """It has no block and no node after it."""
         return not self.num_children and max(self.blocks) < 0
 
 
@@ -52,16 +52,16 @@ class PrefixIndex:
 
     def __init__(self, windows: Windows = ONE_GROUP) -> None:
         self._num_groups, self._num_full = len(windows), windows.count(None)
-        # Of each group with a window its number, and its kind.
+        # (number, kind) of each group that has a window.
         self._windowed = [(g, kind) for kind in window_groups(windows) for g in _numbers(kind)]
         self._node_of: dict[tuple[Past, bytes], Node] = {}
         self._by_serial: dict[Past, Node] = {}
         self._by_block: dict[int, Node] = {}
         self._last_serial = 0
-        # What the last match found, with its root and the bytes of all of it: prompts that
-        # share a preamble come one after the other, and it is long.
+        # The last match: its root, its token bytes and its nodes. Prompts with a long common
+        # beginning come one after another, so the next search begins with it.
         self._last_match: tuple[str, bytes, list[Node]] = ("", b"", [])
-        # The last node of some, which names all before it, and the blocks of these.
+        # The last result of `table`, with its last node, which determines all nodes before it.
         self._last_table: tuple[Node, Ints] | None = None
 
     def __len__(self) -> int:
@@ -87,20 +87,20 @@ class PrefixIndex:
         return found
 
     def longest_hit(self, nodes: Sequence[Node], block_size: int) -> int:
-        """How many of these nodes, from the first on, can be read: of each group with a window
-        the blocks that the token after them sees are all there."""
+        """How many of these nodes, from the first on, are a hit: each group with a window has all
+        blocks that the token after them sees."""
         count, before = len(nodes), -1
         while count != before:
             before = count
             for group, kind in self._windowed:
                 seen = range(count - 1, kind.first_seen(count, block_size) - 1, -1)
-                # Without what is missing and all that comes after it; then everybody looks again.
+                # Cut off a missing block and all after it; then every group is checked again.
                 count = next((i for i in seen if nodes[i].blocks[group] < 0), count)
         return count
 
     def table(self, nodes: Sequence[Node]) -> Ints:
         """The blocks of nodes that follow each other from the first on, [groups, nodes], -1 where
-        a group has none. Not to be written."""
+        a group has none. Read-only."""
         if not nodes:
             return np.empty((self._num_groups, 0), np.int32)
         if self._last_table is None or self._last_table[0] is not nodes[-1]:
@@ -114,8 +114,8 @@ class PrefixIndex:
         `tokens`: blocks[g] are those of group g, -1 where it has none. Returns the serial of the
         node of the last one's content.
 
-        Where an equal block is already there ours stays private, and what follows ours is
-        published behind the other one: the same tokens after the same past.
+        Where a node has these tokens after this past already, it takes only the blocks that it
+        lacks; the others of ours stay private, and our next blocks are published after that node.
         """
         size = len(tokens) // max(len(blocks[0]), 1)
         parent, made = self._by_serial.get(past), None
@@ -127,7 +127,7 @@ class PrefixIndex:
             elif NO_BLOCK in node.blocks:
                 self._fill(node, mine)
             parent, past = node, node.serial
-        if made is not None and made.is_bare:  # nothing is left of it that could be found
+        if made is not None and made.is_bare:  # it has no block that could be found
             self._drop(made)
         return past
 
@@ -150,15 +150,15 @@ class PrefixIndex:
                 self._by_block[block] = node
 
     def forget(self, block: int) -> list[Node]:
-        """The block holds something else from now on. Returns the nodes that went with it; what
-        is left of their blocks can no longer be found."""
+        """The block will be written over. Returns the nodes that are removed for it; their other
+        blocks can no longer be found."""
         node = self._by_block.pop(block)
         group, self._last_table = node.blocks.index(block), None
         node.blocks[group] = NO_BLOCK
         return self._drop(node) if group < self._num_full or node.is_bare else []
 
     def forget_token(self, token_id: int) -> list[Node]:
-        """What holds this token is not found again. Returns the nodes that went."""
+        """Remove all nodes with this token among theirs. Returns the nodes that were removed."""
         self._last_table = None
         holding = [
             n for n in self._node_of.values() if token_id in np.frombuffer(n.key[1], np.int32)
@@ -168,7 +168,7 @@ class PrefixIndex:
         ]
 
     def _drop(self, node: Node) -> list[Node]:
-        """Take a node out, and those before it that were kept for its sake alone."""
+        """Remove a node, then each parent that has no block and no other node after it."""
         self._last_match = ("", b"", [])
         dropped = [node]
         while True:

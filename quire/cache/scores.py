@@ -1,9 +1,9 @@
 """Scores of tokens in published blocks, kept beside the blocks.
 
-Whoever asks for prompt logprobs and finds a block finds the scores of its tokens here, and need
-not compute the block again. An entry is made when the pass that scores it is planned, and filled
-when that pass comes home: others of the same plan can rely on it before. It goes with its block,
-or when `most_bytes` are used up, the longest unused first.
+A request for prompt logprobs that finds a cached block finds the scores of its tokens here, and
+need not compute the block again. An entry is made when the pass that scores it is planned, and
+filled when its result arrives; other rows of the same plan can rely on it before that. It is
+removed with its block, or when `most_bytes` are used up, the longest unused first.
 
 block_size 4, prompt [7 7 7 7 | 8 8 8 8 | 9 ...]: the entry of the first block has three lines
 (nothing comes before the first token), that of the second has four, of which the first was made
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from quire.step import Scores
 
 MOST_BYTES = 64 << 20
-# What an entry takes beside its numbers: five arrays and the objects that hold them.
+# Bytes that an entry takes beside its numbers: five arrays and the objects that hold them.
 OVERHEAD = 1024
 
 
@@ -26,7 +26,7 @@ OVERHEAD = 1024
 class BlockScores:
     """The scores of one block's tokens, with `num_top` of the likeliest beside each (-1: all).
 
-    No `scores` yet: they are on their way, unless they were `lost` with the row that made them.
+    `scores` is None until their pass is done; they never come if `lost`, as their row left early.
     """
 
     num_top: int
@@ -34,13 +34,13 @@ class BlockScores:
     lost: bool = False
 
     def has(self, num_top: int) -> bool:
-        """Whether so many of the likeliest are, or will be, there."""
+        """Whether the entry has, or will have, so many of the likeliest tokens."""
         enough = self.num_top == -1 or 0 <= num_top <= self.num_top
         return enough and not self.lost
 
 
 class ScoreShelf:
-    """Entries by the serial a block was published with; knows nothing of what blocks hold."""
+    """Entries by the serial a block was published with; which tokens it holds is not known here."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self.most_bytes, self.num_bytes = most_bytes, 0
@@ -58,7 +58,7 @@ class ScoreShelf:
         return entry
 
     def promise(self, serial: int, num_top: int) -> BlockScores | None:
-        """A new entry, to be filled; None if the block has one that will do."""
+        """A new entry, to be filled; None if the block has one that is enough."""
         if self.find(serial, num_top) is not None:
             return None
         self.drop(serial)
@@ -66,17 +66,17 @@ class ScoreShelf:
         return entry
 
     def fill(self, serial: int, entry: BlockScores, scores: Scores) -> None:
-        """The scores came home. They are copied: a part of a large array would keep all of it."""
+        """Store scores that arrived, as copies: a part of a large array would keep all of it."""
         entry.scores = Scores(*(array.copy() for array in scores.arrays()))
         if self._entries.get(serial) is not entry:
-            return  # dropped meanwhile; those who hold it can still read it
+            return  # dropped meanwhile; rows that refer to it can still read it
         self.num_bytes += _size(entry)
         while self.num_bytes > self.most_bytes:
             filled = (b for b, kept in self._entries.items() if kept.scores is not None)
             self.drop(next(filled))
 
     def lose(self, serial: int, entry: BlockScores) -> None:
-        """The scores will not come; whoever relied on them has to compute."""
+        """The scores will not come; rows that relied on them must compute them."""
         entry.lost = True
         if self._entries.get(serial) is entry:
             self.drop(serial)
