@@ -1,9 +1,9 @@
-"""Which LoRA adapters run: at most so many at once, and none waits for ever.
+"""Which LoRA adapters run: at most `most` at once, and none waits for ever.
 
-A sequence whose adapter has no place is parked, so that others go past it; when a place becomes
-free, the adapter of the first one that is parked gets it, with all that wait for it. Once others
-are overdue, an adapter that had its place for as long begins nothing new, and gives it up when what
-it began has ended.
+A sequence whose adapter has no place is parked, so that sequences behind it can begin. A place that
+becomes free goes to the adapter of the first parked sequence, for all sequences of that adapter.
+When a parked sequence has waited longer than `max_wait`, an adapter that had its place for as long
+begins no more sequences, and loses the place when those that it began have ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 
-# Has the weights of an adapter in memory; the error says why it cannot.
+# Loads the weights of the adapter with this number into memory; returns why it could not, or None.
 Hold = Callable[[int], QuireError | None]
 Fail = Callable[[Sequence, QuireError], None]
 
@@ -28,7 +28,7 @@ class AdapterPlaces:
     def __init__(
         self, rows: Rows, waiting: Waiting, most: int, hold: Hold | None, fail: Fail
     ) -> None:
-        """At most so many; `fail` ends a waiting sequence whose adapter `hold` cannot have."""
+        """At most `most` places; `fail` ends a sequence whose adapter `hold` cannot load."""
         self._rows, self._waiting, self._most = rows, waiting, most
         self._hold, self._fail = hold, fail
         self._since: dict[int, float] = {}  # when each got its place
@@ -36,7 +36,7 @@ class AdapterPlaces:
         self._now = self._max_wait = 0.0
 
     def begin(self, now: float, max_wait: float) -> None:
-        """Sequences are about to be admitted: give places that became free to who is parked."""
+        """Called before sequences are admitted: give free places to parked sequences."""
         if self._hold is None:
             return
         self._now, self._max_wait = now, max_wait
@@ -55,7 +55,7 @@ class AdapterPlaces:
             self._since[number] = now
 
     def next(self, now: float, max_wait: float, *, background: bool) -> Sequence | None:
-        """The one to admit next, left in the queue, with its adapter in memory; see Waiting."""
+        """The sequence to admit next, left in the queue, its adapter in memory; see Waiting."""
         while True:
             sequence = self._waiting.next(now, max_wait, background=background)
             if sequence is None or not sequence.request.adapter_number:
@@ -78,7 +78,7 @@ class AdapterPlaces:
         return not self._gives_way(number, background=sequence.request.background)
 
     def _gives_way(self, number: int, *, background: bool) -> bool:
-        """Whether others are to have its place before more of it begins."""
+        """Whether this adapter must leave its place to another before it begins more sequences."""
         oldest = self._waiting.oldest_parked
         if oldest is None or number not in self._held:
             return False
@@ -88,7 +88,7 @@ class AdapterPlaces:
         return is_overdue and self._now - self._since[number] > self._max_wait
 
     def _have(self, number: int) -> QuireError | None:
-        """Have an adapter in memory, if it is not on the device already."""
+        """Load an adapter unless it is in memory or on the device; returns why that failed."""
         if number in self._held:
             return None
         if self._hold is None:

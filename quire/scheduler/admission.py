@@ -1,10 +1,10 @@
 """Whether a waiting sequence may begin: rows, blocks now, and blocks later.
 
-Will the pool be large enough, if this one joins? Predicted, not promised.
+Whether the pool will be large enough if the sequence joins is estimated, not guaranteed.
 
-Every running row grows by a token a step until its expected end, where its own blocks come
-back. Memory peaks just before one of these ends, so it is enough to look there. Rows may run
-longer than expected: then one is preempted, and nothing is lost but time.
+Every running row grows by a token a step until its expected end, when its own blocks are released.
+Use peaks just before such an end, so only those moments are looked at. If rows run longer than
+expected, one is preempted, which costs only time.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def peak_blocks(
 ) -> float:
     """The most blocks that will be in use at once.
 
-    `used` now; `own[i]` blocks return when row i ends, after `remaining[i]` more tokens;
-    it stands for `count[i]` rows that grow alike (a prompt and the samples to be forked off).
+    `used` now. Row i ends after `remaining[i]` more tokens, and then returns `own[i]` blocks; it
+    stands for `count[i]` rows that grow alike (a prompt and the samples to be forked off).
     block_size 4, used 5, own [2, 3], remaining [4, 12], one each: after 4 steps 5 + 1 + 1 = 7
     blocks, then row 0 returns 2 + 1; after 12 steps row 1 has grown by 3: 5 - 2 + 3 = 6. Peak 7.
 
-    Rows grow so in `num_full` groups of layers. In others, `rooms` (how many groups, and what is
-    left of row i's window in tokens), they stop when their window is full.
+    Rows grow so in `num_full` groups of layers. In the other groups, given by `rooms` as (number of
+    groups, tokens left in each row's window), a row stops growing when its window is full.
     """
     if not len(own):
         return float(used)
@@ -54,15 +54,15 @@ def peak_blocks(
     returned = own.sum() - np.cumsum(own[longest_first])
     grown = num_full * alive * left
     for num_groups, room in rooms:
-        # No row grows by more than its room; who has how much of it left then is not asked.
+        # An upper bound: growth is limited by the sum of the rows' rooms, not row by row.
         grown += num_groups * np.minimum(alive * left, np.cumsum((count * room)[longest_first]))
     return float(np.max(used + grown / block_size - returned))
 
 
 @dataclass(frozen=True, slots=True)
 class _Joining:
-    """A sequence that wants to begin, for `count` rows: blocks of one group that it lacks for
-    what it has to compute, and of each window how many it takes at most."""
+    """A sequence that wants to begin, in `count` rows. Its known tokens need `whole` more blocks
+    of one group; of each kind of window it takes at most `rooms` blocks."""
 
     count: float
     whole: int
@@ -76,10 +76,10 @@ class Admission:
         self, pool: BlockPool, rows: Rows, expected_output: Callable[[Request], float]
     ) -> None:
         self.pool, self.rows, self._expected_output = pool, rows, expected_output
-        self._most = math.inf  # blocks that everyone who runs may come to use; inf: not counted
+        self._most = math.inf  # blocks that all running rows may come to use; inf: not counted
 
     def begin(self) -> None:
-        """Sequences are about to be admitted one after the other, and none leaves meanwhile."""
+        """Called before sequences are admitted one after another, while no row ends."""
         self._most = math.inf
 
     def num_unclaimed_rows(self) -> int:
@@ -87,7 +87,7 @@ class Admission:
         return self.rows.num_free - self.rows.num_claimed
 
     def has_rows(self, sequence: Sequence) -> bool:
-        """A free row for it; for a search, one for every beam, or all that there are."""
+        """Whether a row is free; a beam search needs one for every beam, or all that there are."""
         group = sequence.group
         return self.num_unclaimed_rows() >= (group.num_rows(self.rows.capacity) if group else 1)
 
@@ -98,14 +98,14 @@ class Admission:
         return self.pool.match(sequence.token_ids, salt=sequence.request.cache_salt, most=most)
 
     def takes(self, sequence: Sequence, num_rows: int, budget: int) -> bool:
-        """Whether this one could begin now, with so many rows free for it and others."""
+        """Whether the sequence could begin now, with `num_rows` rows free for it and others."""
         self.begin()
         wanted = min(num_rows, self.rows.capacity)
         has_rows = self.has_rows(sequence) and self.num_unclaimed_rows() >= wanted
         return has_rows and self.has_room(sequence, self.cached_blocks(sequence), budget)
 
     def has_room(self, sequence: Sequence, cached: Cached, budget: int) -> bool:
-        """Blocks for the first chunk now, and, if others run, for everyone's growth later."""
+        """Whether there are blocks for the first chunk, and, if others run, for all rows later."""
         pool, size = self.pool, self.pool.block_size
         if sequence.request.whole and sequence.num_tokens > budget:
             return False  # not in this pass: the next one has all of its budget
@@ -122,23 +122,23 @@ class Admission:
         count = 1.0 + len(sequence.siblings)
         if sequence.group is not None:
             count = float(sequence.group.width)
-            # Beams that come back have outputs to compute, beside those of the first.
+            # After a preemption the other beams, too, have outputs to compute again.
             outputs = len(sequence.output_ids) * (sequence.group.num_beams - 1)
             whole += outputs // self.pool.block_size
         held = [(cached.blocks[kind.first] >= 0).sum() for kind in self.pool.windowed]
         return _Joining(count, whole, self._rooms(held))
 
     def _will_last(self, sequence: Sequence, joining: _Joining, woken: int) -> bool:
-        """Whether the blocks last until everyone ends, as far as that can be foretold."""
+        """Whether the blocks are expected to last until every row has ended."""
         longest = joining.whole - (-sequence.request.max_tokens // self.pool.block_size) + 2
         if self._is_plenty(joining.count * float(self._in_all(longest, joining.rooms)) + woken):
             return True
-        self._most = math.inf  # the one that joins now is not in it
+        self._most = math.inf  # it does not count the sequence that joins now
         expected = self._expected_output(sequence.request) - len(sequence.output_ids)
         return self._peak_with(joining, max(expected, 1.0), woken) <= self.pool.num_blocks
 
     def _peak_with(self, joining: _Joining, expected: float, woken: int) -> float:
-        """The most blocks in use until everyone ends, if this one joins."""
+        """The most blocks in use until every row has ended, if the sequence joins."""
         rows, pool, size = self.rows, self.pool, self.pool.block_size
         at = rows.running
         have, shared = rows.num_blocks[at], rows.num_shared[at]
@@ -167,8 +167,8 @@ class Admission:
         )
 
     def _rooms(self, held: Many[Blocks]) -> list[Blocks]:
-        """For each window: how many blocks more rows take that hold so many, before theirs is
-        full; one to spare for what is being computed."""
+        """For each kind of window: how many more blocks rows that hold `held` can take before
+        their window is full, and one more for the tokens that are being computed."""
         pool = self.pool
         return [
             np.maximum(kind.most_held(pool.block_size) + 1 - blocks, 0)
@@ -176,16 +176,16 @@ class Admission:
         ]
 
     def _in_all(self, blocks: Blocks | int, rooms: Many[Blocks]) -> Any:
-        """Of all groups together: each row `blocks` more, those with a window as far as there is
-        room in it."""
+        """Blocks in all groups together if each row takes `blocks` more of each group, and no
+        more than its room in groups with a window."""
         total: Any = self.pool.num_full * blocks
         for kind, room in zip(self.pool.windowed, rooms, strict=True):
             total = total + kind.count * np.minimum(blocks, room)
         return total
 
     def _is_plenty(self, joining: float) -> bool:
-        """Whether the pool holds all rows at full length and `joining` blocks more: then the
-        peak need not be found, which takes five times as long. Counts them in if so."""
+        """Whether the pool holds all rows at full length and `joining` blocks more; if so, they are
+        counted in. The peak, which takes five times as long to find, is then not needed."""
         if self._most + joining > self.pool.num_blocks:
             self._most = self._most_blocks()
         if self._most + joining > self.pool.num_blocks:
@@ -194,7 +194,7 @@ class Admission:
         return True
 
     def _most_blocks(self) -> float:
-        """What those who run use at full length, two blocks to spare for each."""
+        """Blocks that the running rows use at full length, with two to spare for each."""
         rows, pool, at = self.rows, self.pool, self.rows.running
         have = rows.num_blocks[at]
         counts = 1 + rows.num_siblings[at].astype(np.int64)
@@ -205,6 +205,6 @@ class Admission:
 
 
 def _beyond(room: Blocks, taken: Blocks | int) -> Blocks:
-    """What is left of it."""
+    """What is left of `room`."""
     left: Blocks = np.maximum(room - taken, 0)
     return left

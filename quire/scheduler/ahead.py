@@ -1,16 +1,16 @@
-"""Rows that draw by masks go on without them for a few steps.
+"""Rows that draw with grammar masks go on without them for a few steps of a plan.
 
-A row draws its first token of a plan by its mask, and the next ones without: what was drawn so
-stands as far as the grammar allows it. Noise belongs to a position and a token, so the likeliest of
-all tokens, if the grammar allows it, is the likeliest of the allowed ones, too. A mask changes what
-top_k, top_p and min_p leave, so a row with such limits goes on as long as what it draws is within
-them whatever the mask forbids (doubt_kernels.py). A model that writes what its grammar wants, as
-most do, is followed some tokens at a time, and what the host does for a plan is done for all of
-them. One that does not is soon left to its masks, and asked again now and then.
+A row draws its first token of a plan with its mask and the next ones without. These are kept as far
+as the grammar allows them. That is correct because noise depends on position and token alone: if
+the best of all tokens is allowed, it is the best of the allowed ones, too. Masks change what top_k,
+top_p and min_p leave, so a row with such limits goes on only while what it draws is within them
+whatever the mask forbids (doubt_kernels.py). Most models write what the grammar wants: then the
+host does its work for a plan once for several tokens. Rows of a model that does not soon draw all
+tokens with masks, and going ahead is tried again now and then.
 
-How far it pays depends on the model: what the host does for a plan of 256 rows took an H200 as
-long as five steps of 0.1B, and as long as 0.7 of one of 8B. So plans are timed, and rows go as far
-as brings the most tokens in a second.
+How far it pays depends on the model: on an H200 the host's work for a plan of 256 rows took as long
+as five steps of a 0.1B model, and as 0.7 of a step of an 8B model. So plans are timed, and rows go
+ahead as far as brings the most tokens a second.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ import numpy.typing as npt
 
 from quire.request import Ints
 
-# With each plan what earlier ones told fades to so much, and slower where it is of few rows: about
-# so many are remembered.
+# Each plan multiplies the counts of earlier plans by FADING, or by more where few rows tried, so
+# that about REMEMBERED rows count.
 FADING, REMEMBERED = 0.7, 20
-# Plans for which nothing is tried when that did not pay, at first and at most: rows that began
-# together are at the same place of their grammars, and that one may be odd.
+# Plans without a trial after one that did not pay, at first and at most: rows that began together
+# are at the same place of their grammars, which may be an unusual one.
 LEAST_PAUSE, MOST_PAUSE = 2, 256
-TIMED, ALONE = 16, 4  # plans: the last ones, and the first ones, before anything is tried
-# Rows come differently far, and a batch takes as long as its last row: one of some hundreds, with
-# 128 tokens, is about three deviations behind, of what so many plans bring.
+TIMED, ALONE = 16, 4  # plans: the last ones that are timed; the first ones, without a trial
+# Rows advance unevenly, and a batch takes as long as its last row: of some hundreds of rows, with
+# 128 tokens each, that is about three standard deviations behind. This is its part in a plan.
 BEHIND = 3 / 128**0.5
 
 
 class Ahead:
-    """How far rows go, by how far they came."""
+    """Decides how far rows go ahead, from how far earlier ones got."""
 
     def __init__(self, most: int) -> None:
         """`most` steps that a plan may have."""
-        # Of the last plans: rows that tried each step without a mask, and for which it stood.
+        # Of the last plans, fading: rows that tried each step without a mask, and that kept it.
         self._tried, self._stood = np.zeros(most - 1), np.zeros(most - 1)
-        # Seconds of the last plans of one step, and of each step more of the others; of how many
-        # rows these are.
+        # Seconds of the last plans of one step, and of each further step of longer plans, all with
+        # about `_num_rows` rows.
         self._alone, self._more = deque[float](maxlen=TIMED), deque[float](maxlen=TIMED)
         self._num_rows = 0
         self._pause, self._left = LEAST_PAUSE, ALONE
-        self.steps = 1  # of such a row in the next plan
+        self.steps = 1  # that such a row makes in the next plan
 
     def _paying(self) -> int:
-        """Steps that pay, of at most twice as many as were tried."""
+        """The steps that bring the most tokens a second, at most twice as many as were tried."""
         if self._left or not len(self._tried):
             return 1
         shares = self._shares()
@@ -63,8 +63,8 @@ class Ahead:
         return int(steps[(brought / (alone + max(more, alone / 20) * (steps - 1))).argmax()])
 
     def _shares(self) -> npt.NDArray[np.float64]:
-        """Of the rows those for which each step stands. Steps beyond those that were tried are
-        taken to stand as these did, one after the other."""
+        """The share of rows that keep each step. Steps that were not tried yet are assumed to lose
+        rows at the same rate."""
         known = int((self._tried >= 1).sum())
         shares = (self._stood[:known] + 1) / (self._tried[:known] + 1)
         most = min(max(2 * known, 1), len(self._tried))
@@ -72,7 +72,7 @@ class Ahead:
         return np.concatenate([shares, last * each ** np.arange(1, most - known + 1)])
 
     def observe(self, tried: Ints, stood: Ints) -> None:
-        """Rows tried so many steps each without a mask; so many of these stood."""
+        """Row i tried tried[i] steps without a mask, and kept stood[i] of them."""
         if not len(tried) or not tried.max():
             self._left = max(self._left - 1, 0)
             self.steps = self._paying()
@@ -83,7 +83,7 @@ class Ahead:
         self._stood = fading * self._stood + (step < stood).sum(axis=1)
 
     def took(self, steps: int, seconds: float, num_rows: int) -> None:
-        """A plan of so many steps came so long after the one before."""
+        """The result of a plan of `steps` steps came `seconds` after the one before."""
         if not self._num_rows / 2 <= num_rows <= self._num_rows * 2:
             # What held for many more rows, or many fewer, need not hold for these.
             self._num_rows, self._left, self.steps = num_rows, ALONE, 1
@@ -98,8 +98,8 @@ class Ahead:
         if self.steps > 1:
             self._pause = LEAST_PAUSE
             return
-        # The next trial is judged by itself: this one's steps may have had to be captured first,
-        # and what they took then would speak against every later one.
+        # The next trial is judged by itself: the steps of this one may have been captured as a
+        # CUDA graph first, and that time must not count against later trials.
         self._tried, self._stood = np.zeros_like(self._tried), np.zeros_like(self._stood)
         self._more.clear()
         self._left, self._pause = self._pause, min(2 * self._pause, MOST_PAUSE)

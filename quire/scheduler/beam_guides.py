@@ -14,7 +14,7 @@ Found = TypeVar("Found")
 
 
 def ask(question: Callable[..., Found], *about: Any) -> Found:
-    """What a grammar says. A fault in it is raised as the error of its search: the others go on."""
+    """Call a grammar. Its fault is raised as the error of this search: other searches go on."""
     found = for_row(FOLLOWED, question, *about)
     if isinstance(found, QuireError):
         raise found
@@ -22,7 +22,7 @@ def ask(question: Callable[..., Found], *about: Any) -> Found:
 
 
 def forked(guides: list[Guide | None], parents: list[int]) -> list[Guide | None]:
-    """Those of the next beams: the first child of a beam goes on with its guide, others with a
+    """The guides of the next beams: the first child of a beam keeps its guide, further ones get a
     fork of it."""
     made: list[Guide | None] = []
     settled: set[int] = set()

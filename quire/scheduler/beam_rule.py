@@ -28,7 +28,7 @@ NO_PARENT = -1
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """What one search was asked for. Beams of one are greedy: they stop at the first end."""
+    """What one search was asked for. A search of one beam is greedy: it stops at the first end."""
 
     width: int
     max_tokens: int
@@ -38,13 +38,13 @@ class SearchRules:
 
     @property
     def num_candidates(self) -> int:
-        """Enough that `width` of them go on, whichever end."""
+        """Enough that `width` of them do not end, whichever do."""
         return max(2, 1 + len(self.end_ids)) * self.width
 
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The last token of a beam, what else could have stood there, and the way to it."""
+    """The last token of a beam, the other candidates there, and the trail before it."""
 
     place: int  # among the candidates of its parent; 0 = the likeliest
     candidates: Ints
@@ -67,7 +67,7 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A text being written, and the sum of its logprobs. `parent` counts the beams before."""
+    """A text being written, and the sum of its logprobs. `parent` is an index of the last beams."""
 
     score: np.float32 = field(default_factory=lambda: np.float32(0))
     trail: Trail | None = None
@@ -80,7 +80,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A beam that ended, by an end or for want of room; `score` has the length penalty in it."""
+    """A beam that is done: it ended, or has no room left; `score` has the length penalty in it."""
 
     score: np.float32
     beam: Beam
@@ -88,7 +88,7 @@ class Answer:
 
 
 def _best(scores: Floats, count: int) -> list[int]:
-    """The places of the best candidates of all beams; of equals the one of the better beam."""
+    """Flat indices of the best candidates of all beams; of equals the better beam's first."""
     flat = scores.reshape(-1)
     order = np.argsort(-flat, kind="stable")[:count]
     found: list[int] = order[flat[order] > -np.inf].tolist()
@@ -103,7 +103,7 @@ class BeamSearch:
     """One search. `beams` and `answers` stand best first."""
 
     def __init__(self, rules: SearchRules, ends: Ends | None = None) -> None:
-        """`ends` judges candidates where an end id is not all that can end one."""
+        """`ends` judges candidates where more than the end ids can end one."""
         self.rules = rules
         self.beams: list[Beam] = [Beam()]
         self.answers: list[Answer] = []
@@ -132,7 +132,7 @@ class BeamSearch:
             else:
                 score = self._penalised(beam.score, self.num_tokens)
                 found.append(Answer(score, beam, by_length=not stops))
-        # Sorting keeps the order of equals: who came first stays.
+        # Sorting keeps the order of equals: the earlier answer stays first.
         self.answers = sorted(found, key=lambda answer: -answer.score)[:width]
         self.beams = living
         self.over = full or not living or not self._can_improve()
@@ -148,8 +148,8 @@ class BeamSearch:
         return bool(self._penalised(self.beams[0].score, length) > self.answers[-1].score)
 
     def _penalised(self, score: np.float32, num_tokens: int) -> np.float32:
-        """The score of a text of so many tokens. An absurd penalty is the largest or smallest
-        number there is, so that scores stay comparable."""
+        """The score of a text of so many tokens. An extreme length penalty is limited to the range
+        of float32, so that scores stay comparable."""
         limits = np.finfo(np.float32)
         with np.errstate(over="ignore", under="ignore"):
             power = np.float64(num_tokens) ** self.rules.length_penalty

@@ -1,20 +1,20 @@
-"""Beams in rows: a search as a group of rows that fork and die by sharing blocks.
+"""Beams in rows: a search is a group of rows, whose beams fork by sharing blocks.
 
 A group has a row for each beam from its admission to its end; which beam is in which row changes.
-Each step every beam offers its candidates, and when the last offer is home the rule (beam_rule.py)
-chooses. The first child of a beam stays in its row; further ones take over the rows of beams that
-died: their blocks go back, and the parent's are shared, the partly filled last one copied when it
-is written. The next plan feeds the chosen tokens.
+Each step every beam offers its candidates, and when all offers have come the rule (beam_rule.py)
+chooses. The first child of a beam stays in its row; further children take over the rows of beams
+that have no child: their blocks are released, and the parent's are shared (the partly filled last
+one is copied when it is written). The next plan feeds the chosen tokens.
 
 A group wider than all rows there are takes every row, and its beams take turns in them. A beam
 that has made its offer leaves its row to one that has not (`SavedRow`: its tokens, and the blocks
 that it goes on holding). All beams are of one length, so a step of the search is the same work in
-several plans, and the rule chooses when the last offer of all turns is home.
+several plans, and the rule chooses when all offers of all turns have come.
 
-A group waits, is preempted and ends as one; its lead stands for it. It comes back as it was:
-its beams are computed one after the other, each over the whole blocks it has in common with one
-before it, so a group never needs more blocks than when it left. A group that takes every row runs
-alone, and nothing that runs alone is preempted: no saved beam ever has to come back.
+A group waits, is preempted and ends as a whole; its lead stands for it. After a preemption it
+begins again with the same beams: they are computed one after the other, each over the whole blocks
+it has in common with one before it, so a group never needs more blocks than when it left. A group
+that takes every row runs alone and is never preempted, so saved beams need not come back.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BeamGroup:
         self.search = BeamSearch(rules, lambda beam, token: ask(self._ends, beam, token))
         self.answers: list[Sequence] = []  # once it is over, best first
         self.num_best = num_best
-        self.places: list[int | SavedRow] = []  # of the beams: a row, or what was left in one
+        self.places: list[int | SavedRow] = []  # of the beams: a row, or what was saved of one
         self.spare_rows: list[int] = []  # rows that no beam is in
         self.guides: list[Guide | None] = []  # of the beams
         self.offers: dict[int, tuple[Ints, Floats]] = {}  # by beam
@@ -67,19 +67,19 @@ class BeamGroup:
 
     @property
     def num_candidates(self) -> int:
-        """Enough of them, whichever may not be written."""
+        """Enough of them, even if all that may not be written are among them."""
         return self.search.rules.num_candidates + len(self._not_at_first)
 
     def allowed(self, tokens: Ints, logprobs: Floats) -> tuple[Ints, Floats]:
-        """Those of a beam's candidates that the model writes, as many as the rule looks at. What
-        it never writes counts in the probabilities of the others, as in Transformers."""
+        """A beam's candidates without the tokens that the model never writes, as many as the rule
+        looks at. Suppressed tokens still count in the others' probabilities, as in Transformers."""
         never = self._never if self.search.num_tokens else self._not_at_first
         kept = np.flatnonzero(~np.isin(tokens, never))[: self.search.rules.num_candidates]
         return tokens[kept], logprobs[kept]
 
     @property
     def rows(self) -> list[int]:
-        """Those that the group has, with a beam in them or not."""
+        """The rows that the group has, with a beam in them or not."""
         return [place for place in self.places if isinstance(place, int)] + self.spare_rows
 
     @property
@@ -89,7 +89,7 @@ class BeamGroup:
 
     def _ends(self, beam: int, token: int) -> bool:
         """Whether a beam ends with this token. An end id in the middle of a grammar does not end
-        it; where there is no end id, the end of the grammar does."""
+        the beam; in a search without end ids, the end of the grammar does."""
         guide, end_ids = self.guides[beam], self.search.rules.end_ids
         if token in end_ids or guide is None:
             return token in end_ids and (guide is None or guide.is_complete)
@@ -123,7 +123,7 @@ class Beams:
         self._expected_output = expected_output
 
     def enter(self, lead_row: int, draft: Draft) -> None:
-        """The lead began in its row: take the group's other rows, for beams to come."""
+        """The lead began in its row: take the group's other rows, for the other beams."""
         group = _group(self._rows.sequence(lead_row))
         rows, group.num_begun = [lead_row], 1
         group.guides = group.guides or [group.lead.guide]
@@ -140,7 +140,7 @@ class Beams:
         group.places, group.spare_rows = [*rows[:num_beams]], rows[num_beams:]
 
     def begin_next(self, row: int, draft: Draft) -> int | None:
-        """A row was computed to its end: the row of the beam that is computed next, if any."""
+        """A row was computed to its end: the row of the beam to compute next, if there is one."""
         sequence = self._rows.sequence(row)
         if sequence.group is None or (group := _group(sequence)).num_begun == group.num_beams:
             return None
@@ -157,8 +157,8 @@ class Beams:
         return following
 
     def _in_common(self, group: BeamGroup, token_ids: Ints) -> Ints:
-        """The most whole blocks that these tokens have in common with a beam that was begun, and
-        that still has those of them which a token after them sees."""
+        """The most whole blocks that these tokens share with a beam that was begun and still has
+        those of them that the token after them sees."""
         rows, size = self._rows, self._placements.pool.block_size
         best: Ints = np.empty((self._placements.pool.num_groups, 0), np.int32)
         for row in group.rows[: group.num_begun]:
@@ -179,16 +179,16 @@ class Beams:
         return rows[self._rows.num_candidates[rows] > 0]
 
     def chosen(self, at: Ints) -> Chosen:
-        """The last tokens of decode rows of which the device has others: of beams, for which the
-        rule chose, and of rows that did not keep all that it drew."""
+        """The last tokens of decode rows where the device has another token: of beams, for which
+        the rule chose, and of rows that did not keep all that they drew."""
         rows = self._rows
         some = at[(rows.num_candidates[at] > 0) | rows.taken_back[at]]
         rows.taken_back[some] = False
         return Chosen(some, rows.outputs[some, rows.known[some] - rows.num_prompt[some] - 1])
 
     def offer(self, row: int, tokens: Ints, logprobs: Floats) -> BeamGroup:
-        """A row's candidates are home: the next beam without an offer takes the row, if one is
-        left. Returns the group, which may be ready now."""
+        """A row's candidates have come: the next beam without an offer takes the row, if there is
+        one. Returns the group, which may be ready now."""
         group = _group(self._rows.sequence(row))
         beam = group.places.index(row)
         group.offers[beam] = group.allowed(tokens, logprobs)
@@ -215,8 +215,8 @@ class Beams:
     def decide(self, group: BeamGroup) -> None:
         """Choose among the offers of a group that is ready, and put the next beams into rows.
 
-        Raises the error of a grammar that fails, or the fault that is met in one; the group can
-        leave its rows then.
+        Raises the error of a grammar that fails, or of a fault in its code; the group can then
+        still leave its rows.
         """
         offers = [group.offers[beam] for beam in range(len(group.search.beams))]
         group.offers = {}
@@ -231,8 +231,8 @@ class Beams:
             self._place(group)
 
     def _place(self, group: BeamGroup) -> None:
-        """Put the beams that were just chosen where their parents are, or where beams died; what
-        finds no row is saved, with its parent's blocks."""
+        """Put the chosen beams into their parents' rows, or rows of beams without a child. A beam
+        that finds no row is saved, with its parent's blocks."""
         parents = [beam.parent for beam in group.search.beams]
         guides = forked(group.guides, parents)  # before any block moves: one may fail
         childless = [place for i, place in enumerate(group.places) if i not in parents]
@@ -255,13 +255,13 @@ class Beams:
                 self._return(group, beam, group.spare_rows.pop())
 
     def _release_saved(self, places: list[int | SavedRow]) -> None:
-        """Give the blocks back of those that are in no row."""
+        """Give back the blocks of beams that are in no row."""
         for place in places:
             if isinstance(place, SavedRow):
                 self._placements.pool.release(place.blocks)
 
     def _beside(self, parent: int | SavedRow, spare: list[int]) -> int | SavedRow:
-        """A place for another child of a beam: a spare row, or none, over the same blocks."""
+        """A place for another child of a beam: a spare row, or a saved one, over its blocks."""
         if isinstance(parent, int) and spare:
             row = spare.pop()
             self._placements.copy_from(row, parent)
@@ -297,20 +297,20 @@ class Beams:
         if not answer.by_length:
             made.stop_reason = last if last in lead.request.stop_ids else None
             return made
-        # No room was left at this step alone, so the parent's guide is still here.
+        # Only this step can end by length, so the parent's guide is still here.
         guide = group.guides[answer.beam.parent]
         if guide is not None and not ask(completes, guide, last):
             made.stop_reason = UNFINISHED
         return made
 
     def take_out(self, row: int) -> Sequence:
-        """End a row, and where it is a beam its whole group; returns who waits or ends for it."""
+        """End a row, or the whole group of a beam; returns what waits or ends for it."""
         sequence = self._rows.sequence(row)
         return self._placements.end(row) if sequence.group is None else self.leave(_group(sequence))
 
     def leave(self, group: BeamGroup) -> Sequence:
-        """Take a group out of its rows, its beams as they are; returns its lead, which waits or
-        ends for all."""
+        """Take a group out of its rows and keep its beams; returns its lead, which waits or ends
+        for all of them."""
         for row in group.rows:
             self._placements.end(row)
         self._release_saved(group.places)
@@ -322,7 +322,7 @@ class Beams:
 
 
 def _logprobs(step: Trail, most: int) -> Scores:
-    """Of a step: its token, and at most so many of the likeliest that its grammar allowed."""
+    """The scores of a step: its token, and at most `most` of the likeliest that were allowed."""
     place = step.place
     count = min(most, int((step.logprobs > -np.inf).sum()))
     return Scores(

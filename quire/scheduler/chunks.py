@@ -1,7 +1,7 @@
 """Prompts in chunks: as many of a row's next tokens as a plan has room for.
 
-At the end of its prompt a row draws, and with it the samples that fork off there; a path that is
-scored (scoring.py) draws nothing, and those that leave it go on by themselves.
+At the end of its prompt a row draws, and so do the samples that fork off there. A path that is
+scored (scoring.py) draws nothing; paths that fork off it go on by themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREPARING = "its media were prepared again"
 
 
 class Chunks:
-    """Puts slices of rows that do not write yet into a draft."""
+    """Puts slices of rows whose prompt is not computed yet into a draft."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Chunks:
         self._media, self._reports = media, reports
 
     def plan(self, row: int, draft: Draft) -> None:
-        """As many of a row's next tokens as there is room for; of a search that comes back, also
+        """As many of a row's next tokens as there is room for; of a search that was preempted, also
         those of its further beams."""
         if self._scoring.is_waiting(row):
             return self._forking.fork_late(row, draft, self.plan)
@@ -47,7 +47,7 @@ class Chunks:
             following = self._beams.begin_next(following, draft)
 
     def _plan_next(self, row: int, draft: Draft) -> bool:
-        """The next tokens of one row; whether that is all that was to be computed of it."""
+        """Plan the next tokens of one row; True if nothing is left to compute of it after that."""
         left = int(self._rows.planned[row] - self._rows.computed[row])
         chunk = self._with_media(row, min(left, self._most_tokens(row, draft)))
         if chunk <= 0:
@@ -56,7 +56,7 @@ class Chunks:
         return chunk == left
 
     def _most_tokens(self, row: int, draft: Draft) -> int:
-        """How many tokens there are blocks for, of the row's share of the budget."""
+        """How many tokens there are blocks for, within the row's share of the budget."""
         rows, pool = self._rows, self._pool
         spare = pool.num_free // pool.num_groups - self._placements.num_shared_tails(row)
         if spare < 0:
@@ -65,7 +65,7 @@ class Chunks:
         return min(room, draft.spare if rows.background[row] else draft.budget)
 
     def _with_media(self, row: int, chunk: int) -> int:
-        """As many of these tokens as have the media that stand among them."""
+        """As many of these tokens as can have their media encoded by this plan."""
         request, start = self._rows.sequence(row).request, int(self._rows.computed[row])
         if chunk <= 0 or (not request.media and request.heard is None):
             return chunk
@@ -76,7 +76,7 @@ class Chunks:
         return reached - start
 
     def _plan_slice(self, row: int, chunk: int, draft: Draft) -> None:
-        """Compute the next `chunk` tokens of a row; at their end it, and its siblings, draw."""
+        """Compute the next `chunk` tokens of a row; at their end the row and its siblings draw."""
         rows, sequence = self._rows, self._rows.sequence(row)
         start, published = int(rows.computed[row]), int(rows.num_published[row])
         leaving = fork_point(sequence)
@@ -93,7 +93,7 @@ class Chunks:
         drawing: tuple[int, ...] = ()
         if sequence.tree is not None:
             if end == leaving:
-                self._forking.fork_all(row, draft)  # each goes on by itself
+                self._forking.fork_all(row, draft)  # each path goes on by itself
         elif end == rows.planned[row] and sequence.request.hidden is None:
             drawing = (row, *self._forking.fork_all(row, draft))
             for one in drawing:

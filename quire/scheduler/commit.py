@@ -1,7 +1,7 @@
-"""What happens when a plan comes home: tokens kept, rows ended, reasons given.
+"""What happens when the result of a plan arrives: tokens kept, rows ended, reasons given.
 
-A result may come home after its row went to another sequence (its sequence ended, or was
-preempted): the number of the placement tells, and it is dropped.
+A result may arrive after its row went to another sequence (the sequence ended, or was preempted).
+The number of the placement shows that, and the result is dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.step import Candidates, DrawnScores, Scores, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class SentPlan:
-    """A plan on its way, and whose placements its results belong to."""
+    """A plan whose result is awaited, and the placements that its results belong to."""
 
     plan: StepPlan
     rows: Ints
@@ -47,7 +47,7 @@ class SentPlan:
         return SentPlan(plan, sampled, rows.placement[sampled], slice_placements)
 
     def live(self, rows: Rows) -> npt.NDArray[np.int64]:
-        """The lines of its result whose rows are still those that it was made for."""
+        """The lines of its result whose rows still hold the placement it was made for."""
         here = rows.placement[self.rows] == self.placements
         return np.flatnonzero(here & (self.placements > 0))
 
@@ -135,7 +135,7 @@ class Committer:
     def _commit_beams(
         self, sent: SentPlan, candidates: Candidates, lines: list[int], now: float
     ) -> None:
-        """Give each group what its rows offer; one that has all of it takes its next step."""
+        """Give each group the offers of its rows; a group with all offers takes its next step."""
         offers = {line: i for i, line in enumerate(candidates.lines.tolist())}
         for line in lines:
             row, i = int(sent.rows[line]), offers[line]
@@ -179,7 +179,7 @@ class Committer:
                 self._rows.sequence(int(drawn.rows[i])).logprobs.append(part)
 
     def _look_at_full(self, drawn: Drawn) -> None:
-        """Rows that were to be looked at when they are full go on, where nothing else ended
+        """Rows that are full, but were to be looked at then, go on unless something else ended
         them."""
         rows, at = self._rows, drawn.rows
         for i in np.flatnonzero(rows.looked_at[at] & (rows.known[at] == rows.limit[at])).tolist():
@@ -190,7 +190,7 @@ class Committer:
                 drawn.ended[i] = self._go_on(row, sequence, written)
 
     def _go_on(self, row: int, sequence: Sequence, written: Ints) -> bool:
-        """Append what must come next, and let the row go on from there; True if it ends."""
+        """Append the tokens that must come next, so that the row goes on; True if it ends."""
         if sequence.thoughts is None:
             return True
         tokens = for_row("its thoughts were followed", sequence.thoughts.reach, written)
@@ -203,7 +203,7 @@ class Committer:
         return sequence.finish_reason is not None
 
     def _finish(self, some: list[int], now: float) -> None:
-        """These rows end, in this order."""
+        """End these rows, in this order."""
         if not some:
             return
         for sequence in self._placements.end_all(some):
@@ -215,7 +215,7 @@ class Committer:
         """These lines of a result could draw no further token."""
         for line in lines:
             row = int(sent.rows[line])
-            # It may have gone with its search, or ended by what it drew before.
+            # It may have ended with its search, or by the tokens that it drew before.
             if self._rows.placement[row] == sent.placements[line]:
                 why = result.errors.get(line)
                 error = ProcessorFailed(why) if why else _failure(self._rows.sequence(row))
@@ -223,7 +223,7 @@ class Committer:
 
 
 def _by_line(blocks: tuple[DrawnScores, ...]) -> dict[int, tuple[Scores, int]]:
-    """Where the scores of each row's tokens begin: {line: the block it is in, and the place}."""
+    """Where the scores of each row's tokens begin: {line: (the scores, the first line there)}."""
     found: dict[int, tuple[Scores, int]] = {}
     for block in (block for block in blocks if len(block.lines)):
         lines, scores = block.lines, block.scores

@@ -1,13 +1,13 @@
-"""Guesses that a device looks up by itself, pass by pass; who may, and when it is worth it.
+"""Guesses that a device looks up by itself in every pass: for which rows, and when it pays.
 
-While few rows decode and none waits, a plan may say that its rows guess (step.Guessing): each
-feeds its last token and some guesses in every pass, and keeps what was right. How far the rows get
-is known when the plan lands, so they are not planned before that.
+While few rows decode and no sequence waits, a plan may say that its rows guess (step.Guessing):
+each feeds its last token and some guesses in every pass, and keeps the right ones. How far the rows
+get is known when the plan's result arrives, so they are not planned again before that.
 
-A guess takes no measured time into account: the same run makes the same plans. What counts is how
-many tokens a pass brings a row. Of a row that guessed that is known; of one that did not it is
-found in what it wrote: guesses are looked up as if before some of its last tokens, and compared
-with them. So a text that does not repeat itself is never fed with guesses to find that out.
+Whether to guess does not depend on measured times, so the same run makes the same plans. It depends
+on how many tokens a pass brings a row. For a row that guessed this number is known. For one that
+did not, it is estimated from its own text: guesses are looked up as if before some of its last
+tokens, and compared with them. So no guesses are fed for a text that does not repeat itself.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from quire.step import (
 )
 
 MOST_ROWS = 16
-FEW_GUESSES = 3  # of a row in a pass, where lines are not free
-NEEDED = 1.6  # tokens that a pass must bring each row: with guesses it takes longer
-# A row is judged when it has written so many tokens since the last time, by as many guesses as
-# these, each at so many tokens.
+FEW_GUESSES = 3  # of a row in a pass, where more lines cost time
+NEEDED = 1.6  # tokens that a pass must bring each row: a pass with guesses takes longer
+# A row is judged again after JUDGED_AFTER new tokens, at NUM_JUDGED places of its text, by guesses
+# at JUDGED_TOKENS tokens each.
 JUDGED_AFTER, NUM_JUDGED, JUDGED_TOKENS = 16, 8, 3
-# Passes of a plan before a row has been judged, and of the first plan with guesses.
+# Passes of a plan while a row is not judged yet, and of the first plan with guesses.
 FIRST_PASSES = 8
-# Tokens for which a row is left alone when its guesses were not worth it; each time twice as many.
+# Tokens for which a row does not guess after guesses that were not worth it; doubled each time.
 LEFT_ALONE, MOST_ALONE = 64, 1024
 
 
 def tokens_a_pass(tokens: Ints, first: int, asked: Speculation) -> float:
     """How many tokens a pass with a few guesses would have brought at the end of `tokens`, on
-    average; what stands before `first` was not written by the row."""
+    average. The row wrote the tokens from `first` on; those before are its prompt."""
     count = min(asked.num_tokens, JUDGED_TOKENS)
     found = []
     for end in range(len(tokens) - count, first, -count - 1)[:NUM_JUDGED]:
@@ -79,16 +79,16 @@ class DeviceGuesses(Guesses):
         capacity = placements.rows.capacity
         self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
         self._able = np.zeros(capacity, bool)
-        self._awaited = np.zeros(capacity, np.int64)  # the placement whose plan is on its way
-        self._alone = np.zeros(capacity, bool)  # no plan that it is in has guesses
+        self._awaited = np.zeros(capacity, np.int64)  # the placement whose result is awaited
+        self._alone = np.zeros(capacity, bool)  # a plan with this row in it has no guesses
         self._per_pass = np.ones(capacity)  # tokens that a pass with guesses brings it
         self._judge_at = np.zeros(capacity, np.int64)  # the length at which it is judged next
         self._wait = np.zeros(capacity, np.int64)  # tokens until then, after guesses that failed
         self._has_guessed = np.zeros(capacity, bool)
 
     def ready(self, at: Ints) -> Ints:
-        """Those decode rows that can be planned now. Before rows guess, all that they draw must
-        have come home; and what their guesses bring them, before they go on."""
+        """The decode rows that can be planned now. Before rows guess, all tokens that they draw
+        must have arrived, and before they go on, the results of their guesses."""
         rows = self.rows
         at = at[self._awaited[at] != rows.placement[at]]
         if (rows.known[at] != rows.planned[at]).any() and self._is_worth_it(at):
@@ -96,7 +96,7 @@ class DeviceGuesses(Guesses):
         return at
 
     def most_passes(self, at: Ints, most: int) -> int:
-        """Few while rows are new, so that what they write is soon judged."""
+        """Few passes while rows are new, so that their text is judged soon."""
         if not 0 < len(at) <= MOST_ROWS:
             return most
         self._meet(at)
@@ -107,8 +107,8 @@ class DeviceGuesses(Guesses):
     def in_passes(
         self, at: Ints, repeat: int, draft: Draft, *, alone: bool
     ) -> tuple[int, Guessing | None]:
-        """How many passes a plan of these rows has, at most `repeat`, if they guess in them; the
-        rows then get the blocks for what these may bring. Else `repeat` as it is."""
+        """How many passes a plan of these rows has, at most `repeat`, and how it guesses; the rows
+        get the blocks for all that may come. (repeat, None) if the plan does not guess."""
         rows, pool = self.rows, self._placements.pool
         at_home = alone and not draft.prefill and bool((rows.known[at] == rows.planned[at]).all())
         if not at_home or not self._is_worth_it(at):
@@ -141,7 +141,7 @@ class DeviceGuesses(Guesses):
         return Guessing(count, self._asked.shortest, self._asked.longest, tokens, lengths)
 
     def _num_guesses(self, num_rows: int) -> int:
-        """Of each row in a pass: as many as are nearly free, and a few in any case."""
+        """Guesses of each row in a pass: as many as are nearly free, and a few in any case."""
         places = 1 << (num_rows - 1).bit_length()
         count = max(FEW_GUESSES, self._asked.device_lines // places - 1)
         return min(count, MOST_GUESSES, self._asked.num_tokens)
@@ -160,8 +160,8 @@ class DeviceGuesses(Guesses):
             self._judge_at[row] = self.rows.num_prompt[row] + JUDGED_AFTER // 2
 
     def _is_worth_it(self, at: Ints) -> bool:
-        """Whether guesses bring the rows that count enough: where none waits for a row, those
-        that will be left at the end."""
+        """Whether guesses bring enough tokens to the rows that count: where no sequence waits for
+        a row, these are the rows that will be left at the end."""
         rows = self.rows
         few = 0 < len(at) <= MOST_ROWS and not len(self._waiting)
         if not few or not rows.drawn[rows.running].all():
@@ -175,7 +175,7 @@ class DeviceGuesses(Guesses):
         return bool(np.mean(self._per_pass[at][counting]) >= NEEDED)
 
     def _judge(self, at: Ints) -> None:
-        """Look at what rows wrote since they were last judged."""
+        """Estimate from the text of rows that were not judged for a while what guesses bring."""
         rows = self.rows
         for row in at[self._able[at] & (rows.known[at] >= self._judge_at[at])].tolist():
             tokens = rows.known_tokens(row)[-MOST_HISTORY:]
@@ -184,7 +184,7 @@ class DeviceGuesses(Guesses):
             self._judge_at[row] = rows.known[row] + JUDGED_AFTER
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """Set each row that could guess, and is still there, to where it got."""
+        """Set each row that could guess, and is still there, to where its tokens end."""
         if plan.guessing is None:
             return
         rows, counts = self.rows, result.counts
@@ -200,7 +200,8 @@ class DeviceGuesses(Guesses):
                 self._learn(row, int(counts[i]) / int(passes[i]))
 
     def _learn(self, row: int, per_pass: float) -> None:
-        """A row with bad luck is left alone for a while, longer each time."""
+        """Note what guesses brought a row. Where that is too little it does not guess for a while,
+        longer each time."""
         self._per_pass[row], self._has_guessed[row] = per_pass, True
         if per_pass >= NEEDED:
             self._wait[row], pause = 0, JUDGED_AFTER
@@ -216,7 +217,7 @@ def guesses_of(
     speculation: Speculation | None,
     times: PassTimes | None,
 ) -> Guesses:
-    """The device's where it guesses by itself, else the host's, if there are to be any."""
+    """The device's guesses where it guesses by itself, else the host's; neither if none asked."""
     if speculation is None:
         return Guesses(placements, waiting, times)
     kind = DeviceGuesses if speculation.device_lines else HostGuesses

@@ -13,14 +13,14 @@ from quire.step import Assigned, RowStart, Slice
 
 @dataclass(slots=True)
 class Draft:
-    """A StepPlan while it is being made. Of the `budget` of tokens the background may have what
-    is `spare`."""
+    """A StepPlan while it is being made. `spare` tokens of the `budget` may go to background
+    rows."""
 
     budget: int
     spare: int
     starts: list[RowStart] = field(default_factory=list)
-    # Changes of block tables, in order: rows and indices of entries, and the blocks; of those given
-    # as runs, each a row, a first index and how many, entries are made many at a time.
+    # Changes of block tables, in order: rows and indices of entries, and their blocks. Changes that
+    # come as runs (row, first index, count) are turned into entries many at a time.
     entries: list[tuple[Ints, Ints]] = field(default_factory=list)
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     blocks: list[Ints] = field(default_factory=list)

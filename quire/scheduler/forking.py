@@ -12,7 +12,7 @@ from quire.scheduler.waiting import Waiting
 
 
 class Forking:
-    """Gives siblings their rows, or a place in the queue."""
+    """Gives siblings their rows, or puts them in the queue."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Forking:
         return bool(sequence.siblings) and (sequence.tree is None or self._scoring.is_waiting(lead))
 
     def queue(self, lead: int) -> None:
-        """Siblings that find no row queue by themselves."""
+        """Siblings that find no row wait in the queue by themselves."""
         while self.leaves_here(lead):
             self._waiting.add(self._rows.sequence(lead).siblings.pop(0), again=True)
 
@@ -44,20 +44,20 @@ class Forking:
         return self._placements.fork(lead, sibling, self._expected_output(sibling.request), draft)
 
     def fork_all(self, lead: int, draft: Draft) -> list[int]:
-        """Rows for the siblings that leave here; those that find none queue by themselves."""
+        """Rows for the siblings that fork here; those that find none wait in the queue."""
         if not self._rows.sequence(lead).siblings:
             return []
         forked = []
         while self.leaves_here(lead) and self._rows.num_free:
             forked.append(self.fork(lead, draft))
-        # A path waits for rows, if another can leave one; a prompt goes on to draw.
+        # Paths wait here for rows if others may leave one; siblings of a prompt are queued at once.
         if self._rows.sequence(lead).tree is None or len(self._rows.running) == 1:
             self.queue(lead)
         self._count_siblings(lead)
         return forked
 
     def fork_late(self, lead: int, draft: Draft, plan_chunk: Callable[[int, Draft], None]) -> None:
-        """Paths that found no row before, each with its first tokens."""
+        """Give rows to paths that found none before, and plan the first tokens of each."""
         rows, pool = self._rows, self._placements.pool
         while self.leaves_here(lead) and rows.num_free and pool.fits(1) and draft.budget:
             plan_chunk(self.fork(lead, draft), draft)

@@ -2,7 +2,7 @@
 
 Decode attention reads the blocks of a group once for all its members. Each row is in at most
 one group: the rows that share a first block, with as many blocks as all of them share. Only
-layers that see everything do so: those with a window have given such blocks back, or will.
+groups of layers that see everything are grouped: those with a window release such blocks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from quire.request import Ints
 from quire.scheduler.rows import Rows
 from quire.step import PrefixGroup
 
-# Below this a group saves less than it costs to merge two partial results.
+# Smaller groups save less than it costs to merge two partial results.
 LEAST_MEMBERS, LEAST_BLOCKS = 4, 4
-# The same of a row that is a group by itself: tokens.
+# The fewest tokens for a row to be a group by itself.
 LEAST_ALONE = 512
 
 
@@ -48,20 +48,20 @@ def prefix_groups(
 
 
 class PrefixGroups:
-    """The groups of the last decode rows asked about, which are mostly asked about again."""
+    """The groups of the last decode rows asked about; mostly the same rows are asked about next."""
 
     def __init__(self, rows: Rows, pool: BlockPool, *, sought: bool = True) -> None:
-        """Without `sought` there are none."""
+        """Without `sought` no groups are made."""
         self._rows, self._block_size = rows, pool.block_size
         self._num_full = pool.num_full if sought else 0
         self._key = b""
         self._found: tuple[PrefixGroup, ...] = ()
 
     def among(self, at: Ints, *, guess: bool = False) -> tuple[PrefixGroup, ...]:
-        """The groups among the decode rows `at`, as they were when these first ran together.
+        """The groups among the decode rows `at`, as they were when these rows first ran together.
 
-        Beams that move within these rows keep what they had in common, so that stays true.
-        `guess`: each feeds several tokens a pass, and so is a group by itself, too.
+        Beams that move within these rows keep their common blocks, so the groups stay correct.
+        `guess`: each row feeds several tokens a pass, and so is a group by itself, too.
         """
         if not len(at) or not self._num_full:
             return ()

@@ -1,12 +1,12 @@
 """Tokens guessed ahead: what followed when a row's last tokens occurred before.
 
-A pass over few rows costs what reading the weights costs, so that a few positions more are nearly
-free. A row then feeds its last token and, after it, guesses at the next ones; it draws at each of
-these positions and keeps what it drew as far as the guesses were right. Noise belongs to a
+When few rows decode, a pass costs what reading the weights costs, so a few more positions are
+nearly free. A row then feeds its last token and, after it, guesses at the next ones. It draws at
+each of these positions and keeps what it drew as far as the guesses were right. Noise belongs to a
 position, so these are the tokens it would have drawn one by one, greedy or not.
 
-Left out are rows whose next draw depends on the tokens before it by more than logits: penalties,
-bad words, grammars, logits processors; and beams.
+Rows whose next draw depends on earlier tokens by more than the model's logits do not guess:
+those with penalties, bad words, grammars or logits processors, and beams.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ Chances = npt.NDArray[np.float64]
 
 # With more rows than this a pass is bound by arithmetic, and looking for guesses takes its time.
 MOST_ROWS = 32
-# The chance that a token is right, by how many before it agree: measured on answers of the default
-# model, greedy and drawn. A right guess makes one more agree.
+# The chance that a guess is right, by how many tokens before it agree: measured on answers of the
+# default model, greedy and drawn. After a right guess one more token agrees.
 CHANCES = np.array([0.0, 0.1, 0.3, 0.45, 0.55, 0.6, 0.65, 0.8, 0.9])
 MOST_CHANCE = 0.98
-# Right guesses that are expected of a row before its own say more than those of all rows do, and of
-# all rows before those say more than the table.
+# The guesses of a row count from OWN_PRIOR expected ones on more than those of all rows, and those
+# of all rows from COMMON_PRIOR on more than the table.
 OWN_PRIOR, COMMON_PRIOR = 1.0, 4.0
-FADING = 0.99  # of what earlier guesses tell, in each step
-# Chances and times are estimates, and rows that run beside each other have to gain together: a
-# guess must bring so many times what it costs.
+FADING = 0.99  # of the counts of earlier guesses, in each step
+# Chances and times are estimates, and the rows of a pass must gain together: a guess must bring so
+# many times what it costs.
 DEMAND = 1.5
-# When no sequence waits for a row, only those count that will be left at the end: one with fewer
-# tokens to go than this share of the most would only finish earlier beside the others.
+# When no sequence waits for a row, only the rows that will be left at the end count. A row with
+# less than this share of the longest remaining text would only finish before the others.
 LAST = 0.95
 
 
 def look_up(tokens: Ints, shortest: int, longest: int) -> tuple[int, int]:
-    """(where it went on, how many tokens agreed) after the last tokens occurred before.
+    """(where the text went on, how many tokens agreed) after the last tokens occurred before.
 
     As many as possible of the last tokens agree, at most `longest`, and of several such places
-    it is the latest; (0, 0) if fewer than `shortest` agree anywhere.
+    the latest is taken; (0, 0) if fewer than `shortest` agree anywhere.
     [1 2 3 9 2 3 5 1 2 3] -> (3, 3), since [1 2 3] went on with the 9.
     """
     last = len(tokens) - 1
@@ -68,8 +68,8 @@ def look_up(tokens: Ints, shortest: int, longest: int) -> tuple[int, int]:
 
 
 def continuation(tokens: Ints, begin: int, count: int) -> Ints:
-    """`count` tokens as from `begin` on; past the last one they begin there again, because what
-    came twice without a pause is likely to come a third time."""
+    """`count` tokens from `begin` on. After the last token they start at `begin` again, because a
+    text that came twice without a pause is likely to come a third time."""
     return tokens[begin + np.arange(count) % (len(tokens) - begin)]
 
 
@@ -78,9 +78,10 @@ def allot(
 ) -> Ints:
     """How many tokens to guess for each row, so that the pass makes the most tokens a second.
 
-    gains[i][j] is the chance that row i keeps a token more for its guess j; it falls with j.
-    `num_rows` tokens are drawn anyway, of which `num_counting` are of rows that may guess. A guess
-    is worth it while its gain, by what it costs, is well above what the pass makes without it.
+    gains[i][j] is the chance that row i keeps one more token for its guess j; it falls with j.
+    `num_rows` tokens are drawn anyway, `num_counting` of them by rows that may guess. A guess is
+    worth it while its gain per cost is well above that of the pass without it. `line` is (seconds
+    of a pass, seconds of each position).
     """
     fixed, each = line
     every = np.concatenate(gains)
@@ -95,7 +96,7 @@ def allot(
 
 
 def can_guess(sequence: Sequence) -> bool:
-    """Whether what a row draws is a function of its tokens' logits and the position alone."""
+    """Whether a row's draw depends only on the logits and the position."""
     request, params = sequence.request, sequence.request.params
     remembers = params.presence_penalty or params.frequency_penalty or params.bad_words
     return not (
@@ -115,7 +116,7 @@ def _usual(agreed: int, count: int) -> Chances:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A place in a row's own tokens that may tell how it goes on."""
+    """A place in a row's own tokens that may show how it goes on."""
 
     row: int
     tokens: Ints
@@ -125,7 +126,7 @@ class _Found:
 
 
 class Guesses:
-    """Which rows guess, how many tokens, and how right they were: here none does."""
+    """Which rows guess, how many tokens, and how right they were. In this class no row does."""
 
     def __init__(
         self, placements: Placements, waiting: Waiting, times: PassTimes | None = None
@@ -135,11 +136,11 @@ class Guesses:
         self._placements, self._waiting = placements, waiting
 
     def ready(self, at: Ints) -> Ints:
-        """Those decode rows that can be planned now: others wait for the tokens on their way."""
+        """The decode rows that can be planned now: others wait for tokens that are being drawn."""
         return at
 
     def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
-        """Make slices of the decode rows that guess, with blocks for them; the rows that do not."""
+        """Make slices of the decode rows that guess, with blocks for them; returns the others."""
         return decode
 
     def most_passes(self, at: Ints, most: int) -> int:
@@ -149,19 +150,19 @@ class Guesses:
     def in_passes(
         self, at: Ints, repeat: int, draft: Draft, *, alone: bool
     ) -> tuple[int, Guessing | None]:
-        """How many passes it has, at most `repeat`, and how a device guesses in each."""
+        """How many passes the plan has, at most `repeat`, and how a device guesses in each."""
         return repeat, None
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """Set each row that guessed, and is still there, to where it got; its known tokens hold
-        what it keeps of those that it drew."""
+        """Set each row that guessed, and is still there, to where its tokens end; its known tokens
+        include those that it keeps."""
 
     def observe(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """Learn from a pass that took so long."""
+        """Learn from a pass that took `seconds`."""
 
 
 class HostGuesses(Guesses):
-    """Rows guess by what the host finds in their tokens, where measured times say that it pays."""
+    """Rows guess what the host finds in their own tokens, where measured times say it pays."""
 
     def __init__(
         self,
@@ -175,15 +176,15 @@ class HostGuesses(Guesses):
         capacity = placements.rows.capacity
         self._known = np.zeros(capacity, np.int64)  # the placement that the columns are about
         self._able = np.zeros(capacity, bool)
-        self._awaited = np.zeros(capacity, np.int64)  # the placement whose guesses are on their way
+        self._awaited = np.zeros(capacity, np.int64)  # the placement whose guesses are awaited
         self._agreed = np.zeros(capacity, np.int64)  # tokens that agreed before these guesses
-        # Guesses of the row that were right, and how many that was expected of.
+        # How many guesses of the row were right, and how many were expected to be.
         self._right, self._expected = np.zeros(capacity), np.zeros(capacity)
         self._all_right = self._all_expected = 0.0
 
     def ready(self, at: Ints) -> Ints:
-        """How far a row with guesses gets is known when they land; and while few rows run, one that
-        can guess waits for its last token, since guesses come after that."""
+        """A row with guesses waits for their result. And while few rows run, a row that can guess
+        waits for its last token, because guesses are made from it."""
         rows = self.rows
         waits = self._awaited[at] == rows.placement[at]
         if len(at) <= MOST_ROWS:
@@ -222,7 +223,7 @@ class HostGuesses(Guesses):
         self._all_right *= FADING
 
     def _meet(self, at: Ints) -> None:
-        """Look at the rows that are new."""
+        """Set up the columns of rows that hold a new placement."""
         placement = self.rows.placement
         for row in at[self._known[at] != placement[at]].tolist():
             self._known[row] = placement[row]
@@ -230,7 +231,7 @@ class HostGuesses(Guesses):
             self._expected[row] = self._right[row] = 0.0
 
     def _find(self, at: Ints, budget: int, least: float) -> list[_Found]:
-        """What the rows could guess, where that may have at least this chance."""
+        """What the rows could guess, where the guesses may have at least the chance `least`."""
         rows, asked = self.rows, self._speculation
         common = (COMMON_PRIOR + self._all_right) / (COMMON_PRIOR + self._all_expected)
         luck = (OWN_PRIOR * common + self._right[at]) / (OWN_PRIOR + self._expected[at])
@@ -246,7 +247,7 @@ class HostGuesses(Guesses):
         return found
 
     def _plan_slice(self, one: _Found, count: int, draft: Draft) -> bool:
-        """Feed the row's last token and guesses after it, as far as there are blocks."""
+        """Feed the row's last token and guesses after it, as many as there are blocks for."""
         rows, pool, row = self.rows, self._placements.pool, one.row
         start = int(rows.computed[row])
         free = pool.num_free // pool.num_groups

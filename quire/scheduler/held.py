@@ -27,12 +27,12 @@ class HeldRows:
         return len(self._held)
 
     def add(self, held: dict[int, int], rows: Ints, placements: npt.NDArray[np.int64]) -> None:
-        """Of a result: held[i] are the logits of rows[i], in the placement placements[i]."""
+        """From a result: held[i] is the number of the logits of rows[i], in placements[i]."""
         for i, number in held.items():
             self._held[int(rows[i])] = int(placements[i]), number
 
     def release(self) -> Ints:
-        """The rows that can draw now; they are held no more."""
+        """The rows whose logits are ready to draw from; they are no longer held."""
         if not self._held:
             return np.empty(0, np.int32)
         self._forget_the_gone()
@@ -43,14 +43,14 @@ class HeldRows:
         return np.array(ready, np.int32)
 
     def wait(self, seconds: float) -> None:
-        """Until a row can be released, at most so long."""
+        """Wait until a row can be released, for at most `seconds`."""
         self._forget_the_gone()
         for _, number in self._held.values():
             self.handles.held(number).wait(seconds)
             return
 
     def _forget_the_gone(self) -> None:
-        """Rows whose sequence ended or was preempted; the executor forgot theirs as well."""
+        """Drop rows whose sequence ended or was preempted; the executor dropped them as well."""
         gone = [
             row
             for row, (placement, _) in self._held.items()

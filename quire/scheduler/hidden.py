@@ -14,17 +14,17 @@ from quire.step import Floats
 
 
 def hidden_of(request: Request, start: int, end: int) -> HiddenKind | None:
-    """What tokens start .. end of a prompt contribute."""
+    """Which hidden states tokens start .. end of a prompt return; None if they return none."""
     kind = request.hidden
     if kind == "first" and start:
-        kind = "last"  # the first chunk had it; this one only says that it is done
+        kind = "last"  # the first chunk had it; this one only ends the row
     if kind == "last" and end < request.num_prompt:
         return None
     return kind
 
 
 def not_finite(states: Floats) -> InvalidLogits | None:
-    """Why these hidden states mean nothing, if they do."""
+    """The error of hidden states that are not finite, or None."""
     if np.isfinite(states).all():
         return None
     return InvalidLogits(

@@ -1,9 +1,8 @@
 """Which of their new tokens rows keep, and which rows end with them.
 
-Ids and lengths are judged for all rows at once. Over that goes what a grammar says, by the table
-that the device walks, too, where it follows the grammar by itself; and what only Python can judge:
-grammars with a token for each row, together, then stop strings and long lists of stop ids, row by
-row.
+Ids and lengths are judged for all rows at once. Then rows whose grammar the device follows are
+judged by the same table that the device used, and the rest by Python: rows with a grammar and one
+new token together, then rows with stop strings or long lists of stop ids, row by row.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from quire.steps.automata import DEAD, AutomatonRoom
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What rows drew that are still where they were when it was asked of them. Row rows[i], which
+    """New tokens of the rows that still hold the placement they were drawn for. Row rows[i], which
     is line lines[i] of the result, drew the first counts[i] of tokens[i]; it keeps kept[i] of
     these, and where ended[i] it ends with them."""
 
@@ -44,7 +43,7 @@ class Drawn:
     ended: npt.NDArray[np.bool_]
 
     def going_on(self, wanted: npt.NDArray[np.bool_]) -> list[int]:
-        """Of the rows whose column in rows.py is `wanted` those that drew, and do not end."""
+        """The rows with new tokens that do not end, of those whose column `wanted` is true."""
         found: list[int] = self.rows[wanted[self.rows] & ~self.ended & (self.kept > 0)].tolist()
         return found
 
@@ -56,8 +55,8 @@ def judged(
     result: StepResult,
     accept_all: AcceptAll,
 ) -> Drawn:
-    """What the rows `at` drew, which are these lines of a result. The finish reasons of those that
-    end are set where more than ids and lengths decides."""
+    """What the rows `at` drew, which are these lines of a result. Sets the finish reason of rows
+    that end by more than ids and lengths."""
     tokens, counts = result.tokens[lines], result.counts[lines]
     drawn = Drawn(lines, at, tokens, counts, *num_kept(rows, at, tokens, counts))
     walking = np.flatnonzero(rows.automaton[at])
@@ -66,7 +65,7 @@ def judged(
             rows, rows.automata, at[walking], tokens[walking], counts[walking]
         )
     visited = np.flatnonzero(rows.visited[at])
-    # What ids or the length may end is judged alone: that the grammar is complete, there counts.
+    # A row that an id or the length may end is judged by itself, as a complete grammar matters.
     ahead = rows.follows[at[visited]] & (counts[visited] > 1)
     together = rows.follows[at[visited]] & (counts[visited] == 1) & ~drawn.ended[visited]
     _judge_together(rows, drawn, visited[together], accept_all)
@@ -78,7 +77,7 @@ def judged(
 def _judge_together(
     rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64], accept_all: AcceptAll
 ) -> None:
-    """Those that drew one token each, and follow grammars."""
+    """Judge rows that drew one token each and follow grammars, in one call."""
     if not len(some):
         return
     sequences = [rows.sequence(row) for row in drawn.rows[some].tolist()]
@@ -87,7 +86,7 @@ def _judge_together(
 
 
 def _judge_ahead(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
-    """Those that went on without their masks."""
+    """Judge rows that drew several tokens, the first with a mask and the others without."""
     at = drawn.rows[some]
     written, spells = (rows.known - rows.num_prompt)[at], rows.jumps[at] != Jump.NEVER
     for i, row, before, one in zip(*(a.tolist() for a in (some, at, written, spells)), strict=True):
@@ -108,14 +107,14 @@ def _judge_each(rows: Rows, drawn: Drawn, some: npt.NDArray[np.int64]) -> None:
         drawn.ended[i] = sequence.finish_reason is not None
 
 
-# A row whose grammar the device follows by itself is planned as one without a grammar: it needs no
-# mask, and draws as many tokens as the others do before the host sees one. Its guide stands where
-# it began; the state it has come to is a number.
+# A row whose grammar the device follows by itself is planned like one without a grammar: it needs
+# no mask, and draws as many tokens as others before the host sees one. Its guide stays where the
+# placement began; how far the row has come is the number `state`.
 def judge_walks(
     rows: Rows, room: AutomatonRoom, at: Ints, tokens: Ints, counts: Ints
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """How many of their new tokens these rows keep, and which of them end there, as `judge` of
-    stopping.py says it of one; the finish reasons of those are set. tokens [rows, K]."""
+    """How many of their new tokens these rows keep, and which of them end there, by the rule of
+    `judge` in stopping.py; sets the finish reasons of those. tokens [rows, K]."""
     states, kept, ended = rows.state[at], counts.copy(), np.zeros(len(at), np.bool_)
     going = np.arange(len(at))
     for k in range(int(counts.max(initial=0))):

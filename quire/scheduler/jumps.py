@@ -1,8 +1,8 @@
-"""Tokens that grammars force: a row is given them without drawing, where that saves time.
+"""Tokens that a grammar forces: a row gets them without drawing, where that saves time.
 
-What it is given is a slice of the next plan. On a CPU a slice is a few more lines of the one pass;
-on a GPU it is a pass of its own beside the captured step. So there it must be worth it for all rows
-together; else the row owes these tokens, and its masks allow nothing else until it has drawn them.
+Forced tokens are a slice of the next plan. On a CPU a slice is a few more lines of the one pass. On
+a GPU it is a pass of its own beside the captured step, so it must pay for all rows together.
+Otherwise the row owes these tokens: its masks allow nothing else until it has drawn them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ WORTH = 2
 
 
 class Jumps:
-    """Gives rows what their grammars force, or has them owe it: the same tokens either way, which
-    spelled anew from the middle of a forced text might be others."""
+    """Appends what grammars force to rows, or makes them owe it. Both give the same tokens; found
+    anew in the middle of a forced text, it might be split into other tokens."""
 
     def __init__(self, placements: Placements) -> None:
         self._placements, self._rows = placements, placements.rows
 
     def take(self, drawn: Drawn) -> None:
-        """Append to rows that go on what must come next, and mark those that end with it."""
+        """Append forced tokens to rows that go on, and mark the rows that end with them."""
         wants = self._rows.jumps
         for row in drawn.going_on(wants == Jump.ALWAYS):
             self._append(drawn, row, self._forced(row))
@@ -43,7 +43,7 @@ class Jumps:
                 self._owe(self._rows.sequence(row), tokens)
 
     def _forced(self, row: int) -> list[int] | QuireError:
-        """What a row must write next. It is found out behind a token that was free."""
+        """The tokens a row must write next. They are found once, after a token that was free."""
         sequence = self._rows.sequence(row)
         if sequence.guide is None:
             return []

@@ -1,8 +1,8 @@
-"""Two lanes: those who wait for an answer now, and the background, which yields and fills the gaps.
+"""Two lanes: the foreground, whose answers are waited for, and the background, which yields to it.
 
-While a reader waits for a first token the passes are for prompts of the foreground alone. While
-answers are read, background rows join a pass as far as it does not take twice as long for them. The
-background still gets one pass in ten, and a tenth of the rows.
+While a first token of the foreground is awaited, passes are for foreground prompts alone. While
+foreground answers are written, background rows join a pass as long as that takes less than twice
+the time. The background still gets one pass in ten, and a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.waiting import TURNS, Waiting
 from quire.step import StepPlan
 
-LONGEST_PASS = 0.25  # seconds of a pass of the background, where others may come at any time
-QUIET_SECONDS, QUIET_PASS = 60.0, 0.5  # after so long without anyone passes may be so long
-SHORT_PASS = 0.4  # of what a first token takes: a pass that a newcomer may have to wait for
+LONGEST_PASS = 0.25  # seconds of a pass of the background while others may come at any time
+QUIET_SECONDS, QUIET_PASS = 60.0, 0.5  # after so long without a request passes may be this long
+SHORT_PASS = 0.4  # of the time to a first token: a pass that a new request may wait for
 HURRY_SECONDS = 10.0  # after a request came, others are likely to follow: plans stay short
 MOST_STRETCH = 2.0  # times what a pass takes without background rows
-LEAST_PASS = 256  # tokens of any pass where no request waits
+LEAST_PASS = 256  # tokens that any pass may have where no request waits
 MEMORY = 8  # passes; older ones fade
 LEAST_SPARE = 16  # tokens of a background prompt in a hurried pass
-# Background rows that begin in one pass: each takes the host some tenths of a millisecond, and
-# whoever comes meanwhile waits for all of them.
+# Background rows that begin in one pass: each takes the host some tenths of a millisecond, and a
+# request that comes meanwhile waits for all of them.
 MOST_BEGUN, MOST_BEGUN_IN_A_HURRY = 64, 8
 
 
@@ -37,11 +37,11 @@ class Lanes:
         self._times = PassTimes()
         self._hurry_until = 0.0
         self._quiet_from = 0.0
-        self._token_seconds = 0.0  # what a token of a large pass takes, fading; 0: none was seen
-        self.is_serving = False  # others may come at any time
+        self._token_seconds = 0.0  # of a token of a large pass, fading; 0: none was seen
+        self.is_serving = False  # requests may come at any time
         self._first_token = 0.0  # seconds of a pass over a foreground prompt, fading
-        self._has_prompt: deque[bool] = deque()  # of each plan on its way: of the foreground
-        self._num_alone = 0  # passes in a row without the background, which had work to do
+        self._has_prompt: deque[bool] = deque()  # of each sent plan: a foreground prompt is in it
+        self._num_alone = 0  # passes in a row without the background, though it had work
 
     def attend(self) -> None:
         """A request came whose answer is waited for."""
@@ -93,8 +93,8 @@ class Lanes:
         return min(budget, max(decoding, short) + LEAST_SPARE)
 
     def longest_pass(self, budget: int) -> int:
-        """Tokens of a pass that others may have to wait for. What a token takes is known best from
-        large passes; `each` is what it takes in small ones."""
+        """Tokens of a pass that others may have to wait for. The time per token is taken from
+        large passes where some ran; `each`, from small passes, is less exact."""
         _, each = self._times.line()
         if not self.is_serving or not (self._token_seconds or self._times.is_known):
             return budget
@@ -102,7 +102,7 @@ class Lanes:
         return min(budget, max(int(seconds / (self._token_seconds or each)), LEAST_PASS))
 
     def within(self, at: Ints, spare: int) -> tuple[Ints, int]:
-        """Those of the decode rows `at` that join the pass, and what is left of `spare`."""
+        """The decode rows of `at` that join the pass, and what is left of `spare`."""
         background = self._rows.background[at]
         count = int(background.sum())
         if count <= spare:
@@ -111,7 +111,7 @@ class Lanes:
         return at[chosen], 0
 
     def sent(self, plan: StepPlan) -> None:
-        """A plan is made: whether the background has part in it."""
+        """A plan is made: note whether the background, and a foreground prompt, is in it."""
         rows = self._rows
         has_part = rows.background[plan.decode.rows].any() or any(
             rows.background[one.row] for one in plan.prefill
@@ -121,7 +121,7 @@ class Lanes:
         self._num_alone = self._num_alone + 1 if is_left and not has_part else 0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """A pass took so long. Plans come back in the order in which they were sent."""
+        """A plan took `seconds`. Results come back in the order in which plans were sent."""
         if self._has_prompt and self._has_prompt.popleft():
             before = self._first_token or seconds
             self._first_token = before + (seconds - before) / MEMORY
@@ -130,5 +130,5 @@ class Lanes:
             before = self._token_seconds or token
             self._token_seconds = before + (token - before) / MEMORY
         elif plan.repeat == 1 and all(one.num_guessed for one in plan.prefill):
-            # Positions that draw: one of a prompt costs less, and more rows would be let in.
+            # Only positions that draw: those of prompts cost less, and would let in too many rows.
             self._times.observe(plan.num_tokens, seconds)

@@ -19,9 +19,9 @@ class Limits:
     prefix_groups: bool = True
     speculation: Speculation | None = None
     pacing: Pacing = Pacing()
-    shelf_rows: int = 0  # of encoded media that are kept; one item may be larger
+    shelf_rows: int = 0  # of encoded media that are kept; a single item may be larger
     max_adapters: int = 1  # LoRA adapters that run at once
-    overlap: bool = False  # a plan may be made while another one is on its way
+    overlap: bool = False  # a plan may be made while the result of another is awaited
 
     @staticmethod
     def in_engine(config: EngineConfig, shelf_rows: int = 0) -> Limits:

@@ -1,12 +1,13 @@
 """Media in plans: which items are encoded, which stay, and which rows of theirs a slice takes.
 
-The executor keeps encoded items on a shelf; here is counted what lies there, in rows of encoders.
-An item is encoded whole and once, in the plan whose slice first enters its span, and stays while a
-row is inside a span of it; then it may be forgotten, the longest unused first. A slice ends before
-a span whose item finds no room in this plan. So there is always a way on: a row inside a span
-needs nothing more, and where none is, one item fits however large it is.
+The executor keeps encoded items on a shelf. This module counts what lies there, in rows of encoder
+output. An item is encoded whole and once, in the plan whose slice first enters its span, and stays
+while a row is inside a span of it. After that it may be dropped, the longest unused first. A slice
+ends before a span whose item finds no room in this plan. Some slice can always go on: a row inside
+a span has its item already, and if no row is inside one, any item fits, however large.
 
-An item that a row hears stays for as long as the row runs, and no row begins before there is room.
+An item of audio that all tokens of a row attend to (`heard`) stays as long as the row runs, and no
+row begins before there is room for its item.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from quire.request import Ints, MediaItem, Request, Span
 from quire.scheduler.rows import Rows
 from quire.step import Encode, MediaPart
 
-# Of a slice: its parts of media, coordinates, and which of its tokens see each other.
+# Of a slice: its parts of media, its coordinates, and the runs of tokens that see each other.
 Shown = tuple[tuple[MediaPart, ...], Ints | None, Ints | None]
 _NOTHING: Shown = ((), None, None)
 
 
 class MediaPlans:
-    """What the executor's shelf holds, and what the plan that is being made changes there."""
+    """What the executor's shelf holds, and how the plan that is being made changes it."""
 
     def __init__(self, rows: Rows, shelf_rows: int, most_encoded: int) -> None:
-        """The shelf has room for `shelf_rows`, and a plan encodes `most_encoded` rows, or one
-        item."""
+        """The shelf has room for `shelf_rows` rows; a plan encodes at most `most_encoded` rows, or
+        one larger item."""
         self._rows, self._shelf_rows, self._most_encoded = rows, shelf_rows, most_encoded
         self._held: OrderedDict[int, int] = OrderedDict()  # rows of each serial, oldest use first
         self._num_held = 0
-        self._kept: set[int] = set()  # serials that must stay for this plan
+        self._kept: set[int] = set()  # serials that must stay on the shelf for this plan
         self._encode: list[Encode] = []
         self._forgotten: list[int] = []
-        self._some_hear = False  # rows, so far
+        self._some_hear = False  # a row with a `heard` item was planned so far
         self.num_encoded = 0  # items, in all plans
 
     def begin(self) -> None:
-        """A plan is begun: rows inside a span, or that hear an item, keep it."""
+        """A plan is begun: keep the items of rows inside a span, and those that rows hear."""
         self._kept.clear()
         if not self._held:
             return
@@ -56,8 +57,8 @@ class MediaPlans:
                     self._kept.add(span.item.serial)
 
     def reach(self, request: Request, start: int, end: int) -> int:
-        """How far a slice from `start` to `end` gets; what it needs is on the shelf or encoded.
-        Raises whatever a medium that has to be prepared again does."""
+        """How far a slice from `start` to `end` can go; the items up to there are on the shelf or
+        in this plan. Raises the error of preparing an item again."""
         if request.heard is not None:
             self._some_hear = True
             return end if self._find(request.heard) else start
@@ -70,7 +71,7 @@ class MediaPlans:
         return end
 
     def can_begin(self, request: Request, start: int, budget: int) -> bool:
-        """Whether a slice from `start` on gets anywhere, of at most `budget` tokens."""
+        """Whether a slice from `start` on, of at most `budget` tokens, can compute any token."""
         if request.heard is not None:
             return request.heard.serial in self._held or self._has_room(request.heard)
         for span in _entered(request, start, start + 1):
@@ -81,7 +82,7 @@ class MediaPlans:
         return True
 
     def shown(self, request: Request, start: int, end: int) -> Shown:
-        """What a slice from `start` to `end` has of its request's media."""
+        """The parts of its request's media that a slice from `start` to `end` takes."""
         if not request.media:
             return _NOTHING
         parts = []
@@ -99,7 +100,7 @@ class MediaPlans:
         return tuple(parts), coordinates, _two_way(request, start, end)
 
     def take(self) -> tuple[Ints, tuple[Encode, ...]]:
-        """What the plan forgets, and what it encodes."""
+        """The serials that the plan drops from the shelf, and the items it encodes."""
         forgotten, encode = np.array(self._forgotten, np.int32), tuple(self._encode)
         self._encode, self._forgotten = [], []
         self.num_encoded += len(encode)
@@ -114,13 +115,13 @@ class MediaPlans:
         self._num_held -= self._held.pop(serial, 0)
 
     def clear(self) -> None:
-        """Nothing on the shelf is of use any more."""
+        """Drop everything from the shelf with the next plan."""
         self._forgotten += self._held
         self._held.clear()
         self._num_held = 0
 
     def _find(self, item: MediaItem) -> bool:
-        """Have the item on the shelf for this plan, if there is room for it."""
+        """Put the item on the shelf for this plan, or keep it there; False without room."""
         if item.serial not in self._held:
             if not self._has_room(item):
                 return False
@@ -150,8 +151,8 @@ class MediaPlans:
 
 
 def _uncut(span: Span, start: int, end: int) -> int:
-    """Where a slice that was to end at `end` ends, so that it cuts no tokens that see each other:
-    all of them are computed in one pass. At `start` where it gets nowhere."""
+    """`end`, or the place before it where a slice must end so as not to cut a run of tokens that
+    see each other, since a run is computed in one pass. `start` if the slice would be empty."""
     if span.two_way:
         for first, last in span.runs.tolist():
             if first < end < last:

@@ -1,4 +1,4 @@
-"""Which rows go token by token: how they draw the next one is known only when the last is."""
+"""Which rows go token by token, because each draw depends on the token before."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from quire.scheduler.sequence import Sequence
 from quire.steps.automata import NO_TOKEN, WalkableGrammar
 from quire.steps.row_schema import STOP_COLUMNS
 
-MANY_LOGPROBS = 256  # of a position; those of one step are enough to send home at a time
+MANY_LOGPROBS = 256  # of a position; more are sent to the host for one step at a time only
 
 
 class Jump(IntEnum):
-    """Whether a row is given what its grammar forces, instead of drawing it."""
+    """Whether a row gets the tokens that its grammar forces without drawing them."""
 
     NEVER = 0
     ALWAYS = 1
-    IF_WORTH = 2  # drawn, it would be the same tokens
+    IF_WORTH = 2  # only where that saves time; drawn, they would be the same tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """What the host draws for in this engine, whatever a request asks for: rows that want logprobs,
-    if these are of processed logits, or all rows, if logits processors see all of them. Where
-    `goes_back`, a row's last tokens can be taken back, so that it may try ahead. Where slices are
-    `apart`, a pass of their own, tokens that are given to rows without drawing must be worth it."""
+    """For which rows the host takes part in every draw, whatever the request asks for: `logprobs`,
+    rows that want logprobs (these are of processed logits); `every_row`, as logits processors see
+    all rows. `goes_back`: a row's last tokens can be taken back, so it may try ahead. `apart`:
+    slices are a pass of their own, so forced tokens are given as slices only where that pays."""
 
     logprobs: bool = False
     every_row: bool = False
@@ -46,33 +46,33 @@ class Pacing:
         )
 
     def of(self, sequence: Sequence) -> bool:
-        """Whether the host has a hand in each draw, a mask aside: by choosing among a beam's
-        candidates, by processors, or because no device row holds what the draw depends on."""
+        """Whether the host takes part in each draw other than by a mask: by choosing among a beam's
+        candidates, by processors, or because no device column holds what the draw depends on."""
         return self.every_row or sequence.group is not None or self._edits(sequence)
 
     def may_try(self, sequence: Sequence) -> bool:
-        """Whether what the host does for a row is to edit its logits, of this row alone, so that
-        the device can try without."""
+        """Whether the host only edits the logits of this one row, so that the device can draw
+        ahead without the edits (trials.py)."""
         chosen = self.every_row or sequence.group is not None or sequence.guide is not None
         return self.goes_back and not chosen and self._edits(sequence)
 
     def may_go_ahead(self, sequence: Sequence) -> bool:
-        """Whether a row that draws by masks may go on without them (ahead.py): what it draws so is
-        what it would draw by them, if they allow it, and can be taken back on the device."""
+        """Whether a row that draws with masks may go on without them (ahead.py): if its draws are
+        allowed they are what it would draw with masks, and the device can take tokens back."""
         params = sequence.request.params
         phrases = any(len(word) > 1 for word in params._bad_words_token_ids or ())
         remembers = penalises(params) or phrases or sequence.thoughts is not None
         return self.apart and self.goes_back and not remembers
 
     def jump(self, sequence: Sequence) -> Jump:
-        """Whether a row with a grammar that masks follow is given the tokens that it forces. These
-        come whatever else the row asks for, so one that might forbid them does not draw them."""
+        """Whether a row that follows a grammar by masks is given the tokens that it forces. These
+        come whatever else the row asks for, so a row that might forbid them does not draw them."""
         if sequence.guide is None or not sequence.guide.may_force:
             return Jump.NEVER
         return Jump.IF_WORTH if self.apart and not _may_forbid(sequence.request) else Jump.ALWAYS
 
     def _edits(self, sequence: Sequence) -> bool:
-        """Whether the sampler draws for a row, by what the request asks for."""
+        """Whether the sampler draws for a row, because of what its request asks for."""
         request, params = sequence.request, sequence.request.params
         words, (_, not_first) = params._bad_words_token_ids or (), params._suppressed_token_ids
         return (
@@ -83,9 +83,9 @@ class Pacing:
 
 
 def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
-    """The sequence's grammar, if a device can follow it by itself and has room for what the row
-    asks for besides, however full it is. A token that the grammar forces may be forbidden by
-    nothing else: the host gives it to a row without drawing it."""
+    """The sequence's grammar, if a device can follow it by itself and its columns can hold what the
+    row asks for besides (whether there is room is asked later). A token that the grammar forces may
+    be forbidden by nothing else: the host gives it to a row without drawing it."""
     guide, request = sequence.guide, sequence.request
     is_judged = sequence.watch is not None or request.params.detects_repetition  # by its text
     if guide is None or is_judged:
@@ -111,6 +111,6 @@ def _may_forbid(request: Request) -> bool:
 
 
 def brings_much(params: SamplingParams) -> bool:
-    """Whether a token brings more logprobs home than several should at once."""
+    """Whether each token of a row sends very many logprobs to the host."""
     num_logprobs = params.num_logprobs or 0
     return num_logprobs < 0 or num_logprobs > MANY_LOGPROBS

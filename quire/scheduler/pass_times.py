@@ -1,15 +1,15 @@
-"""How long a pass takes that computes few positions: a straight line, learned from the passes that
-ran, of which the last ones count most. What a position more costs decides whether to guess."""
+"""How long a pass over few positions takes: a straight line, fitted to the passes that ran, the
+last ones most. The cost of one more position decides whether to guess."""
 
 from __future__ import annotations
 
 MEMORY = 64  # passes; older ones fade
-MOST_POSITIONS = 128  # beyond, a pass is bound by other things, and the line would bend
-# Until passes of different sizes ran: the share of a pass that one position more costs.
+MOST_POSITIONS = 128  # larger passes are limited by other things, and would bend the line
+# Until passes of different sizes ran: the share of a pass that one more position costs.
 ASSUMED = 0.03
-# That share counts as much as passes whose positions vary by so much (as a variance).
+# That share counts as much as passes whose number of positions has this variance.
 ASSUMED_VARIANCE = 0.5
-# A pass this many times slower than expected was disturbed from outside, and counts as this.
+# A pass this many times slower than expected was disturbed from outside, and counts as that slow.
 DISTURBED = 2.0
 
 
@@ -27,7 +27,7 @@ class PassTimes:
         return self._count > 0
 
     def observe(self, positions: int, seconds: float) -> None:
-        """A pass over so many positions, each of which drew a token, took so long."""
+        """A pass over `positions` positions, each of which drew a token, took `seconds`."""
         if not 0 < positions <= MOST_POSITIONS or seconds <= 0:
             return
         if self._count >= 3:
@@ -42,7 +42,7 @@ class PassTimes:
         self._covariance = (1 - share) * (self._covariance + share * apart * later)
 
     def line(self) -> tuple[float, float]:
-        """(seconds of a pass, seconds of each position in it); any unit before one was seen."""
+        """(seconds of a pass, seconds of each position); in no known unit before any pass ran."""
         mean = self._seconds or 1.0
         assumed = ASSUMED * mean
         each = (self._covariance + ASSUMED_VARIANCE * assumed) / (self._variance + ASSUMED_VARIANCE)

@@ -1,12 +1,12 @@
-"""Sequences in rows, rows over blocks: what begins, grows, forks and ends a placement.
+"""Sequences in rows, and rows over blocks: how a placement begins, grows, forks and ends.
 
 A block with more than one holder is never written. Forked sequences share every block of
 their common past, the partly filled last one too; the first to write into it takes a fresh
 block, and the plan carries the copy. The last holder writes in place.
 
-A group of layers with a window never reads what lies behind it again. Those blocks are given back
-once every token that still sees them was computed and is known, so that a row which is preempted,
-or whose guesses were wrong, finds all it needs to go on.
+A group of layers with a window never reads blocks behind it again. Those blocks are given back
+when every token that still sees them was computed and is known, so that a row that is preempted,
+or whose guesses were wrong, still has all blocks it needs to go on.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from quire.scheduler.row_starts import RowStarts
 from quire.scheduler.rows import NOT_STALE, Rows, counted_out
 from quire.scheduler.sequence import Sequence
 
-ALL_PUBLISHED = np.iinfo(np.int32).max  # of blocks, so that none is published any more
+ALL_PUBLISHED = np.iinfo(np.int32).max  # as `num_published`: none is published any more
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:
-    """A beam that made way for another: what it had in its row. Its blocks [groups, count] are
-    held, where they are not -1."""
+    """What a beam that left its row for another beam had there. Its blocks [groups, count] stay
+    held, except where they are -1."""
 
     output_ids: Ints
     blocks: Ints
@@ -44,7 +44,7 @@ class Placements:
 
     def __init__(self, pool: BlockPool, rows: Rows) -> None:
         self.pool, self.rows = pool, rows
-        self.ended: list[int] = []  # rows left since the last plan
+        self.ended: list[int] = []  # rows that ended since the last plan
         self._row_starts = RowStarts(rows)
 
     def begin(self, sequence: Sequence, cached: Cached, expected: float, draft: Draft) -> int:
@@ -55,7 +55,7 @@ class Placements:
         return row
 
     def share_prefix(self, row: int, cached: Cached, draft: Draft) -> None:
-        """Lay published blocks under a row that has none, as the beginning of its tokens."""
+        """Make published blocks the beginning of the tables of a row that has none."""
         rows = self.rows
         self._share(row, cached.blocks, draft)
         rows.num_published[row] = len(cached)
@@ -63,8 +63,8 @@ class Placements:
             rows.pasts[row] = cached.past
 
     def lay_private(self, row: int, blocks: Ints, draft: Draft) -> None:
-        """The same with blocks of another row, which need not be published; the row then
-        publishes nothing, not knowing what its blocks would come after."""
+        """Do the same with blocks of another row, which need not be published. The row then
+        publishes nothing, because it does not know the serial before its first own block."""
         self._share(row, blocks, draft)
         self.rows.num_published[row] = ALL_PUBLISHED
 
@@ -90,9 +90,9 @@ class Placements:
         return row
 
     def copy_from(self, row: int, parent: int) -> None:
-        """Let the row go on from where `parent` stands, over the same blocks; its own go back.
+        """Let the row go on where `parent` is, over the same blocks; its own are released.
 
-        The device hears of its table when it is next fed (`resend_table`).
+        The device gets its new table when the row is next fed (`resend_table`).
         """
         rows = self.rows
         old, new = rows.block_ids(row).copy(), rows.block_ids(parent).copy()
@@ -111,21 +111,21 @@ class Placements:
         rows.forked[row] = rows.forked[parent] = True
 
     def vacate(self, row: int) -> None:
-        """Give the row's blocks back, and park it."""
+        """Release the row's blocks, and park it."""
         rows = self.rows
         if rows.planned[row]:
             self.pool.release(rows.block_ids(row).copy())
             self._clear(row)
 
     def _clear(self, row: int) -> None:
-        """Take the row's blocks off it, and park it; who holds them is another matter."""
+        """Empty the row's tables and park it; who holds the blocks does not change."""
         self.rows.clear_blocks(row)
         self.rows.stale[row] = 0
         self.rows.park(row)
 
     def as_saved(self, row: int) -> SavedRow:
-        """What a beam in this row would keep off it. Its blocks get no new holder here, but may
-        get one: so they count as shared from now on."""
+        """What a beam in this row would save. The blocks get no new holder here, but may get one
+        later, so the row's last block counts as shared from now on."""
         rows = self.rows
         rows.forked[row] = True
         return SavedRow(
@@ -144,8 +144,8 @@ class Placements:
         return saved
 
     def restore(self, row: int, saved: SavedRow) -> None:
-        """Let a parked row go on as a saved beam. The device keeps the row, and hears of its table
-        and its last token when it is next fed."""
+        """Let a parked row go on as a saved beam. The device keeps the row, and gets its table and
+        its last token when the row is next fed."""
         rows = self.rows
         self._lay(row, saved.blocks)
         rows.num_shared[row] = saved.blocks.shape[1]
@@ -154,7 +154,7 @@ class Placements:
         rows.unpark_as(row, saved.output_ids, saved.num_computed)
 
     def resend_table(self, at: Ints, draft: Draft) -> None:
-        """Tell the device the tables of decode rows that follow others since they were fed."""
+        """Send the device the tables of decode rows that changed since the rows were fed."""
         rows = self.rows
         for row in at[rows.stale[at] < rows.num_blocks[at]].tolist():
             first = int(rows.stale[row])
@@ -168,14 +168,14 @@ class Placements:
         return row
 
     def force(self, row: int, tokens: list[int]) -> None:
-        """Give the row tokens that were not drawn; the device gets them when they are computed."""
+        """Give the row tokens that were not drawn; the device gets them in the slice for them."""
         self.rows.append_forced(row, tokens)
         if not self.rows.renewed[row]:
             self.rows.renewed[row] = True
             self.ended.append(row)
 
     def restart(self, row: int, draft: Draft) -> None:
-        """Start the row again on the device, where it ended, with its tokens and blocks."""
+        """Start the row again on the device, which ended it, with its tokens and blocks."""
         self.rows.renewed[row] = False
         draft.starts.append(self._row_starts.of(row, self.rows.sequence(row)))
         draft.assign(row, 0, self.rows.block_ids(row).copy())
@@ -185,15 +185,15 @@ class Placements:
             draft.assign(row, self._lay(row, blocks), blocks)
 
     def _lay(self, row: int, blocks: Ints) -> int:
-        """Put blocks [groups, count] at the end of a row's tables, which may begin with blocks
-        that were given back. Their first place."""
+        """Put blocks [groups, count] at the end of a row's tables; the first of them may be -1, for
+        blocks that were given back. Returns the place of the first."""
         first = self.rows.append_blocks(row, blocks)
         if self.pool.windowed and not first:
             self.rows.given_back[:, row] = (blocks < 0).sum(axis=1)
         return first
 
     def grow_to(self, row: int, num_tokens: int, draft: Draft) -> None:
-        """Blocks for the first `num_tokens` tokens of one row."""
+        """Take blocks so that the row has those of its first `num_tokens` tokens."""
         need = -(-num_tokens // self.pool.block_size) - int(self.rows.num_blocks[row])
         if need > 0:
             self._append(row, self.pool.take_columns(need), draft)
@@ -226,7 +226,7 @@ class Placements:
         rows = self.rows
         index = rows.computed[at] // self.pool.block_size
         inside = rows.forked[at] & (index < rows.num_blocks[at])
-        # All groups share what they write into alike, so one tells.
+        # All groups share the block that is written into alike, so one group shows it.
         tails = rows.blocks[0, at, np.where(inside, index, 0)]
         shared: npt.NDArray[np.bool_] = inside & (self.pool.holders[tails] > 1)
         return shared
@@ -241,9 +241,9 @@ class Placements:
         return int(inside and self.pool.holders[rows.blocks[0, row, index]] > 1)
 
     def copy_tail(self, row: int, draft: Draft) -> None:
-        """Give the row blocks of its own for those it is about to write into.
+        """Replace the shared blocks that the row is about to write into by copies of its own.
 
-        Asked again here: once the other holders have their copies, the last one needs none.
+        Asked again here: when the other holders have copies, the last holder needs none.
         """
         rows = self.rows
         index = int(rows.computed[row]) // self.pool.block_size
@@ -268,11 +268,11 @@ class Placements:
         rows.num_published[row] = last
 
     def end(self, row: int) -> Sequence:
-        """Take the sequence out of its row: tokens home, whole blocks published, all released."""
+        """Take the sequence out of its row: keep its tokens, publish whole blocks, release all."""
         return self.end_all([row])[0]
 
     def end_all(self, some: list[int]) -> list[Sequence]:
-        """The same of several rows, in this order."""
+        """Do the same with several rows, in this order."""
         sequences, blocks = [self._bring_home(row) for row in some], []
         for row in some:
             blocks.append(self.rows.block_ids(row).copy())
@@ -283,12 +283,12 @@ class Placements:
         return sequences
 
     def _bring_home(self, row: int) -> Sequence:
-        """The sequence of a row, with its tokens; its whole blocks can be found by others."""
+        """The sequence of a row, with its tokens; its whole blocks are published."""
         rows = self.rows
         sequence = rows.sequence(row)
         sequence.output_ids = rows.output_ids(row)
-        # A stop id freezes a row on the device: a plan in flight that should feed the last token
-        # drawn then does not, and what it drew before counts alone.
+        # A stop id freezes a row on the device. A plan in flight that was to feed the last token
+        # then does not, so only the tokens before it are certainly computed.
         num_known = int(rows.known[row])
         fed = num_known - 1 if num_known > rows.num_prompt[row] else num_known
         num_computed = min(fed, int(rows.computed[row]))

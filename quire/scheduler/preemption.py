@@ -1,7 +1,7 @@
-"""Who gives up its row and blocks when the pool runs out: never the first admitted.
+"""Which sequence gives up its row and blocks when the pool is full: never the first admitted.
 
-A preempted sequence queues again with its tokens, and finds its whole blocks in the cache. One
-that is aborted does not come back.
+A preempted sequence queues again with its tokens, and finds its whole blocks in the cache. An
+aborted one does not come back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from quire.scheduler.reports import Reports
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 
-MOST_PREEMPTIONS = 3  # after so many, a sequence is left in peace while others run
+MOST_PREEMPTIONS = 3  # after so many, a sequence is preempted only if all others had as many
 
 
 def does_not_fit(pool: BlockPool, num_tokens: int, width: int = 1) -> DoesNotFit:
-    """The error of a row, or of a search with so many beams, that the whole pool cannot hold."""
+    """The error of a row, or of a search of `width` beams, that the whole pool cannot hold."""
     most = max(num_tokens, pool.num_blocks * pool.block_size)
     capacity = most_tokens(pool.windows, pool.block_size, pool.num_blocks, most)
     who = f"each of {width} beams has" if width > 1 else "this row has"
@@ -69,11 +69,11 @@ class Preemption:
             had_enough = victim.num_preemptions >= MOST_PREEMPTIONS
             return (not victim.request.background, had_enough, -victim.request.priority, -place)
 
-        # Never the first admitted: one must get to the end.
+        # Never the first admitted, so that at least one gets to its end.
         self._preempt(running[min(range(1, len(running)), key=reluctance)])
 
     def make_way(self, lanes: Lanes, admission: Admission, budget: int) -> None:
-        """Rows and blocks for who waits in the foreground, from the background's."""
+        """Take rows and blocks from the background for sequences waiting in the foreground."""
         first = self._waiting.first_in_foreground
         while first is not None and lanes.can_yield:
             if admission.takes(first, self._waiting.num_foreground, budget):
@@ -81,7 +81,7 @@ class Preemption:
             self._preempt_background()
 
     def _preempt_background(self) -> None:
-        """Preempt what came last of the background, where any of it runs."""
+        """Preempt the background sequence that was admitted last, if any runs."""
         rows = self._placements.rows
         for row in reversed(self._first_rows()):
             if rows.background[row]:
@@ -95,7 +95,7 @@ class Preemption:
         self._waiting.add(victim, again=True)
 
     def abort(self, sequences: Many[Sequence]) -> None:
-        """End these wherever they are, and with one path of a tree all of them."""
+        """End these sequences wherever they are, and with one path of a tree all its paths."""
         rows = self._placements.rows
         gone = {id(s) for s in sequences}
         trees = {id(s.tree) for s in sequences if s.tree is not None}
@@ -103,7 +103,7 @@ class Preemption:
         def is_gone(one: Sequence) -> bool:
             return id(_lead(one)) in gone or id(one.tree) in trees
 
-        # Of a tree any path may wait; else nothing but what was named.
+        # Any path of a tree may wait; otherwise only the named sequences are looked at.
         for sequence in [s for s in (self._waiting if trees else sequences) if is_gone(s)]:
             sequence.siblings = []
             if sequence.waiting:
@@ -118,8 +118,8 @@ class Preemption:
             sequence.finish_reason = sequence.finish_reason or "abort"
 
     def fail_holders(self, serial: int, why: str) -> None:
-        """An item of media could not be encoded: all that hold it end, and what was computed after
-        it is not found again."""
+        """An item of media could not be encoded: end all sequences that hold it. Blocks that were
+        published with it are not found again."""
         rows = self._placements.rows
         for sequence in [s for s in self._waiting if _holds(s, serial)]:
             self._waiting.remove(sequence)
@@ -133,7 +133,7 @@ class Preemption:
         self._placements.pool.forget_token(-serial)
 
     def _first_rows(self) -> list[int]:
-        """One row for everyone who runs, in order of admission: of a group the first."""
+        """The first row of each running sequence or search, in order of admission."""
         rows = self._placements.rows
         first: dict[int, int] = {}
         for row in rows.running.tolist():
@@ -150,7 +150,7 @@ def _holds(sequence: Sequence, serial: int) -> bool:
 
 
 def _not_encoded(sequence: Sequence, serial: int, why: str) -> MediumFailed:
-    """The error of a row, by what the item is among those of its kind."""
+    """The error of a row; it names the item by its number among those of its kind."""
     items = sequence.request.items
     kind = next(item.kind for item in items if item.serial == serial)
     alike = [item.serial for item in items if item.kind == kind]

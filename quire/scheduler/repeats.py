@@ -11,19 +11,19 @@ from quire.scheduler.rows import Rows
 from quire.scheduler.trials import Trials
 
 MOST_WASTE = 0.02  # of the tokens of a plan that repeats
-# The same where resting is free: no sequence waits for a row, and a step of so few rows takes what
-# reading the weights takes, however many of them rest.
+# The same share where resting is free: no sequence waits for a row, and a step of so few rows takes
+# as long as reading the weights, however many of them rest.
 MOST_REST, FEW_ROWS = 0.5, 128
-# Rows that draw a token and wait for the host: so many of all may rest for the rest of a plan, of
-# so many steps, while others queue. If there are more, or none would take over when the others
-# are done before them, all rows go step by step.
+# Rows that draw a token and wait for the host rest for the remaining steps of a plan. While others
+# queue, a plan may have PAUSING_STEPS steps if at most this share of the running rows rests. With
+# more such rows, or when no other row would take their place, all rows go step by step.
 MOST_PAUSING, PAUSING_STEPS = 0.02, 4
 
 
 def plan_repeat(
     placements: Placements, trials: Trials, at: Ints, most: int, draft: Draft, *, awaited: bool
 ) -> int:
-    """How many decode steps of rows `at` to ask for: as many as waste little, and have room.
+    """How many decode steps of rows `at` to ask for: as many as waste little and have blocks.
 
     At most `most`; the rows get the blocks for them. `awaited`: a sequence waits for a row.
     """
@@ -32,8 +32,8 @@ def plan_repeat(
     if repeat == 1:
         return 1
     growing = at[~rows.pauses[at]]
-    # What rows try beside others costs nothing, so it is those others that decide; and how much
-    # is wasted by rows with masks is known from what they tried before.
+    # What some rows try beside others costs nothing, so the other rows decide. What rows with masks
+    # waste is known from earlier tries, so these decide last.
     counting = growing[~rows.tries[growing]]
     counting = counting if len(counting) else growing[~rows.guided[growing]]
     counting = counting if len(counting) else growing
@@ -52,7 +52,7 @@ def plan_repeat(
 
 
 def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: bool) -> int:
-    """As many as rows allow that the host draws for."""
+    """As many steps as the rows that the host draws for allow."""
     if most == 1 or bool((rows.stepwise[at] & ~rows.pauses[at] & ~rows.tries[at]).any()):
         return 1
     few = MOST_PAUSING * len(rows.running)
@@ -67,14 +67,14 @@ def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: boo
 
 
 def _wastes_little(rows: Rows, at: Ints, repeat: int, *, awaited: bool) -> bool:
-    # A row that stops by a token wastes half a plan on average, once in its life; of one that may
-    # not stop yet only what comes after that counts.
+    # A row that stops by a token wastes half a plan on average, once in its life. While it may not
+    # stop yet, only the steps after that count.
     held = np.maximum(rows.least[at] - 1 - rows.planned[at], 0)
     life = np.maximum(rows.expected[at] - rows.num_prompt[at], 1)
     free = np.maximum(repeat - held, 0)
     wasted = float(np.where(rows.may_stop[at], free * free / 2 / life, 0).sum())
-    # A row that is full rests for the rest of a plan. Where that is free, the plan still must not
-    # outlast all of them.
+    # A row that is full rests for the remaining steps of a plan. Even where resting is free, the
+    # plan must not be longer than every row needs.
     left = rows.limit[at] - rows.planned[at]
     rests = wasted + float(np.maximum(repeat - left, 0).sum())
     most_rest = MOST_REST if not awaited and len(at) <= FEW_ROWS else MOST_WASTE

@@ -1,5 +1,5 @@
-"""What became of sequences, kept until it is asked for: those that ended, and what watched ones
-wrote."""
+"""What became of sequences, kept until it is asked for: sequences that ended, and new tokens of
+watched ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.scheduler.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A watched sequence that goes on, and all that it has written so far."""
+    """A watched sequence that goes on, with all its tokens so far."""
 
     sequence: Sequence
     output_ids: Ints
@@ -24,14 +24,14 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What happened in a step: the sequences that ended, and what watched ones wrote that go on."""
+    """What happened in a step: sequences that ended, and watched sequences with new tokens."""
 
     ended: list[Sequence] = field(default_factory=list)
     grown: list[Grown] = field(default_factory=list)
 
 
 class Reports:
-    """Sequences end here, by themselves or by an error."""
+    """Collects sequences that end, by themselves or by an error, and those that are watched."""
 
     def __init__(self) -> None:
         self._ended: list[Sequence] = []
@@ -40,11 +40,11 @@ class Reports:
 
     @property
     def num_ended(self) -> int:
-        """Sequences whose end was not yet asked for."""
+        """Ended sequences that were not taken yet."""
         return len(self._ended)
 
     def take(self) -> StepReport:
-        """What happened since this was last asked for."""
+        """What happened since the last call."""
         report = StepReport(self._ended, self._grown)
         self._ended, self._grown = [], []
         return report
@@ -58,7 +58,7 @@ class Reports:
         self._grown.append(Grown(sequence, output_ids))
 
     def finish(self, sequence: Sequence, now: float) -> None:
-        """It ended by itself, and its reasons are given."""
+        """Note a sequence that ended by itself; its finish reason is set."""
         sequence.timings.last_token = now
         self._service_times.append(now - sequence.timings.scheduled)
         self._ended.append(sequence)
@@ -72,6 +72,6 @@ class Reports:
 
     def long_wait(self, least: float) -> float:
         """Seconds of waiting after which a sequence goes before all others: `least`, or four
-        times what others take."""
+        times the median time that recent sequences took."""
         times = self._service_times
         return max(least, 4 * float(np.median(times))) if times else least

@@ -1,4 +1,4 @@
-"""How a row is drawn for and judged. Rows that begin together mostly are so alike."""
+"""How a row is drawn for and judged. Rows that begin together are mostly of the same kind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quire.steps.row_schema import STOP_COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """Columns of rows.py that a row begins with; there stands what they say."""
+    """The columns of rows.py that a row begins with; they are explained there."""
 
-    stop_ids: Ints  # all columns, -1 behind the last
+    stop_ids: Ints  # all columns, -1 after the last id
     guided: bool
     follows: bool
     jumps: Jump
@@ -31,7 +31,7 @@ class RowKind:
 
     @staticmethod
     def of(sequence: Sequence, pacing: Pacing, *, is_paced: bool, walks: bool) -> RowKind:
-        """`is_paced`: the host has a hand in each draw; `walks`: the device follows its grammar."""
+        """`is_paced`: the host takes part in each draw; `walks`: the device follows its grammar."""
         request, guide, watch = sequence.request, sequence.guide, sequence.watch
         stops = sorted(request.eos_ids | request.stop_ids)
         stop_ids = np.full(STOP_COLUMNS, -1, np.int32)
@@ -42,8 +42,8 @@ class RowKind:
         many_stops, scored = len(stops) > STOP_COLUMNS, request.params.num_logprobs is not None
         visited = watch is not None or guided or many_stops or detects
         must_step = request.watched or brings_much(request.params)
-        # Of one that Python judges the device does not know where it ends, and its processors
-        # would see tokens behind that.
+        # The device does not know where a row ends that Python judges; the row's processors would
+        # see tokens after that end.
         tries = not (must_step or visited) and pacing.may_try(sequence)
         follows = guided and watch is None and not (detects or many_stops)
         jumps = pacing.jump(sequence) if guided and not scored else Jump.NEVER
@@ -65,14 +65,14 @@ class RowKind:
 
 
 class PlainKind:
-    """The kind of rows without grammar, stop strings or search, as it was asked for last."""
+    """The kind of rows without grammar, stop strings or search: the last one is kept."""
 
     def __init__(self, pacing: Pacing) -> None:
         self._pacing = pacing
         self._known: tuple[tuple[object, ...], bool, RowKind] | None = None
 
     def of(self, sequence: Sequence) -> RowKind | None:
-        """None where the sequence has one of these."""
+        """The kind, or None where the sequence has one of these."""
         if not (sequence.guide is None and sequence.watch is None and sequence.group is None):
             return None
         request, known = sequence.request, self._known

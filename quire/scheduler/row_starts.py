@@ -1,7 +1,7 @@
-"""What the device learns of a sequence that takes a row.
+"""What a device is sent about a sequence that takes a row.
 
-Rows that begin together often share their parameters and what stops them, and these may list
-thousands of tokens: the last of both are kept as the device has them.
+Rows that begin together often share their parameters and stop ids, which may be thousands of
+tokens. So the last of both are kept in the form that is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.scheduler.watches import ThoughtWatch
 from quire.step import RowStart, no_ints
 
 UNLIMITED = np.iinfo(np.int32).max
-# How the device draws for a row whose tokens the host chooses: a beam, or a path that is scored.
+# The sampling of a row whose draw is not used: of a beam, or a path that is scored.
 IN_VAIN = RowSampling(temperature=0.0)
 
 
@@ -32,7 +32,7 @@ class RowStarts:
         walk = {"automaton": int(rows.automaton[row]), "state": int(rows.state[row])}
         about = {**request.for_rows(), **walk}
         if sequence.group is not None or sequence.tree is not None:
-            # Nothing stops it on the device: the group decides, or there is nothing to draw.
+            # Nothing stops it on the device: the group decides, or nothing is drawn.
             ids = request.plain_ids, sequence.output_ids, no_ints()
             return RowStart(row, IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
         return RowStart(
@@ -58,7 +58,7 @@ class RowStarts:
         return self._known[1]
 
     def _stop_ids(self, request: Request) -> Ints:
-        """All that stops it."""
+        """All ids that stop a row, sorted."""
         eos, more = request.eos_ids, request.stop_ids
         if self._stops is None or self._stops[0] is not eos or self._stops[1] is not more:
             self._stops = eos, more, np.array(sorted(eos | more), np.int32)

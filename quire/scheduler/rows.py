@@ -2,13 +2,13 @@
 
 A decode step touches these as arrays; Python visits only the rows where something happens.
 `planned` counts a row's tokens, those being drawn included; `computed` those whose KV exists
-or is being made. The one rule of scheduling: let `computed` catch up with `planned`.
+or is being computed. The one rule of scheduling: let `computed` catch up with `planned`.
 
 block_size 4, prompt of 6, two tokens drawn and a third in flight:
     num_prompt 6, known 8, planned 9, computed 8, blocks [b0 b1], next KV slot: b2, not yet taken
 
-A row has a table of blocks for each group of layers, all of them `num_blocks` long. What lies
-behind a group's window was given back: its table is -1 there.
+A row has a table of blocks for each group of layers, all of length `num_blocks`. Blocks behind a
+group's window were given back: the table is -1 there.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]
 
 
 def counted_out(counts: Ints) -> Ints:
-    """Each count as the numbers below it: [2 0 3] -> [0 1 0 1 2]."""
+    """For each count the numbers below it: [2 0 3] -> [0 1 0 1 2]."""
     nth = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return nth.astype(np.int32)
 
 
 class Rows:
-    """One place per running sequence. Placements are numbered, so a result that comes home after
+    """One place per running sequence. Placements are numbered, so that a result that arrives after
     its row went to another sequence is recognised."""
 
     def __init__(self, capacity: int, num_groups: int = 1, pacing: Pacing | None = None) -> None:
@@ -59,48 +59,48 @@ class Rows:
         # What is in the row.
         self.sequences: list[Sequence | None] = [None] * capacity
         self.placement = np.zeros(capacity, np.int64)  # 0 = free
-        self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it came
-        self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary
+        self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it entered
+        self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary ids
         self.outputs = np.full((capacity, 64), -1, np.int32)
-        self.background = flags()  # it yields to others
+        self.background = flags()  # it yields to the foreground
         self.adapter = ints()  # the number of its LoRA adapter; 0 = none
         self.num_siblings = ints()  # samples that will fork off it at the end of its prompt
-        self.num_claimed = 0  # all of these
+        self.num_claimed = 0  # the sum of num_siblings
         # How far it is, and may get, in tokens.
         self.num_prompt, self.known = ints(), ints()
         self.planned, self.computed = ints(), ints()
         self.limit = ints()  # the length at which the row is full
-        self.looked_at = flags()  # when it is full: it may go on then
+        self.looked_at = flags()  # when it is full its ThoughtWatch is asked whether it goes on
         self.least = ints()  # the length before which nothing may stop it
         self.expected = np.zeros(capacity, np.float64)  # the length it will probably reach
         self.drawn = flags()  # the device holds its last token: it decodes
-        self.renewed = flags()  # the device must learn its tokens again
+        self.renewed = flags()  # the device must be sent all its tokens again
         # Its blocks.
         self.blocks = np.full((num_groups, capacity, 8), -1, np.int32)
         self.num_blocks, self.num_published, self.num_shared = ints(), ints(), ints()
-        self.given_back = np.zeros((num_groups, capacity), np.int32)  # so many, from the first on
+        self.given_back = np.zeros((num_groups, capacity), np.int32)  # blocks, from the first on
         self.pasts: list[Past] = [""] * capacity  # serial of the last published block
         self.forked = flags()  # its last block may have other holders
-        self.stale = np.full(capacity, NOT_STALE, np.int32)  # the device's table is old from here
-        # How it is drawn for, and judged (row_kinds.py).
+        self.stale = np.full(capacity, NOT_STALE, np.int32)  # first entry not sent
+        # How it is drawn for and judged (row_kinds.py).
         self.stop_ids = np.full((capacity, STOP_COLUMNS), -1, np.int32)
         self.may_stop = flags()  # something may end it before it is full
         self.guided = flags()  # masks say what it may draw
         self.jumps = np.zeros(capacity, np.int8)  # a Jump: its grammar may force tokens
         self.visited = flags()  # Python looks at each of its tokens
-        self.follows = flags()  # ids and length aside, only its grammar is for Python to judge
-        self.paced = flags()  # planned again when its last token is known
-        self.stepwise = flags()  # no device draws several of its tokens at once
-        self.pauses = flags()  # of these: it may rest while others draw more
-        self.tries = flags()  # or go on by what the device draws (trials.py)
-        self.taken_back = flags()  # the device went on further than it, and must learn where it is
+        self.follows = flags()  # apart from ids and length, Python judges only its grammar
+        self.paced = flags()  # planned again only when its last token is known
+        self.stepwise = flags()  # one token per plan, except as the next two columns say
+        self.pauses = flags()  # draws one token of a longer plan and rests while others draw more
+        self.tries = flags()  # goes on by what the device draws (trials.py, ahead.py)
+        self.taken_back = flags()  # the device went too far: its last token must be sent
         self.scored = flags()  # it keeps the logprobs of its tokens
         self.watched = flags()  # each of its steps is reported
         self.num_candidates = ints()  # a beam offers so many tokens to its group; 0 = no beam
         # The grammar that the device follows for it, 0 = none, and where in it the row is.
         self.automaton, self.state = ints(), ints()
         self.automata: AutomatonRoom | None = None  # what the device has room for
-        # The first so many, in order of admission; with room, so that one more costs nothing.
+        # The first `_num_entered` are running rows, in order of admission; the rest is room.
         self._entered, self._num_entered = np.empty(capacity, np.int32), 0
         self._some_left = False
         self._free = list(range(capacity - 1, -1, -1))
@@ -117,8 +117,8 @@ class Rows:
         return self._entered[: self._num_entered]
 
     def _sort_out(self) -> None:
-        """Rows that were left, often hundreds at once, are taken no more. In another array: what
-        was handed out before stays as it was."""
+        """Remove rows that ended, often hundreds at once. Into a new array: arrays that `running`
+        returned before stay as they were."""
         if self._some_left:
             entered = self._entered[: self._num_entered]
             taken = entered[self.placement[entered] > 0]
@@ -160,7 +160,7 @@ class Rows:
         return row
 
     def set_limit(self, row: int) -> None:
-        """How long the row may get: to its end, or until it is looked at again."""
+        """How long the row may get: to its end, or until its thoughts are looked at again."""
         sequence = self.sequence(row)
         most, thoughts = sequence.request.max_tokens, sequence.thoughts
         due = most if thoughts is None or thoughts.due is None else min(thoughts.due, most)
@@ -168,7 +168,7 @@ class Rows:
         self.looked_at[row] = due < most
 
     def _kind(self, row: int, sequence: Sequence) -> RowKind:
-        """Of a row that is not plain."""
+        """The kind of a row that is not plain."""
         is_paced = self._pacing.of(sequence)
         walks = not is_paced and self._walk(row, sequence)
         return RowKind.of(sequence, self._pacing, is_paced=is_paced, walks=walks)
@@ -182,7 +182,7 @@ class Rows:
         self.visited[row], self.scored[row] = kind.visited, kind.scored
 
     def claim(self, row: int, count: int) -> None:
-        """So many samples will fork off the row."""
+        """Note that `count` samples will fork off the row."""
         self.num_claimed += count - self.num_siblings.item(row)
         self.num_siblings[row] = count
 
@@ -192,7 +192,7 @@ class Rows:
             self.fed_ids[row] = sequence.fed_ids
 
     def _walk(self, row: int, sequence: Sequence) -> bool:
-        """Have the device follow the sequence's grammar, where it can and has room for it."""
+        """Let the device follow the sequence's grammar, if it can and has room; True if it does."""
         grammar = None if self.automata is None else walkable_of(sequence)
         if self.automata is None or grammar is None or sequence.guide is None:
             return False
@@ -204,7 +204,7 @@ class Rows:
         return True
 
     def _end_walk(self, row: int) -> None:
-        """The host follows on: the guide is given what the device's row has drawn."""
+        """The host follows the grammar again: the guide accepts what the row has drawn."""
         sequence = self.sequence(row)
         if sequence.guide is not None and sequence.finish_reason is None:
             first, last = len(self.token_ids[row]), int(self.known[row])
@@ -215,7 +215,7 @@ class Rows:
         self.automaton[row] = 0
 
     def leave(self, row: int) -> None:
-        """Free the row; its blocks were released, its tokens taken, before."""
+        """Free the row; its blocks were released, and its tokens kept, before."""
         if self.automaton[row]:
             self._end_walk(row)
         self.sequences[row], self.placement[row] = None, 0
@@ -231,7 +231,7 @@ class Rows:
         return sequence
 
     def guides(self, at: Ints) -> list[Guide]:
-        """Those of rows that follow grammars."""
+        """The guides of these rows, without rows that have none."""
         sequences = self.sequences
         found = [one.guide for row in at.tolist() if (one := sequences[row]) is not None]
         return [guide for guide in found if guide is not None]
@@ -244,14 +244,14 @@ class Rows:
         return self.outputs[row, : self.known[row] - self.num_prompt[row]].copy()
 
     def known_tokens(self, row: int) -> Ints:
-        """Its prompt and all that it has drawn."""
+        """Its prompt and all tokens that it has drawn, as vocabulary ids."""
         prompt, known = int(self.num_prompt[row]), int(self.known[row])
         came = self.fed_ids[row]
         drawn = self.outputs[row, len(came) - prompt : known - prompt]
         return np.concatenate([came, drawn])
 
     def remaining(self, at: Ints) -> npt.NDArray[np.float64]:
-        """Tokens each row will probably still write; one that is overdue, half as many again."""
+        """Tokens each row will probably still write; for an overdue row half of what it wrote."""
         left = self.expected[at] - self.planned[at]
         overdue = (self.planned[at] - self.num_prompt[at]) / 2
         most = self.limit[at] - self.planned[at]
@@ -261,7 +261,7 @@ class Rows:
         self.blocks = widened(self.blocks, columns)
 
     def append_blocks(self, row: int, blocks: Ints) -> int:
-        """blocks [groups, count]; the place of the first."""
+        """Add blocks [groups, count] to the row's tables; returns the place of the first."""
         have, count = self.num_blocks.item(row), blocks.shape[1]
         self.widen_blocks(have + count)
         self.blocks[:, row, have : have + count] = blocks
@@ -269,7 +269,7 @@ class Rows:
         return have
 
     def clear_blocks(self, row: int) -> None:
-        """The row has none; who holds them is another matter."""
+        """Empty the row's tables; who holds the blocks does not change."""
         self.blocks[:, row, : self.num_blocks[row]] = -1
         self.num_blocks[row] = self.num_shared[row] = self.given_back[:, row] = 0
 
@@ -286,8 +286,8 @@ class Rows:
         self.drawn[row] = False
 
     def unpark_as(self, row: int, output_ids: Ints, num_computed: int) -> None:
-        """Let a parked row go on with these outputs, of which the last is to be fed next. A new
-        placement: what was found out about its blocks (groups.py) holds no more."""
+        """Let a parked row go on with these outputs, of which the last is fed next. It gets a new
+        placement number, since groups.py keeps what it found about blocks by placement."""
         self.outputs = widened(self.outputs, len(output_ids))
         self.outputs[row, : len(output_ids)] = output_ids
         self.known[row] = self.num_prompt[row] + len(output_ids)
@@ -297,7 +297,7 @@ class Rows:
         self.placement[row] = self._last_placement
 
     def copy_progress(self, row: int, other: int) -> None:
-        """Give the row the tokens of another of the same prompt, as far as they are computed."""
+        """Give the row the tokens and progress of another row of the same prompt."""
         written = int(self.known[other] - self.num_prompt[other])
         self.outputs[row, :written] = self.outputs[other, :written]
         for column in (self.known, self.planned, self.computed, self.drawn, self.expected):

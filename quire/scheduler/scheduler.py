@@ -1,12 +1,12 @@
-"""Decides the next step; what comes back is digested in commit.py.
+"""Decides the next step; commit.py handles the results.
 
 One rule: let `computed` catch up with `planned`, within a budget of tokens. Prefill, chunked
 prefill, prefix hits, decode and resuming after preemption are all that sentence. Plain data in
 and out; knows neither torch nor text.
 
 Plans run in the order they are made. So blocks may be freed and prompt blocks published while
-planning: what takes or finds them comes later. A preempted sequence draws the tokens that
-were on their way again, from the same noise.
+planning: only later plans take or find them. A preempted sequence draws the tokens that were in
+flight again, with the same noise.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         times: PassTimes | None = None,
     ) -> None:
-        """`make_masks` begins to fill the masks of rows that follow grammars, `accept_all` has them
-        go on; `hold_adapter` has a LoRA adapter in memory; `times` are those of passes."""
+        """`make_masks` begins to fill the masks of rows that follow grammars, and `accept_all`
+        gives their guides the drawn tokens; `hold_adapter` loads a LoRA adapter; see PassTimes."""
         self.pool, self.limits = pool, limits
         self._expected_output, self._clock = expected_output, clock
         self._make_masks, self._accept_all = make_masks, accept_all
@@ -111,10 +111,10 @@ class Scheduler:
             accept_all=accept_all,
         )
         self._sent: deque[SentPlan] = deque()
-        self._committed: float | None = None  # when the last result was, while rows run
+        self._committed: float | None = None  # when the last result was committed, while rows run
 
     def fresh(self) -> Scheduler:
-        """One like this, with nothing in it."""
+        """An empty scheduler with the same settings."""
         made = Scheduler(
             self.pool.fresh(),
             self.limits,
@@ -129,7 +129,7 @@ class Scheduler:
         return made
 
     def use(self, handles: Handles) -> None:
-        """What results name is found here from now on: with the executor that runs the plans."""
+        """Look up what results name in the handles of the executor that runs the plans."""
         self.held.handles, self.rows.automata = handles, handles.automata
 
     @property
@@ -158,8 +158,8 @@ class Scheduler:
         self.waiting.add(samples[0])
 
     def abort(self, sequences: Many[Sequence]) -> None:
-        """End these now, wherever they are, and with one path of a tree all of them; the caller
-        knows, so nothing is handed over."""
+        """End these sequences now, wherever they are, and with one path of a tree all its paths.
+        They are not reported: the caller knows of them."""
         self._preemption.abort(sequences)
 
     def schedule(self) -> StepPlan | None:
@@ -183,14 +183,14 @@ class Scheduler:
                 return self._take_off(draft, decode, released)
             if self._sent or self.num_held or not self.num_running:
                 return None
-            if spare < budget:  # none of those that it was to yield to can go on
+            if spare < budget:  # none of the foreground rows that it yields to can go on
                 spare = budget
                 continue
-            # Prompts only, none with room for its next chunk.
+            # Only prompts run, and none has room for its next chunk.
             self._preemption.make_room()
 
     def _take_off(self, draft: Draft, decode: DecodeRows, released: Ints) -> StepPlan:
-        """Close the draft; count what it will have done, and whose results it will bring."""
+        """Make the plan, count its tokens as computed, and note whose results it will bring."""
         rows, alone = self.rows, not draft.prefill and not len(released)
         decode = self.guesses.plan(decode, draft) if alone else decode
         at, tries = decode.rows, rows.tries[decode.rows]
@@ -230,8 +230,8 @@ class Scheduler:
         return plan
 
     def _masks(self, draft: Draft, at: Ints) -> Masks | None:
-        """Those of all rows that draw in this plan and follow a grammar: of its slices, and of the
-        rows `at`."""
+        """The masks of all rows that draw in this plan and follow a grammar: rows of its slices,
+        and the rows `at`."""
         of_slices = [row for s in draft.prefill for row in s.sample_into]
         drawing = np.concatenate([np.array(of_slices, np.int32), at])
         drawing = drawing[self.rows.guided[drawing]]
@@ -240,8 +240,8 @@ class Scheduler:
         return self._make_masks(drawing, self.rows.guides(drawing))
 
     def _plan_decode(self, draft: Draft) -> DecodeRows | None:
-        """Every row whose last token is on the device feeds it; its KV gets a place first. None
-        if there is no place, or no turn, before a result comes back."""
+        """The rows whose last token is on the device, with blocks for its KV: they feed it. None if
+        there is no block, or it is not their turn, until a result arrives."""
         rows, placements = self.rows, self._placements
         while True:
             running = rows.running
@@ -267,13 +267,13 @@ class Scheduler:
         return DecodeRows(at, rows.computed[at])
 
     def _turn_of(self, ready: Ints) -> Ints | None:
-        """Those of the rows that could go on whose turn it is."""
+        """Those of the rows ready for a step whose turn it is."""
         if self.lanes.is_hurried:  # then plans do not overlap
             return ready
         return self.turns.among(ready, awaited=any(len(sent.plan.decode) for sent in self._sent))
 
     def _admit(self, draft: Draft) -> None:
-        """Waiting sequences begin, in order, while rows, tokens and blocks allow."""
+        """Admit waiting sequences, in order, while rows, tokens and blocks allow."""
         max_wait = self._reports.long_wait(self.limits.max_wait)
         self._admission.begin()
         self._adapters.begin(self._clock(), max_wait)
@@ -299,7 +299,7 @@ class Scheduler:
                 self._reports.fail(sequence, does_not_fit(self.pool, sequence.num_tokens))
 
     def _readable_blocks(self, sequence: Sequence) -> Cached:
-        """Published blocks that begin a sequence, without those whose positions it has to score."""
+        """Published blocks that begin a sequence, up to the first position it has to score."""
         cached = self._admission.cached_blocks(sequence)
         readable = self._scoring.readable(sequence, len(cached))
         if readable < len(cached):
@@ -320,7 +320,7 @@ class Scheduler:
         self._shares.begin(row, draft)
 
     def commit(self, result: StepResult, seconds: float = 0.0) -> StepReport:
-        """Digest the oldest plan's result, which took so long."""
+        """Handle the oldest plan's result, which took `seconds`; returns what happened."""
         sent = self._sent.popleft()
         self.guesses.observe(sent.plan, result, seconds)
         self.lanes.observe(sent.plan, seconds)
@@ -331,7 +331,7 @@ class Scheduler:
         return self._reports.take()
 
     def _time(self, plan: StepPlan) -> None:
-        """A plan was digested: how long after the one before, if there was no rest between."""
+        """Time a plan: how long its result came after the last one, if rows ran all the time."""
         now, before = self._clock(), self._committed
         self._committed = now if self.num_running else None
         if before is None:
@@ -339,9 +339,9 @@ class Scheduler:
         is_alike = plan.masks is not None and plan.repeat == plan.num_tried.max(initial=0)
         if is_alike and not (self.turns.by_turns or plan.prefill):
             self.trials.ahead.took(plan.repeat, now - before, len(plan.decode))
-        if plan.repeat == 1:  # rows that go ahead of their masks go all together
+        if plan.repeat == 1:  # rows that go ahead of their masks all go together
             self.turns.observe(plan, now - before)
 
     def take_report(self) -> StepReport:
-        """What happened since the last result, or since this was last asked for."""
+        """What happened since the last result, or since the last call."""
         return self._reports.take()

@@ -1,10 +1,10 @@
 """Continuations of one context as a tree, so that none of their tokens is computed twice.
 
-A node is what several continuations may begin with; the context's end is the root. Every node
-that another token follows is computed once, and there the logprob of each token that follows it
-is scored, all from one line of logits. A path is what one row computes: nodes one below the other.
-The first path is the longest. Every other one leaves an earlier path at a branch, shares that
-path's blocks up to there, and is shorter than it.
+A node is a beginning that continuations may share; the root is the end of the context. Every node
+that is followed by a token is computed once. There the logprob of each token that follows it is
+scored, all from one line of logits. A path is what one row computes: nodes that follow each other.
+The first path is the longest. Every other path leaves an earlier path at a branch, shares that
+path's blocks up to there, and is no longer than it.
 
 Continuations [4 5 6], [4 5 7], [4 8 1] and [9]:
     path 0   computes 4 5      scores 4 and 9 after the context, 5 and 8 after 4, 6 and 7 after 5
@@ -27,8 +27,8 @@ ROOT = 0
 class Path:
     """What one row computes and scores.
 
-    `tokens` are all from the context's end on, of which it shares the first `branch` with the
-    path that it leaves. Target i is the token targets[i] after the first depths[i] of `tokens`;
+    `tokens` are all tokens after the context; the first `branch` of them are shared with the path
+    that it leaves. Target i is the token targets[i], scored after the first depths[i] of `tokens`;
     depths rise.
     """
 
@@ -40,8 +40,8 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class ScoreTree:
-    """`children[p]` are the paths that leave path p, the first to leave first. Token k of
-    continuation c is target places[c][k][1] of path places[c][k][0]."""
+    """`children[p]` are the paths that leave path p, by their `branch`. Token k of continuation c
+    is target places[c][k][1] of path places[c][k][0]."""
 
     paths: tuple[Path, ...]
     children: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class ScoreTree:
 
     @classmethod
     def of(cls, continuations: Many[Ints]) -> ScoreTree:
-        """None of them is empty."""
+        """The tree of these continuations, none of which is empty."""
         growing = _Growing()
         listed = [ids.tolist() for ids in continuations]
         for i in sorted(range(len(listed)), key=lambda i: -len(listed[i])):
@@ -84,7 +84,7 @@ class _Growing:
             self._followers[node][token] = None
 
     def _make(self, nodes: list[int], token: int) -> int:
-        """The node after the last of these, and the last of them from now on."""
+        """Add a node for `token` after the last of `nodes`, and append it to them."""
         node = self._next[nodes[-1], token] = len(self._path_of)
         self._path_of.append(0)
         self._followers.append({})

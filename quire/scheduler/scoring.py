@@ -1,15 +1,15 @@
 """Which given tokens a row scores, and what becomes of the scores.
 
-Two kinds of sequence score: one that wants prompt logprobs scores every token of its prompt but
-the first, and beside it what its request names for that place; one of a request with continuations
-scores a path of their tree (score_tree.py) and draws nothing. Path 0 leads: it computes the prompt,
-and after it scores the first token of every continuation at once, from one line of logits. The
-other paths fork off where they leave the path before them, share its blocks, and go on from there.
-A continuation of one token needs no row. The sequences of paths are made when their parent begins,
-so that a thousand continuations of a request that waits weigh nothing.
+Two kinds of sequences score given tokens. One that wants prompt logprobs scores every token of its
+prompt but the first, and beside it the tokens that its request names for that place. One of a
+request with continuations scores a path of their tree (score_tree.py) and draws nothing. Path 0
+leads: it computes the prompt, then scores the first token of every continuation from one line of
+logits. Other paths fork off the path that they leave, share its blocks, and go on from there. A
+continuation of one token needs no row. The sequences of paths are made when their parent begins,
+so a waiting request with a thousand continuations takes no memory for them.
 
-A line of scores per target: line p of prompt logprobs is token p + 1 of the prompt; the lines of
-a path are in the order of its targets.
+There is a line of scores per target. Line p of prompt logprobs is about token p + 1 of the prompt;
+the lines of a path are in the order of its targets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def unfold(sequence: Sequence) -> None:
 
 
 def fork_point(sequence: Sequence) -> int | None:
-    """How many tokens of a path are computed when the next sibling leaves it, if one does."""
+    """How many tokens of a path are computed when its next sibling forks; None without one."""
     if sequence.tree is None or not sequence.siblings:
         return None
     return sequence.request.num_prompt + sequence.tree.paths[sequence.siblings[0].sample].branch
@@ -72,7 +72,7 @@ def next_position(sequence: Sequence) -> int | None:
 
 
 def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
-    """What positions start .. end of a sequence are to score."""
+    """The tokens that positions start .. end of a sequence score."""
     request = sequence.request
     if sequence.tree is not None:
         path = sequence.tree.paths[sequence.sample]
@@ -97,8 +97,8 @@ def targets_of(sequence: Sequence, start: int, end: int) -> Targets | None:
 
 @dataclass(frozen=True, slots=True)
 class _Promise:
-    """Scores of block number `index` of a row's prompt, which was published with this serial:
-    known once `index + 1` blocks are."""
+    """Scores, still to come, of block number `index` of a row's prompt, published with this
+    serial. They are known when blocks 0 .. index are scored."""
 
     index: int
     serial: int
@@ -115,30 +115,30 @@ class Scoring:
         self._borrowed: dict[int, list[BlockScores]] = {}  # by placement, the first block first
 
     def is_waiting(self, row: int) -> bool:
-        """It is computed to where some paths leave it, and they have not forked off yet."""
+        """Whether the row is computed to where paths leave it that have not forked off yet."""
         return fork_point(self._rows.sequence(row)) == int(self._rows.computed[row])
 
     def readable(self, sequence: Sequence, num_cached: int) -> int:
-        """How many of the cached blocks that begin a sequence it need not compute.
+        """How many of the cached blocks that begin a sequence it need not compute again.
 
-        A position that is to be scored has to be computed, unless its scores lie beside the
-        blocks: with the scores of blocks 0 .. m, blocks 0 .. m - 1 can be read, since the score
-        of a block's first token comes from the position before it.
+        A position that is to be scored must be computed, unless its scores are kept beside the
+        blocks. With the scores of blocks 0 .. m, blocks 0 .. m - 1 can be read, because the score
+        of a block's first token comes from the position before the block.
         """
         at, size = next_position(sequence), self._pool.block_size
         if at is None:
             return num_cached
         if sequence.tree is not None:
             leaving = fork_point(sequence)
-            # One token before that is computed again: a row that begins has something to compute.
+            # The token before that is computed again: a row that begins must compute something.
             return min(num_cached, (at if leaving is None else min(at, leaving - 1)) // size)
         own = min(num_cached, at // size)
         found = len(self._entries(sequence, num_cached))
         return max(own, (sequence.num_scored + 1) // size + found - 1) if found else own
 
     def _entries(self, sequence: Sequence, most: int) -> list[BlockScores]:
-        """Scores of the first `most` published blocks that begin a sequence, from the block that
-        the next wanted score belongs to on. Where a request names tokens, no other has theirs."""
+        """Scores of the first `most` published blocks that begin a sequence, from the block of the
+        next wanted score on. None where the request names tokens: only it wants their scores."""
         if sequence.request.named is not None:
             return []
         num_top = sequence.request.params.prompt_logprobs or 0
@@ -153,7 +153,7 @@ class Scoring:
         return found
 
     def begin(self, row: int) -> None:
-        """A placement begins: hold on to the scores it relies on, whatever becomes of blocks."""
+        """A placement begins: keep the scores that it relies on, even if their blocks go."""
         sequence, computed = self._rows.sequence(row), int(self._rows.computed[row])
         at = next_position(sequence)
         if sequence.tree is not None or at is None or at >= computed:
@@ -162,7 +162,7 @@ class Scoring:
         self._borrowed[int(self._rows.placement[row])] = entries
 
     def promise(self, row: int, before: int) -> None:
-        """Blocks from number `before` on were published, and their scores will come."""
+        """Blocks from number `before` on were published: note that their scores will come."""
         sequence, size = self._rows.sequence(row), self._pool.block_size
         num_whole = int(self._rows.computed[row]) // size
         wanted = sequence.request.params.prompt_logprobs
@@ -170,8 +170,8 @@ class Scoring:
         if wanted is None or sequence.sample or not self._pool.caching or before >= last:
             return
         if sequence.request.named is not None or sequence.request.num_prompt == 1:
-            return  # nobody else asks for the same; or nothing comes before its only token
-        # One token more, for the last one is never covered.
+            return  # no other request asks for the same; or its only token has no score
+        # One more token, because the last token of a sequence is never covered.
         tokens = np.append(sequence.request.prompt_ids[: last * size], np.int32(0))
         published = self._pool.serials(tokens, salt=sequence.request.cache_salt)
         promises = self._promises.setdefault(int(self._rows.placement[row]), [])
@@ -182,10 +182,10 @@ class Scoring:
         self._keep_promises(sequence, int(self._rows.placement[row]))
 
     def commit(self, row: int, placement: int, scores: Scores) -> bool:
-        """Keep what a slice of a row scored; True if the row has all it is there for.
+        """Keep what a slice of a row scored; True if the row has all its scores, and scores only.
 
-        Scores of a placement that ended meanwhile are lost, and so is what others were promised of
-        them. A row that relied on lost scores queues again, and computes them.
+        Scores of a placement that ended meanwhile are lost, for other rows that relied on them,
+        too. A row that relied on lost scores queues again, and computes them.
         """
         if self._rows.placement[row] != placement:
             self._borrowed.pop(placement, None)
@@ -202,7 +202,7 @@ class Scoring:
         return sequence.tree is not None and next_position(sequence) is None
 
     def _take_borrowed(self, sequence: Sequence, entries: list[BlockScores]) -> bool:
-        """Scores of the blocks that a row found instead of computing them; False if any is lost."""
+        """Take the scores of cached blocks, instead of computing them; False if any is lost."""
         parts = [entry.scores for entry in entries if entry.scores is not None]
         if len(parts) < len(entries):
             return False
@@ -210,7 +210,7 @@ class Scoring:
             size, num_top = self._pool.block_size, sequence.request.params.prompt_logprobs
             first = (sequence.num_scored + 1) // size  # the block of the next line
             before = self._lines_before(first)
-            # Of the last block the first token alone: what follows it is computed.
+            # Of the last block only the first token: the next ones are computed.
             end = (first + len(entries) - 1) * size
             cut = [part.part(0, len(part), None if num_top == -1 else num_top) for part in parts]
             found = join_scores(cut).part(sequence.num_scored - before, end - before)
@@ -219,7 +219,7 @@ class Scoring:
         return True
 
     def _keep_promises(self, sequence: Sequence, placement: int) -> None:
-        """Put the scores of whole blocks beside them, as far as they are known."""
+        """Store the scores of whole blocks beside the blocks, as far as they are known."""
         waiting = self._promises.pop(placement, [])
         num_scored = sequence.num_scored
         ready = [p for p in waiting if max(1, self._lines_before(p.index + 1)) <= num_scored]
@@ -231,14 +231,14 @@ class Scoring:
             self._promises[placement] = left
 
     def _lines_before(self, block: int) -> int:
-        """Lines of a prompt's scores that belong to the blocks before this one: line p is token
-        p + 1, since nothing says how likely the first token was."""
+        """Lines of a prompt's scores that belong to the blocks before this one: line p is about
+        token p + 1, as the first token has no score."""
         return max(0, block * self._pool.block_size - 1)
 
 
 def _some_lines(parts: list[Scores], end: int, first: int, last: int) -> Scores:
-    """Lines first .. last of all that `parts` have, up to `end`. Those of blocks are among the
-    last; joining all each time would copy the logprobs of whole vocabularies once for each pass."""
+    """Lines first .. last of all that `parts` have, up to `end`. Lines of blocks are among the
+    last; joining all parts each time would copy them, with whole vocabularies, once per pass."""
     found: list[Scores] = []
     for part in reversed(parts):
         begin = end - len(part)
@@ -251,7 +251,7 @@ def _some_lines(parts: list[Scores], end: int, first: int, last: int) -> Scores:
 
 
 def invalid(scores: Scores) -> InvalidLogits | None:
-    """Why these scores mean nothing, if they do."""
+    """The error of scores with NaN, or None."""
     if not np.isnan(scores.logprobs).any():
         return None
     return InvalidLogits(

@@ -1,8 +1,8 @@
 """Sequence: one answer being written. `n=4` makes four that share the prompt's blocks.
 
 While a sequence runs, its tokens and blocks are columns of the scheduler's rows
-(scheduler/rows.py); a placement in a row is numbered, and preemption ends it. Here is what
-outlives a placement. Written by the Scheduler alone.
+(scheduler/rows.py); a placement in a row is numbered, and preemption ends it. A Sequence holds what
+outlives a placement. Only the Scheduler writes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SearchGroup(Protocol):
-    """A beam search, as far as the sequences of its beams know it."""
+    """A beam search, as the sequences of its beams see it."""
 
     lead: Sequence  # waits or ends for all beams
     num_begun: int  # beams that were computed, or are being computed
@@ -31,28 +31,28 @@ class SearchGroup(Protocol):
 
     @property
     def width(self) -> int:
-        """Of the search: how many beams it may have."""
+        """How many beams the search may have."""
 
     @property
     def num_beams(self) -> int:
-        """How many it has."""
+        """How many beams it has now."""
 
     @property
     def num_candidates(self) -> int:
         """Tokens that each beam offers at a step."""
 
     def num_rows(self, capacity: int) -> int:
-        """How many rows it takes of so many."""
+        """How many of `capacity` rows it takes."""
 
 
 class Guide(Protocol):
     """Follows one sequence through its grammar."""
 
-    owed: list[int]  # what must be drawn next: its masks allow nothing else
+    owed: list[int]  # tokens that must be drawn next: its masks allow nothing else
 
     @property
     def error(self) -> QuireError | None:
-        """Why no token can follow, once that is so."""
+        """Why no token can follow, or None."""
 
     @property
     def is_complete(self) -> bool:
@@ -64,7 +64,7 @@ class Guide(Protocol):
 
     @property
     def may_force(self) -> bool:
-        """Some text of the grammar has tokens that must come."""
+        """Whether the grammar has tokens, somewhere, that must come."""
 
     @property
     def walkable(self) -> WalkableGrammar | None:
@@ -72,19 +72,19 @@ class Guide(Protocol):
 
     @property
     def state(self) -> int:
-        """Where in it the sequence stands."""
+        """The state of the walkable grammar that the sequence is in."""
 
     def accept(self, token_id: int) -> bool:
-        """Go on with this token; False, and `error` set, if it may not come here."""
+        """Go on with this token; False, with `error` set, if the grammar forbids it here."""
 
     def try_accept(self, token_id: int) -> bool:
-        """The same, but nothing changes if it may not; what must come is not looked at."""
+        """The same, but a forbidden token changes nothing. Does not look at forced tokens."""
 
     def forced(self) -> list[int]:
         """The tokens that must come next, whatever is drawn."""
 
     def fork(self) -> Guide:
-        """Another at the same place, which goes its own way."""
+        """A copy at the same place, independent from then on."""
 
 
 @dataclass(slots=True)
@@ -110,13 +110,13 @@ class Sequence:
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
     guide: Guide | None = None
-    owes: bool = False  # it draws what its guide has as `owed`
+    owes: bool = False  # it must draw the tokens in `owed` of its guide
     thoughts: ThoughtWatch | None = None
-    # To be forked off at the prompt's end, or further on where a path leaves another.
+    # Sequences that fork off at the prompt's end, or further on where a path leaves another.
     siblings: list[Sequence] = field(default_factory=list)
-    group: SearchGroup | None = None  # the search whose beams it is one of
-    tree: ScoreTree | None = None  # of the continuations whose paths it is one of
-    unfolded: bool = True  # the paths that leave it are, or were, among its siblings
+    group: SearchGroup | None = None  # the search that it is a beam of
+    tree: ScoreTree | None = None  # the tree of continuations that it is a path of
+    unfolded: bool = True  # the paths that leave it were made as its siblings
     output_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: list[Scores] = field(default_factory=list)  # of its tokens, in order
     scores: list[Scores] = field(default_factory=list)  # of given tokens, in order
@@ -125,7 +125,7 @@ class Sequence:
     num_cached: int = 0
     num_preemptions: int = 0
     waiting: bool = False
-    parked: bool = False  # it waits, and its adapter has no place
+    parked: bool = False  # it waits, but its adapter has no place
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: QuireError | None = None
@@ -133,14 +133,14 @@ class Sequence:
 
     @property
     def token_ids(self) -> Ints:
-        """All its tokens, as they are compared."""
+        """All its tokens, as they are compared with cached ones."""
         if not len(self.output_ids):
             return self.request.prompt_ids
         return np.concatenate([self.request.prompt_ids, self.output_ids])
 
     @property
     def fed_ids(self) -> Ints:
-        """The same in ids of the vocabulary, which is what is computed."""
+        """The same as ids of the vocabulary, which is what is computed."""
         if self.request.with_placeholders is None:
             return self.token_ids
         return np.concatenate([self.request.plain_ids, self.output_ids])

@@ -1,10 +1,10 @@
-"""How prompts share a pass with each other, and with those who wait to begin.
+"""How prompts share a pass with each other, and with requests that wait to begin.
 
-One after the other, in order of admission, is the least work. Where others may come at any time it
-would have everyone wait for a prompt of thousands of tokens. There no request has more of a pass
-than others may have to wait for. The one that came first has what the others do not need, and half
-of the pass in any case; of the others those with the least left go first. So one that is long takes
-at most twice as long as alone, and one that is short begins with the next pass.
+Computing prompts one after the other, in order of admission, is the least work. But where requests
+may come at any time, all would wait for a prompt of thousands of tokens. So there no request gets
+more of a pass than others may have to wait for. The request that came first gets what the others do
+not need, and at least half of the pass; of the others those with the fewest tokens left go first.
+So a long prompt takes at most twice as long as alone, and a short one begins with the next pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.scheduler.waiting import Waiting
 
 
 class Shares:
-    """Puts the next tokens of prompts that were begun into a draft."""
+    """Puts the next tokens of begun prompts into a draft."""
 
     def __init__(
         self, rows: Rows, lanes: Lanes, waiting: Waiting, admission: Admission, chunks: Chunks
@@ -30,8 +30,8 @@ class Shares:
         self._admission, self._chunks = admission, chunks
 
     def plan(self, draft: Draft) -> None:
-        """Those that were begun go on. The background's come last, within what is spare for
-        them."""
+        """Plan the prompts that were begun. Those of the background come last, within the tokens
+        that are spare for them."""
         rows = self._rows
         begun = rows.running[~rows.drawn[rows.running]]
         in_turn = begun[np.argsort(rows.background[begun], kind="stable")].tolist()
@@ -45,14 +45,14 @@ class Shares:
             self._chunks.plan(row, draft)
 
     def begin(self, row: int, draft: Draft) -> None:
-        """The first tokens of one that was admitted."""
+        """Plan the first tokens of a sequence that was admitted."""
         if self._is_shared(self._rows.sequence(row).request):
             self._plan_within([row], draft, draft.budget)
         else:
             self._chunks.plan(row, draft)
 
     def _is_shared(self, request: Request) -> bool:
-        """Whether it goes on in any number of tokens, for somebody who is not the only one."""
+        """Whether this request must share the pass, and can be cut anywhere to do so."""
         in_parts = not (request.media or request.whole or request.heard is not None)
         return self._lanes.is_serving and in_parts and not request.background
 
@@ -66,8 +66,8 @@ class Shares:
         draft.spare = min(spare, draft.budget)
 
     def _needed(self, others: list[int], budget: int) -> int:
-        """Tokens that others of the foreground could compute now: of those that wait about as many
-        as the next one has, each."""
+        """Tokens that other foreground requests could compute now. All waiting requests count as
+        if they had as many tokens as the next of them."""
         needed = sum(self._left(row) for row in others if not self._rows.background[row])
         waiting = self._waiting.first_in_foreground
         if waiting is not None and self._admission.takes(waiting, 1, budget):

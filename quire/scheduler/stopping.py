@@ -2,7 +2,7 @@
 
 Per token, in this order: nothing stops before `min_tokens` outputs exist; then an eos or stop
 id, then a stop string, then the end of its grammar, then the length, then repetition. Ids are
-judged for all rows at once, as arrays; rows that Python visits anyway (stop strings, grammars, many
+judged for all rows at once, as arrays. Rows that Python visits anyway (stop strings, grammars, many
 stop ids, repetition) are judged one by one.
 """
 
@@ -21,8 +21,8 @@ from quire.request import Ints, Request
 from quire.scheduler.rows import Rows
 from quire.scheduler.sequence import Guide, Sequence
 
-# Has each guide go on with its token, as `Guide.accept` does, and says which of them could, or what
-# was raised for one of them.
+# Gives each guide its token, as `Guide.accept` does; returns for each whether the grammar allowed
+# it, or the error that was raised.
 AcceptAll = Callable[[Many[Guide], Many[int]], Many[bool | QuireError]]
 
 # The stop reason of an answer that reached max_tokens in the middle of its grammar.
@@ -50,20 +50,20 @@ def num_kept(
 
 
 def is_stop(request: Request, token_id: int, num_outputs: int) -> bool:
-    """`num_outputs` counts this token."""
+    """Whether this token, output number `num_outputs` (from 1), ends the sequence by its id."""
     if num_outputs < request.params.min_tokens:
         return False
     return token_id in request.eos_ids or token_id in request.stop_ids
 
 
 def stop_by_id(sequence: Sequence, token_id: int) -> None:
-    """It ends with this token. An id the caller asked for is named; end-of-sequence is not."""
+    """End with this token. `stop_reason` names an id that the caller asked for, not an eos id."""
     sequence.finish_reason = "stop"
     sequence.stop_reason = token_id if token_id in sequence.request.stop_ids else None
 
 
 def stop_by_last(sequence: Sequence) -> None:
-    """Its last token ended it, as an id or by its length."""
+    """Set why the last token ended the sequence: as a stop id, or by length."""
     token_id = int(sequence.output_ids[-1])
     if is_stop(sequence.request, token_id, len(sequence.output_ids)):
         stop_by_id(sequence, token_id)
@@ -77,8 +77,8 @@ def judge(
     """How many of `tokens` a visited sequence keeps; sets its finish reason if it ends there.
 
     `num_outputs` = how many it had before. Finds stop strings by feeding the text watch, and
-    repetition where that is wanted and `written`, its tokens before, is given. One whose text or
-    grammar cannot go on ends alone, without these tokens.
+    repetition where that is wanted and `written`, its tokens before, is given. A sequence whose
+    text or grammar raises an error ends with it, without these tokens; no other one is affected.
     """
     kept = for_row(FOLLOWED, _judge, sequence, tokens, num_outputs, written)
     if isinstance(kept, QuireError):
@@ -88,7 +88,7 @@ def judge(
 
 
 def fail(sequence: Sequence, error: QuireError | None) -> None:
-    """It ends with this error, and the others go on."""
+    """End a sequence with this error."""
     sequence.finish_reason, sequence.error = "error", error
 
 
@@ -123,8 +123,8 @@ def _judge(sequence: Sequence, tokens: list[int], num_outputs: int, written: Int
 
 
 def _judge_text(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
-    """The same where ids, the length and stop strings alone may end it: its text is read at once,
-    which for plans of many steps costs a fraction of reading it token by token."""
+    """The same where only ids, the length and stop strings may end it: its text is read at once,
+    which costs a fraction of reading it token by token in plans of many steps."""
     request, watch = sequence.request, sequence.watch
     tokens = tokens[: request.max_tokens - num_outputs]
     totals = enumerate(tokens, start=num_outputs + 1)
@@ -142,8 +142,8 @@ def _judge_text(sequence: Sequence, tokens: list[int], num_outputs: int) -> int:
 
 
 def _stop_in_text(sequence: Sequence, token_id: int) -> None:
-    """It ends with this token; where that is to stay in its text, a stop string that it completes
-    cuts the text and is the reason."""
+    """End with this token. If its text stays in the output and completes a stop string, that
+    string cuts the text and is the reason."""
     stop_by_id(sequence, token_id)
     watch = sequence.watch
     if watch is not None and sequence.request.params.include_stop_str_in_output:
@@ -153,9 +153,9 @@ def _stop_in_text(sequence: Sequence, token_id: int) -> None:
 
 
 def judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spells: bool) -> int:
-    """How many of `tokens` a sequence keeps that follows a grammar and drew the first of them by
-    its mask, the others without; its finish reason is set if it ends there. `spells`: what its
-    grammar forces is found out once, for all of it, and not token by token as masks have it."""
+    """How many of `tokens` a sequence with a grammar keeps, when it drew the first with its mask
+    and the others without; sets its finish reason if it ends there. `spells`: forced tokens are
+    found once for the whole forced text, and not token by token as masks allow them."""
     kept = for_row(FOLLOWED, _judge_ahead, sequence, tokens, num_outputs, spells=spells)
     if isinstance(kept, QuireError):
         fail(sequence, kept)
@@ -174,7 +174,7 @@ def _judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spe
             sequence.owes = bool(guide.owed)
         must = guide.owed[:1] if spells else guide.forced()[:1]
         if token in request.eos_ids or token in request.stop_ids:
-            # Which of them stand in the mask is its own matter, but for an end at the end.
+            # Masks treat stop ids differently. Only an eos id after a complete text is kept.
             ends = not must and guide.is_complete and token in request.eos_ids
             if not ends or not is_stop(request, token, num_outputs + kept + 1):
                 break
@@ -191,9 +191,9 @@ def _judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spe
 def judge_together(
     sequences: Many[Sequence], tokens: list[int], accept_all: AcceptAll
 ) -> list[int]:
-    """The same for sequences that drew a token each, which is no stop id of theirs and leaves room
-    for more: how many of it each keeps. Each follows a grammar, and none looks for stop strings.
-    Their guides go on together."""
+    """The same for sequences that drew one token each, which is no stop id and leaves room for
+    more: how many of it each keeps. Each follows a grammar, and none has stop strings. Their guides
+    accept their tokens in one call."""
     guides = [_guide(sequence) for sequence in sequences]
     kept, taken = [1] * len(guides), accept_all(guides, tokens)
     for i, (guide, accepted) in enumerate(zip(guides, taken, strict=True)):
@@ -219,8 +219,8 @@ def _is_stopped(guide: Guide) -> bool:
 
 
 def _is_over(sequence: Sequence, total: int) -> bool:
-    """Whether the end of its grammar, or the length, ends a sequence that wrote so many tokens;
-    its finish reason then says so."""
+    """Whether the end of its grammar, or the length, ends a sequence of `total` outputs; sets its
+    finish reason then."""
     guide = sequence.guide
     if guide is not None and guide.is_stopped:
         sequence.finish_reason = "stop"
@@ -232,13 +232,13 @@ def _is_over(sequence: Sequence, total: int) -> bool:
 
 
 def accept_each(guides: Many[Guide], tokens: Many[int]) -> list[bool | QuireError]:
-    """One after the other."""
+    """Accept the tokens one after the other."""
     pairs = zip(guides, tokens, strict=True)
     return [for_row(FOLLOWED, guide.accept, token) for guide, token in pairs]
 
 
 def is_repeating(output_ids: Ints, wanted: RepetitionDetectionParams) -> bool:
-    """Whether the last tokens are the same few, as often as `wanted` says: [7, 1, 2, 1, 2, 1, 2]
+    """Whether the last tokens repeat a pattern as often as `wanted` says: [7, 1, 2, 1, 2, 1, 2]
     ends with 3 times [1, 2]."""
     for size in range(max(1, wanted.min_pattern_size), wanted.max_pattern_size + 1):
         span = size * wanted.min_count

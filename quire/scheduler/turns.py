@@ -1,11 +1,11 @@
-"""Rows by masks are planned all together, or by turns: one half, then the other.
+"""Rows that draw with masks are planned all together, or in turns: one half, then the other.
 
-Such a row is planned again when its last token is known. All together, the device rests while the
-host follows grammars and plans, and the host while the device computes. By turns, the device
-computes one half while the host follows the other. That pays where half of the rows take it much
-less than all of them, and does not where a step takes what reading the weights takes. How long
-either of the two needs is not known beforehand, so both ways are timed, and the faster one is kept
-for a while.
+Such a row is planned again when its last token is known. If all are planned together, the device is
+idle while the host follows grammars and plans, and the host is idle while the device computes. In
+turns, the device computes one half while the host works for the other. That pays where a step of
+half the rows takes much less time than one of all rows, and does not where both take as long as
+reading the weights. Which one is faster is not known beforehand, so both are timed, and the faster
+one is kept for a while.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from quire.scheduler.rows import Rows
 from quire.step import StepPlan
 
 LEAST_ROWS = 16  # with fewer there is nothing to win
-# In tokens of all rows: how long one way is kept, at first and at most, before the other is tried;
-# how many are timed, at least and at most, and how many pass before. A short batch ends before
-# anything is tried: steps of half the rows may have to be captured first.
+# In tokens of each row: how long one way is kept before the other is tried, at first and at most;
+# how many tokens are timed, at least and at most, and how many are skipped before. A short batch
+# ends before any trial, because steps of half the rows may have to be captured first.
 KEPT, KEPT_AT_MOST, TIMED_AT_LEAST, TIMED, PASSED = 48, 4096, 3, 8, 2
 KEPT_LONGER = 4  # times as long, when the other way was not faster
-GAIN = 0.03  # by which the other way must be faster
-LOSS = 0.1  # by which it is slower when that is seen at once
-DISTURBED = 4.0  # times as long as usual is counted as this
+GAIN = 0.03  # share by which the other way must be faster
+LOSS = 0.1  # share by which it must be slower for its trial to end at once
+DISTURBED = 4.0  # a plan that took more than so many times the median counts as this
 
 
 class Turns:
-    """Which rows by masks the next plan decodes."""
+    """Which of the rows that draw with masks the next plan decodes."""
 
     def __init__(self, rows: Rows, *, overlap: bool) -> None:
-        """`overlap`: a plan may be made while another one is on its way."""
+        """`overlap`: a plan may be made while the result of another is awaited."""
         self.by_turns = False
         self._rows, self._overlap = rows, overlap
-        # Of the last plans: seconds, and their rows.
+        # Of the last plans: (seconds, number of rows).
         self._times = deque[tuple[float, int]](maxlen=2 * (PASSED + TIMED))
         self._num_rows = 0
         self._kept, self._left = KEPT, KEPT
-        self._usual: float | None = None  # what a token takes the usual way, while the other runs
+        self._usual: float | None = None  # seconds of a token the usual way, during a trial
 
     def among(self, ready: Ints, *, awaited: bool) -> Ints | None:
-        """Those of the rows that could go on which the next plan is to decode; None if it is to be
-        made when the others that are `awaited` are ready, too."""
+        """The rows of `ready` that the next plan decodes; None if it must wait until the rows of
+        plans in flight (`awaited`) are ready, too."""
         rows = self._rows
         if not self._overlap or not len(ready) or not rows.guided[ready[0]]:
             return ready
         decoding = rows.running[rows.drawn[rows.running]]
-        # Rows without masks leave the device no rest. Beams may be parted: all wait for the last.
+        # With rows without masks the device is never idle. Beams may be parted: all wait for all.
         if not rows.guided[decoding].all():
             return ready
         if len(decoding) < LEAST_ROWS:
@@ -59,7 +59,7 @@ class Turns:
         return None if awaited else ready
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """The result of a plan of one step was digested, so long after the one before."""
+        """The result of a plan of one step came `seconds` after the one before."""
         if not self._num_rows or plan.masks is None or not len(plan.decode):
             return
         self._times.append((seconds, len(plan.decode)))
@@ -68,7 +68,7 @@ class Turns:
             self._turn()
 
     def _meet(self, num_rows: int) -> None:
-        """What held for many more rows, or many fewer, need not hold for these."""
+        """Begin anew when the number of rows has doubled or halved."""
         if not self._num_rows / 2 <= num_rows <= self._num_rows * 2:
             self._num_rows, self._kept = num_rows, KEPT
             self._left = min(self._left, self._plans(KEPT))
@@ -88,17 +88,17 @@ class Turns:
         self._usual, self._left = None, self._plans(self._kept)
 
     def _is_slower(self) -> bool:
-        """Whether the other way needs no more trying."""
+        """Whether the other way is clearly slower, so that its trial can end."""
         if self._usual is None or len(self._times) < self._plans(PASSED + TIMED_AT_LEAST):
             return False
         return self._seconds_each(TIMED_AT_LEAST) > (1 + LOSS) * self._usual
 
     def _plans(self, tokens: int) -> int:
-        """How many plans bring so many tokens of each row."""
+        """How many plans it takes to draw so many tokens for each row."""
         return 2 * tokens if self.by_turns else tokens
 
     def _seconds_each(self, tokens: int) -> float:
-        """What a token of one row took, by the last so many of all rows."""
+        """Seconds per token of a row, from the plans of the last `tokens` tokens of all rows."""
         times = list(self._times)[-self._plans(tokens) :]
         most = DISTURBED * statistics.median(seconds for seconds, _ in times)
         return sum(min(seconds, most) for seconds, _ in times) / sum(count for _, count in times)

@@ -1,9 +1,9 @@
-"""Which is admitted next: the plan's order within a priority, and none waits for ever.
+"""Which sequence is admitted next: the plan's order within a priority, and none waits for ever.
 
-Tenants have equal turns within a priority, however many sequences each of them has here. One that
-has waited longer than `max_wait` goes before all others of its tenant and lane, whatever the
-priorities say, the longest waiting first. The background comes after everyone else, but has every
-tenth turn. Those whose LoRA adapter has no place are parked beside the lanes (adapters.py).
+Tenants have equal turns within a priority, however many sequences each of them has here. A sequence
+that has waited longer than `max_wait` goes before all others of its tenant and lane, whatever the
+priorities say, the longest waiting first. The background comes after the foreground, but has every
+tenth turn. Sequences whose LoRA adapter has no place are parked outside the lanes (adapters.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import chain
 from quire.scheduler.sequence import Sequence
 
 Key = tuple[int, int, int, int]
-TURNS = 10  # of so many turns the background has one
+TURNS = 10  # the background has one of so many turns
 
 
 def _key(sequence: Sequence) -> Key:
@@ -26,19 +26,19 @@ def _key(sequence: Sequence) -> Key:
 
 
 def _in_lane(sequence: Sequence) -> bool:
-    """What is parked waits, too, and may have entries left in its queue."""
+    """Whether a sequence waits here; a parked one waits elsewhere, but may have entries left."""
     return sequence.waiting and not sequence.parked
 
 
 class _Queue:
-    """The sequences of one tenant that want a row."""
+    """The waiting sequences of one tenant."""
 
     def __init__(self) -> None:
-        self.turn = 0  # when it is to have its next one
+        self.turn = 0  # the number of the turn when it is next
         self._heap: list[tuple[Key, int, Sequence]] = []
         self._by_age: deque[Sequence] = deque()
         self._count = 0
-        self._entries = 0  # tells entries of one sequence apart, so that none is compared
+        self._entries = 0  # counts entries, so that the heap never compares two sequences
 
     def __len__(self) -> int:
         return self._count
@@ -48,7 +48,7 @@ class _Queue:
 
     @property
     def key(self) -> Key:
-        """Of the first, by its priority and the plan's order."""
+        """The key of the first sequence, by priority and the plan's order."""
         return self._heap[0][0]
 
     def add(self, sequence: Sequence, *, again: bool) -> None:
@@ -62,7 +62,7 @@ class _Queue:
             self._by_age.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out; its entries in both queues die when they come to the front."""
+        """Take a sequence out; its entries are removed when they come to the front."""
         sequence.waiting = False
         self._count -= 1
         while self._heap and not _in_lane(self._heap[0][2]):
@@ -76,16 +76,16 @@ class _Queue:
         return now - self._by_age[0].timings.queued > max_wait
 
     def next(self, now: float, max_wait: float) -> Sequence:
-        """The one to admit next, left in the queue."""
+        """The sequence to admit next, left in the queue."""
         return self._by_age[0] if self.is_overdue(now, max_wait) else self._heap[0][2]
 
 
 class _Lane:
-    """The sequences of one lane that want a row, by tenant."""
+    """The waiting sequences of one lane, by tenant."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
-        self._turn = 0  # of the tenant that had one last
+        self._turn = 0  # the number of the last turn
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -100,17 +100,17 @@ class _Lane:
         self._queues[sequence.request.tenant].remove(sequence)
 
     def count_turn(self, sequence: Sequence) -> None:
-        """Its tenant had one, and the next after the others that wait."""
+        """The sequence's tenant had a turn; its next one comes after the other tenants'."""
         queue = self._queues[sequence.request.tenant]
         self._turn = self._due(queue)
         queue.turn = self._turn + 1
 
     def _due(self, queue: _Queue) -> int:
-        """While it was empty, turns went by; they are not had later."""
+        """The turn that a queue is due; turns that passed while it was empty are lost."""
         return max(queue.turn, self._turn)
 
     def next(self, now: float, max_wait: float) -> Sequence | None:
-        """The one to admit next, left in the queue; None if none waits."""
+        """The sequence to admit next, left in the queue; None if none waits."""
         waiting = [queue for queue in self._queues.values() if queue]
         if len(waiting) > 1:
             first = min(queue.key[0] for queue in waiting)
@@ -122,7 +122,7 @@ class _Lane:
 class Waiting:
     def __init__(self) -> None:
         self._foreground, self._background = _Lane(), _Lane()
-        self._turns = 0  # that the background let others have since it last had one
+        self._turns = 0  # of the foreground, while the background waited, since its last one
         self._parked: dict[int, deque[Sequence]] = {}  # by adapter
         self._num_parked = 0
         self._num_unparked: Counter[int] = Counter()  # by adapter, in the lanes
@@ -147,20 +147,20 @@ class Waiting:
         return self._background if sequence.request.background else self._foreground
 
     def add(self, sequence: Sequence, *, again: bool = False) -> None:
-        """`again`: it was here before (preempted), so it is among the oldest."""
+        """`again`: it waited here before (it was preempted), so it is among the oldest."""
         self._lane(sequence).add(sequence, again=again)
         if number := sequence.request.adapter_number:
             self._num_unparked[number] += 1
 
     def admit(self, sequence: Sequence) -> None:
-        """Take it out for a row: that was a turn of its lane and of its tenant."""
+        """Take a sequence out for a row: this is a turn of its lane and of its tenant."""
         self._take_out(sequence)
         self._lane(sequence).count_turn(sequence)
         is_turn = sequence.request.background or not self._background
         self._turns = 0 if is_turn else self._turns + 1
 
     def remove(self, sequence: Sequence) -> None:
-        if sequence.parked:  # what holds it is emptied when the adapter's turn comes
+        if sequence.parked:  # its entry is dropped when its adapter is next
             sequence.parked = sequence.waiting = False
             self._num_parked -= 1
         else:
@@ -178,15 +178,15 @@ class Waiting:
         return self._num_unparked.get(adapter, 0)
 
     def park(self, sequence: Sequence) -> None:
-        """Let others go past it until its adapter has a place."""
+        """Let others go before it until its adapter has a place."""
         self._take_out(sequence)
         sequence.waiting = sequence.parked = True
         self._num_parked += 1
         self._parked.setdefault(sequence.request.adapter_number, deque()).append(sequence)
 
     def unpark_first(self, now: float, max_wait: float) -> int | None:
-        """Put those back whose adapter is next, in the order of the lanes, the longest overdue
-        first; its number, or None where none is parked."""
+        """Put the sequences of the next adapter back into their lanes, foreground first, then the
+        longest overdue; returns the adapter's number, or None if nothing is parked."""
         if not self._num_parked:
             self._parked.clear()
             return None
@@ -207,7 +207,7 @@ class Waiting:
         return chosen
 
     def _first_parked(self) -> dict[int, Sequence]:
-        """Of each adapter the first that is parked for it."""
+        """For each adapter the first sequence that is parked for it."""
         for number, some in list(self._parked.items()):
             while some and not some[0].parked:
                 some.popleft()
@@ -217,15 +217,15 @@ class Waiting:
 
     @property
     def oldest_parked(self) -> Sequence | None:
-        """Of the foreground, if any of it is parked."""
+        """The parked sequence that waits longest, of the foreground if any of it is parked."""
         if not self._num_parked:
             return None
         firsts = self._first_parked().values()
         return min(firsts, key=lambda s: (s.request.background, s.timings.queued))
 
     def next(self, now: float, max_wait: float, *, background: bool = True) -> Sequence | None:
-        """The one to admit next, left in the queue; None if none waits, of the background too
-        if that may be."""
+        """The sequence to admit next, left in the queue; None if none waits. With `background` it
+        may be one of the background."""
         is_turn = self._turns >= TURNS - 1 and bool(self._background)
         lane = self._foreground
         if background and (is_turn or not self._foreground):
@@ -234,5 +234,5 @@ class Waiting:
 
     @property
     def first_in_foreground(self) -> Sequence | None:
-        """By priority alone; None if none waits there."""
+        """The first by priority and order; None if none waits there."""
         return self._foreground.next(0.0, math.inf)

@@ -1,4 +1,4 @@
-"""What looks at the tokens of one sequence as they come, and may end it or have it go on."""
+"""What looks at the tokens of one sequence as they come, and may end it or append tokens to it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class TextWatch(Protocol):
     """Follows the text of one sequence for its stop strings."""
 
     def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
-        """Take tokens, up to the first that completes a stop string: how many these are then, and
-        the string. None where none of them does."""
+        """Take tokens up to the first that completes a stop string: how many these are, and the
+        string. None if no stop string is completed."""
 
 
 class ThoughtWatch(Protocol):
-    """Looks at one sequence from time to time, and may have it go on with tokens of its own."""
+    """Looks at one sequence at set lengths, and may append tokens to it."""
 
-    due: int | None  # so many outputs, where there is a next look
+    due: int | None  # the number of outputs at the next look; None if there is none
 
     @property
     def fixed(self) -> int | None:
-        """What the next draw must be, if that is fixed."""
+        """The token that the next draw must give, or None."""
 
     def reach(self, output_ids: Ints) -> list[int]:
-        """The tokens that must come behind these, without being drawn; sets `due`."""
+        """The tokens that must come after these, without being drawn; sets `due`."""

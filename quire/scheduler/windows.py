@@ -1,11 +1,11 @@
 """Blocks behind the windows of groups of layers are given back while their rows run.
 
-A row that is computed, and known, up to a token will next compute that token or a later one: no
-group reads what lies behind the window of that one. Plans run in the order they are made, so
-blocks that are given back may be taken in the very next plan, whatever is still in flight.
-The device need not know: no kernel looks behind a window.
+A row that is computed, and known, up to a token computes that token or a later one next. No group
+reads blocks behind the window of that token. Plans run in the order they are made, so blocks that
+are given back may be taken by the very next plan, whatever is still in flight.
+The device need not be notified: no kernel looks behind a window.
 
-block_size 4, window 6, 13 tokens computed and known: the next plan, or a row that comes back with
+block_size 4, window 6, 13 tokens computed and known: the next plan, or a row that begins again with
 three whole blocks, sees from token 12 - 6 + 1 = 7 on. Block 0 is given back, blocks 1 .. 3 stay.
 """
 
@@ -21,7 +21,7 @@ from quire.scheduler.rows import Rows, counted_out
 
 
 class PastWindows:
-    """Finds what rows no longer see. A pool without windows is never looked at."""
+    """Finds blocks that rows no longer see. Does nothing for a pool without windows."""
 
     def __init__(self, placements: Placements) -> None:
         self._pool, self._rows = placements.pool, placements.rows
@@ -39,7 +39,7 @@ class PastWindows:
                 self._release(at, count, groups)
 
     def are_pending(self) -> bool:
-        """Whether rows will have blocks to give back when they know what is being computed."""
+        """Whether rows will have blocks to give back when the plans in flight are known."""
         at = self._rows.running
         return any(
             (self._unseen(at, self._rows.computed[at], groups) > 0).any()
@@ -47,15 +47,15 @@ class PastWindows:
         )
 
     def _unseen(self, at: Ints, reached: Ints, groups: WindowGroups) -> Ints:
-        """How many blocks more lie behind the window than were given back."""
+        """How many more blocks lie behind the window than were given back."""
         size = self._pool.block_size
         first = (reached // size * size - groups.window + 1) // size
         more: Ints = first - self._rows.given_back[groups.first, at]
         return more
 
     def _reached_by_all(self, at: Ints) -> Ints:
-        """The same of beams. While a search comes back its beams are laid over what they have in
-        common with those before them, which is the prompt at least."""
+        """The same, but less for beams while a preempted search begins again: its beams share what
+        they have in common with those before them, which is the prompt at least."""
         rows, reached = self._rows, _reached(self._rows, at)
         for i in np.flatnonzero(rows.num_candidates[at]).tolist():
             group = rows.sequence(int(at[i])).group
