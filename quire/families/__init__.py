@@ -1,1 +1,1 @@
-"""What makes a family of models: a file each, from the fields of its config to a ModelSpec."""
+"""Families of models, one file each: turns the fields of a config into a ModelSpec."""

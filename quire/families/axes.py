@@ -1,4 +1,4 @@
-"""Positions of three coordinates, each of which turns its own pairs of a head. No torch."""
+"""Positions of three coordinates, each of which rotates its own pairs of a head. No torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def read_with_axes(
     *,
     interleaved: bool,
 ) -> ModelSpec:
-    """The spec that `read` makes of a config, with how many pairs each coordinate turns: side by
-    side, or `interleaved`; `unsaid` are those of a config that does not say."""
+    """The spec that `read` makes of a config, with the coordinate of each pair (Rope.axes). The
+    config gives the number of pairs per coordinate, `unsaid` if it does not; the pairs of a
+    coordinate are next to each other, or the coordinates alternate (`interleaved`)."""
     said, beside = rope_fields(fields).values, fields.inner("rope_scaling").values
     sections = said.get("mrope_section") or unsaid
     if not isinstance(sections, list | tuple) or len(sections) != 3:
@@ -50,7 +51,7 @@ def _side_by_side(sections: list[int] | tuple[int, ...], pairs: int) -> tuple[in
 
 
 def _interleaved(sections: list[int] | tuple[int, ...], pairs: int) -> tuple[int, ...]:
-    """0 1 2 0 1 2 .. as far as the second and the third reach, then 0."""
+    """0 1 2 0 1 2 ... until the second and third coordinate have their number of pairs, then 0."""
     return tuple(
         pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in range(pairs)
     )

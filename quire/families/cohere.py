@@ -1,4 +1,4 @@
-"""Cohere: both branches behind one LayerNorm without bias, pairs side by side. No torch."""
+"""Cohere: one LayerNorm without bias before both branches, interleaved pairs in rope. No torch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ FAMILY = Family(
     gguf="command-r",
     gguf_words=_gguf_words,
     gguf_reads=("logit_scale",),
-    # With norms of q and k every head has weights of its own there, which quire has not.
+    # Norms of q and k would have separate weights for each head, which quire does not have.
     only={"use_qk_norm": (False,)},
 )

@@ -1,5 +1,5 @@
-"""Cohere2: both branches behind one LayerNorm; windows in three of four layers, and positions in
-these alone, as pairs side by side. No torch."""
+"""Cohere2: one LayerNorm before both branches; three of four layers have a window and rope (with
+interleaved pairs), the fourth has neither. No torch."""
 
 from __future__ import annotations
 

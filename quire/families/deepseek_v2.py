@@ -1,5 +1,5 @@
-"""DeepSeek V2: keys and values as one row a token, experts by a softmax, within the best groups of
-them. Its GGUF files say the same as those of the next version, whose file reads them. No torch."""
+"""DeepSeek V2: latent attention, and experts chosen by a softmax within the best groups. Its GGUF
+files look like those of DeepSeek V3 and are read by deepseek_v3.py. No torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeepSeek V3 and R1, Kimi K2, Moonlight: keys and values as one row a token, experts by sigmoids
-and a bias, within the best groups of them. No torch."""
+"""DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, and experts chosen by sigmoids and a
+bias within the best groups. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.families.mixtures import (
 from quire.spec import ModelSpec
 
 UNSAID: dict[str, Any] = {"n_group": 8, "topk_group": 4, "first_k_dense_replace": 3}
-GGUF = "deepseek2"  # whose files may be of the version before, with its own way to choose experts
+GGUF = "deepseek2"  # also written for DeepSeek V2, which chooses experts in another way
 
 
 def read(fields: Fields) -> ModelSpec:

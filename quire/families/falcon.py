@@ -1,5 +1,5 @@
-"""Falcon: LayerNorm, both branches side by side, q, k and v in one stored matrix by KV head. Of 7B
-all heads share one of these; the newer ones have a norm for each branch. No torch."""
+"""Falcon: LayerNorm, both branches side by side, q, k and v stored in one matrix, by KV head.
+Falcon 7B has a single KV head; newer models have more, and a norm for each branch. No torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _heads(fields: Fields) -> Heads:
 
 
 def _norms(fields: Fields) -> NormPlaces:
-    """Of the newer kind, a norm for each branch unless the config says one."""
+    """Newer models have a norm for each branch unless the config says one."""
     newer = fields.flag("new_decoder_architecture", False)
     if not fields.flag("parallel_attn", True):
         if newer:
@@ -58,7 +58,7 @@ def _norms(fields: Fields) -> NormPlaces:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    """The newer kind is known by the number of its KV heads."""
+    """A newer model is recognised by its number of KV heads."""
     kv_heads = config["num_key_value_heads"]
     return {
         "new_decoder_architecture": kv_heads != 1,
@@ -93,6 +93,6 @@ FAMILY = Family(
         )
     },
     without_effect={"hidden_dropout": "training"},
-    # With alibi it has no rope, and biases on its scores.
+    # Models with alibi have no rope; quire does not compute them.
     only={"activation": tuple(ACTIVATIONS), "alibi": (False,)},
 )

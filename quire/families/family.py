@@ -1,4 +1,4 @@
-"""What a family's file says of it: its names, and how its config becomes a ModelSpec. No torch."""
+"""How a family's file describes it: names, and how its config becomes a ModelSpec. No torch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from quire.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What files call one tensor, without the layer before it and without `.weight`.
+    """The name of a tensor in files, without the layer's prefix and without `.weight`.
 
-    GGUF files may have it `gguf_bare`, without `.weight`. Files of Hugging Face may have it
-    otherwise: `bare`, without `.weight`, and its bias with `_bias`; `turned`, [in, out]; `stacked`,
-    that of every expert in one tensor. Two parts with one name there are one tensor, one behind the
-    other, or `alternating` row by row."""
+    In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
+    `bare`: no `.weight`, and the bias ends with `_bias`; `turned`: transposed, [in, out];
+    `stacked`: the tensors of all experts in one. If two parts have the same name there, one tensor
+    holds both, one after the other, or `alternating` row by row."""
 
     hf: str
     gguf: str
@@ -29,7 +29,7 @@ class Name:
     gguf_bare: bool = False
 
     def stored(self, kind: str) -> tuple[str, str]:
-        """What files of Hugging Face and GGUF files call its weight or bias."""
+        """The names of its weight or bias in files of Hugging Face and in GGUF files."""
         ending = f".{kind}"
         if self.bare:
             ending = "" if kind == "weight" else "_bias"
@@ -38,7 +38,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What files call the tensors around the layers, and what stands before those of layer {}."""
+    """Names of the tensors around the layers, and the prefix of layer {}."""
 
     layer: Name = Name("model.layers.{}", "blk.{}")
     embed: Name = Name("model.embed_tokens", "token_embd")
@@ -49,8 +49,8 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class LatentNames:
-    """What files call the tensors of attention whose keys and values are latent. Those of Hugging
-    Face have the products of keys and of values as one, head by head."""
+    """Names of the tensors of latent attention. In files of Hugging Face one tensor holds the
+    products of keys and of values, head by head."""
 
     q: Name = Name("self_attn.q_proj", "attn_q")
     q_a: Name = Name("self_attn.q_a_proj", "attn_q_a")
@@ -64,11 +64,11 @@ class LatentNames:
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """What files call the tensors of a layer.
+    """Names of the tensors of a layer.
 
-    `qkv` and `gate_up` are one tensor here: of these stored ones, from the top. A single `qkv` of
-    files of Hugging Face may have them `by_group`: the queries of a KV head, its key, its value,
-    then those of the next. A q whose heads have gates has those of each head behind it."""
+    `qkv` and `gate_up` are one tensor in quire, made of the stored tensors named here, in this
+    order. A single stored `qkv` may be ordered `by_group`: the queries of a KV head, its key, its
+    value, then the next KV head. With output gates, each head of q is followed by its gate."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -83,8 +83,8 @@ class LayerNames:
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     latent: LatentNames = LatentNames()
     o: Name = Name("self_attn.o_proj", "attn_output")
-    # Of a layer that keeps a state: q, k, v and the gate; what makes rates and decays. Of Hugging
-    # Face one tensor may have all of either, by head of k.
+    # Of a layer that keeps a state: q, k, v and the gate; rates and decays. In files of Hugging
+    # Face one tensor may hold all of `qkvz` or of `rates`, ordered by head of k.
     qkvz: tuple[Name, ...] = (
         Name("linear_attn.in_proj_qkv", "attn_qkv"),
         Name("linear_attn.in_proj_z", "attn_gate"),
@@ -104,9 +104,9 @@ class LayerNames:
     mlp_norm: Name = Name("post_attention_layernorm", "ffn_norm")
     mlp_post_norm: Name = Name("post_feedforward_layernorm", "post_ffw_norm")
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
-    up: Name = Name("mlp.up_proj", "ffn_up")  # where there is no gate
+    up: Name = Name("mlp.up_proj", "ffn_up")  # in a layer without gate
     down: Name = Name("mlp.down_proj", "ffn_down")
-    # Of expert {}; a GGUF file has those of all experts as one tensor.
+    # Of expert {}; in GGUF files one tensor holds all experts.
     router: Name = Name("mlp.gate", "ffn_gate_inp")
     router_choice: Name = Name("mlp.gate.e_score_correction", "exp_probs_b", bare=True)
     expert_gate_up: tuple[Name, ...] = (
@@ -114,7 +114,7 @@ class LayerNames:
         Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
     )
     expert_down: Name = Name("mlp.experts.{}.down_proj", "ffn_down_exps")
-    # What files call all of either that do not have them expert by expert: [experts, out, in].
+    # Names of the two tensors [experts, out, in] in files that hold all experts in one.
     expert_stacks: tuple[str, str] | None = None
     shared_gate_up: tuple[Name, ...] = (
         Name("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
@@ -127,7 +127,7 @@ class LayerNames:
 def sizes(
     vocab: int, hidden: int, width: int, layers: int, heads: int, length: int
 ) -> dict[str, Any]:
-    """By the words that most configs have for them."""
+    """A config's default sizes, by the names that most configs use."""
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
@@ -141,38 +141,40 @@ def sizes(
 @dataclass(frozen=True, slots=True)
 class Family:
     name: str
-    # What config.json calls it: one of these in `architectures`, one of these as `model_type` (by
-    # default its name).
+    # Names in config.json: one of these in `architectures`, or as `model_type` (by default the
+    # family's name).
     architectures: tuple[str, ...]
     read: Callable[[Fields], ModelSpec]
     model_types: tuple[str, ...] = ()
-    # What GGUF files call it (None: quire reads none of it yet), and whether a window is in there
-    # for it. Of two families with one name the first that has what the file says is taken.
+    # The architecture in GGUF files (None: quire reads none yet), and whether the file must say a
+    # window. Of several families with one GGUF name, the first whose properties the file has is
+    # taken.
     gguf: str | None = None
     gguf_windows: bool = False
-    # Whether the converter to GGUF puts the rows of a q or k head in another order: the first of
-    # either half, then the second of either half, and so on.
+    # Whether the converter to GGUF reorders the rows of a head of q or k: the first of each half,
+    # then the second of each half, and so on.
     gguf_interleaved: bool = False
-    # Whether a GGUF file of this name has experts: of two families with one name, who does.
+    # Whether its GGUF files have experts, which decides between families with one GGUF name.
     gguf_experts: bool = False
-    # What its config would say that the metadata of a GGUF file says in words of its own, or not at
-    # all: from those, and the config so far; and which of its keys are read there.
+    # Makes config values from a GGUF file's metadata (and the config so far) that GGUF writes in
+    # other words or not at all; and the metadata keys that it reads.
     gguf_words: Callable[[Fields, dict[str, Any]], dict[str, Any]] | None = None
     gguf_reads: tuple[str, ...] = ()
-    # Whether only a part of each head may be turned, by its config.
+    # Whether a config may rotate only a part of each head.
     partial_rotary: bool = False
     names: LayerNames = LayerNames()
-    # Those of layers whose norms stand in other places, where they are others.
+    # Names for layers with norms at these places, if different from `names`.
     names_by_norms: Mapping[NormPlaces, LayerNames] = field(default_factory=dict)
     outer_names: ModelNames = ModelNames()
-    # What its files hold beside weights, by how the names end.
+    # Stored tensors that are no weights, by the ends of their names.
     buffers: tuple[str, ...] = ()
-    # Keys of its config that change nothing, and why; see weights/hf_config.py for those of all.
+    # Keys of its config that do not change results, and why. weights/hf_config.py has those of all
+    # families.
     without_effect: Mapping[str, str] = field(default_factory=dict)
-    # Values of keys beyond which it would be another model; null and absent are fine.
+    # The only supported values of these keys; null or absent is always accepted.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # What its config means that does not say it, where that is no matter of other fields: files of
-    # large models leave sizes out, and Transformers' class for them has these.
+    # Values of keys that a config leaves out, as in Transformers' class: files of large models
+    # leave out sizes.
     unsaid: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Takes typed values out of a model's config, refusing what cannot be meant."""
+"""Reads typed values from a model's config, and refuses wrong ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _REQUIRED: Any = object()
 
 
 class _Translated(Mapping[str, Any]):
-    """A config by other words, and with values for some that it does not have. A view: no key is
-    read before somebody asks for it, so that tests can tell which keys a family passes over."""
+    """A config under other key names, with values for missing keys. It is a view that reads a key
+    only when it is asked for, so that tests can see which keys a family does not read."""
 
     def __init__(
         self, values: Mapping[str, Any], words: Mapping[str, str], unsaid: Mapping[str, Any]
@@ -39,8 +39,8 @@ MAX_COUNT = 2**31 - 1
 
 
 class Fields:
-    """A config as (key -> value) with checked reads; null counts as absent. With `false_nulls` not
-    as a flag that is true where absent: in configs of models Transformers takes it for false."""
+    """A config as (key -> value) with checked reads; null counts as absent. With `false_nulls` a
+    null is refused for a flag whose default is true, since Transformers would read it as false."""
 
     def __init__(
         self, values: Mapping[str, Any], source: str, *, false_nulls: bool = False
@@ -60,11 +60,11 @@ class Fields:
         return CorruptModel(f"{self.source}: {key} must be {rule}, it is {value}")
 
     def unsupported(self, key: str, rule: str) -> UnsupportedModel:
-        """The same of a value that is fine, and that quire's own families do not compute."""
+        """As `wrong`, for a valid value that quire's own families do not support."""
         return UnsupportedModel(str(self.wrong(key, rule)))
 
     def check_only(self, only: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse values beyond these, which would make another model; null and absent are fine."""
+        """Refuse all values but these; null or absent is always accepted."""
         for key, allowed in only.items():
             value = self.values.get(key)
             if value is not None and value not in allowed:
@@ -97,7 +97,7 @@ class Fields:
         return float(value)
 
     def optional(self, key: str) -> float | None:
-        """A finite number above 0, or none."""
+        """A finite number above 0, or None if absent."""
         return None if self.values.get(key) is None else self.positive(key)
 
     def not_negative(self, key: str, default: float) -> float:
@@ -127,7 +127,7 @@ class Fields:
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids: one, a list of them, or none; -1 is none, too."""
+        """Token ids: one, a list, or none. -1 also means none."""
         value = self._get(key, [])
         found = value if isinstance(value, list) else [value]
         for token in found:
@@ -140,8 +140,8 @@ class Fields:
         return tuple(token for token in found if token >= 0)
 
     def under(self, words: Mapping[str, str], **unsaid: Any) -> Fields:
-        """The same config read by other words, each for the one it has; `unsaid` is what a word of
-        these means that it does not have."""
+        """The same config under other names: `words` maps a new name to the config's key. `unsaid`
+        gives values for names that the config does not have."""
         known = _Translated(self.values, words, unsaid)
         return Fields(known, self.source, false_nulls=self.false_nulls)
 

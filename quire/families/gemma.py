@@ -1,4 +1,4 @@
-"""Gemma: norms of 1 + w, a gate of gelu, an embedding times the root of its width. No torch."""
+"""Gemma: norms of 1 + w, a gelu gate, embeddings times the root of the hidden size. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAMILY = Family(
     unsaid=sizes(256_000, 3072, 24_576, 28, 16, 8192),
     gguf="gemma",
     only={
-        # The first files say gelu, and mean its approximation.
+        # The first files say "gelu" but mean the tanh approximation.
         "hidden_act": ("gelu", "gelu_pytorch_tanh"),
         "hidden_activation": ("gelu", "gelu_pytorch_tanh"),
         "use_bidirectional_attention": (False,),

@@ -1,6 +1,5 @@
-"""Gemma 2: norms of 1 + w before and behind both branches, a gate of gelu, scores and
-logits that are bounded, a window in every second layer, an embedding times the root of its width.
-No torch."""
+"""Gemma 2: norms of 1 + w before and after both branches, a gelu gate, softcapped scores and
+logits, a window in every second layer, embeddings times the root of the hidden size. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from quire.families.fields import Fields
 from quire.families.reading import read_one_plus, read_window, windows_in_turn
 from quire.spec import LogitsPlan, ModelSpec
 
-PERIOD = 2  # the last of so many layers sees everything
+PERIOD = 2  # one layer in each period has no window: its last
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -28,12 +27,12 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _softcap(fields: Fields, key: str, unsaid: float) -> float | None:
-    """Null means none, absent the usual one."""
+    """Null means no softcap; if absent, the default."""
     return fields.optional(key) if key in fields.values else unsaid
 
 
-# GGUF does not say the scale. Of the one size whose scale is not by head_dim, the number of layers
-# is known.
+# GGUF files do not have the scale. It follows from head_dim for all sizes but one, which is
+# recognised by its number of layers.
 LAYERS_SCALED_BY_WIDTH = 46
 
 

@@ -1,6 +1,6 @@
-"""Gemma 3, its text: norms of 1 + w before and behind both branches and on each head of q and k, a
-gate of gelu, its own scale of scores, five layers with a window and a rope of their own to one
-without, an embedding times the root of its width. No torch."""
+"""The text model of Gemma 3: norms of 1 + w before and after both branches and on each head of q
+and k, a gelu gate, a scale of its own, five layers with a window and their own rope to one without,
+embeddings times the root of the hidden size. No torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.families.reading import (
 from quire.families.rope_config import read_ropes_by_kind
 from quire.spec import LogitsPlan, ModelSpec
 
-PERIOD = 6  # the last of so many layers sees everything
-THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}  # of a config that does not say them
-# GGUF says neither the scale nor the period. Of the one size whose scale is not by head_dim, the
-# number of layers is known.
+PERIOD = 6  # one layer in each period has no window: its last
+THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}  # defaults
+# GGUF files have neither the scale nor the period. The scale follows from head_dim for all sizes
+# but one, which is recognised by its number of layers.
 LAYERS_SCALED_BY_WIDTH = 62
 
 

@@ -1,4 +1,4 @@
-"""GLM: half of each head turned, in pairs side by side; gate and up in one matrix. No torch."""
+"""GLM: rope on half of each head, with interleaved pairs; gate and up in one matrix. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Glm4: half of each head turned, in pairs side by side; norms before and after. No torch."""
+"""Glm4: rope on half of each head, with interleaved pairs; norms before and after. No torch."""
 
 from __future__ import annotations
 

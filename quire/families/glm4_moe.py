@@ -1,5 +1,5 @@
-"""Glm4Moe: half of each head turned, experts chosen by the sigmoids of their scores and a bias, one
-that every token takes, and first layers without any. No torch."""
+"""Glm4Moe: rope on half of each head; experts chosen by sigmoids of scores plus a bias, and one
+shared expert; the first layers have no experts. No torch."""
 
 from __future__ import annotations
 

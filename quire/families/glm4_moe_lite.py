@@ -1,5 +1,5 @@
-"""Glm4MoeLite: keys and values as one row a token, experts by sigmoids and a bias, and a list of
-the layers that have none. No torch."""
+"""Glm4MoeLite: latent attention, experts chosen by sigmoids and a bias, and a list of layers
+without experts. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _dense(fields: Fields) -> list[int]:
-    """The layers without experts: the first, unless a config says which."""
+    """The layers without experts: only the first, unless the config lists them."""
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:
         return [0]

@@ -1,5 +1,5 @@
-"""GPT-2: learned positions, LayerNorm, a feed-forward of gelu without gate, biases; matrices stored
-[in, out]. No torch."""
+"""GPT-2: learned positions, LayerNorm, a gelu feed-forward without gate, biases; matrices are
+stored transposed, [in, out]. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.families.reading import read_decoder_with_table
 from quire.layer_plan import Activation, MlpPlan
 from quire.spec import ModelSpec
 
-# This family's words for what most configs have.
+# The usual names of keys, and this family's.
 WORDS = {
     "hidden_size": "n_embd",
     "num_attention_heads": "n_head",

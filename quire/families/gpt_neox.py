@@ -1,5 +1,5 @@
-"""GPT-NeoX, the family of Pythia: LayerNorm, both branches side by side with a norm each, a part of
-each head turned, q, k and v in one stored matrix head by head. No torch."""
+"""GPT-NeoX and Pythia: LayerNorm, both branches side by side with a norm each, rope on a part of
+each head, q, k and v stored in one matrix, head by head. No torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """gpt-oss: a sink in the attention of every head, a window in every second layer, YaRN, biases, and
-experts whose gates are clamped. No torch."""
+experts with clamped gates. No torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quire.families.rope_config import read_rope
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
-PERIOD = 2  # the last of so many layers sees everything
-# Of a config that says nothing of positions.
+PERIOD = 2  # one layer in each period has no window: its last
+# Used if a config has no rope settings.
 ROPE: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 150_000.0,

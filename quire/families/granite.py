@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
     )
 
 
-# What GGUF files call the factors.
+# The names of the factors in GGUF files.
 GGUF_FACTORS = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 
 

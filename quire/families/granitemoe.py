@@ -1,4 +1,4 @@
-"""Granite-MoE: the factors of its dense models, and experts in place of feed-forwards. No torch."""
+"""Granite-MoE: the factors of Granite, and experts as feed-forwards. No torch."""
 
 from __future__ import annotations
 

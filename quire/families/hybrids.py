@@ -1,4 +1,4 @@
-"""What the configs of models share whose layers attend or keep a state. No torch."""
+"""Reads configs of models in which some layers have attention and others keep a state. No torch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from quire.families.rope_config import read_rope
 from quire.layer_plan import DeltaNetPlan, ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
-PERIOD = 4  # the last of so many layers attends, the others keep a state
+PERIOD = 4  # the last layer of each period has attention, the others keep a state
 ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"
-MOST_REACH = 64  # tokens of a convolution
-SECTIONS = (11, 11, 10)  # pairs of a head that time, height and width turn, of those that see
-IN_TURN = "gguf_heads_in_turn"  # how GGUF files of some have heads of v, and no config
+MOST_REACH = 64  # most tokens that a convolution may cover
+SECTIONS = (11, 11, 10)  # pairs that time, height and width rotate, in models that see
+IN_TURN = "gguf_heads_in_turn"  # order of heads of v in some GGUF files; no config has it
 GGUF_READS = (
     *("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank"),
     *("ssm.inner_size", "full_attention_interval", "expert_shared_feed_forward_length"),
     *("nextn_predict_layers", "rope.dimension_sections"),
 )
-# What GGUF files call the norm before the feed-forward of such a layer.
+# The name in GGUF files of the norm before the feed-forward.
 MLP_NORM = Name("post_attention_layernorm", "post_attention_norm")
 
 
 def read_hybrid(fields: Fields, *, kv_heads: int, mlp: MlpPlan | ExpertsPlan) -> ModelSpec:
-    """Layers of Gated DeltaNet, and some between them that attend with an output gate; `kv_heads`
-    are those of a config that does not say them."""
+    """Layers with Gated DeltaNet, and between them some with attention and an output gate.
+    `kv_heads` is the default."""
     heads = read_heads(fields, kv_heads=kv_heads, head_dim=256)
     norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), one_plus=True)
     spec = read_plain_decoder(
@@ -52,8 +52,7 @@ def read_hybrid(fields: Fields, *, kv_heads: int, mlp: MlpPlan | ExpertsPlan) ->
 def read_gated_experts(
     fields: Fields, *, count: int, per_token: int, renormalise: bool = True
 ) -> ExpertsPlan:
-    """Experts of 512, and one more that every token takes as far as its gate is open; the arguments
-    are those of a config that does not say them."""
+    """Experts of width 512, and a shared expert with a gate. The arguments are defaults."""
     experts = read_count(fields, count)
     return ExpertsPlan(
         experts,
@@ -65,14 +64,14 @@ def read_gated_experts(
 
 
 def hybrid_words(fields: Fields, config: dict[str, Any], *, in_turn: bool) -> dict[str, Any]:
-    """What the metadata of a GGUF file says of such a model. `in_turn`: heads of v that share one
-    of k do not stand side by side there."""
+    """Config values from a GGUF file's metadata. `in_turn`: heads of v that share a head of k are
+    not next to each other in the file."""
     arch = fields.word("general.architecture")
     said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_READS}, fields.source)
     heads, inner = said.count("ssm.time_step_rank"), said.count("ssm.inner_size")
     if inner % heads:
         raise said.wrong("ssm.inner_size", f"a multiple of the {heads} heads")
-    ahead = said.whole("nextn_predict_layers", 0)  # layers that guess ahead, at the end
+    ahead = said.whole("nextn_predict_layers", 0)  # extra layers at the end, which predict ahead
     return {
         "num_hidden_layers": config["num_hidden_layers"] - ahead,
         "linear_conv_kernel_dim": said.count("ssm.conv_kernel"),
@@ -103,7 +102,7 @@ def _read_state(fields: Fields, eps: float) -> DeltaNetPlan:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    """Of each layer, whether it attends or keeps a state."""
+    """The kind of each layer: attention or state."""
     count, period = num_layers(fields), fields.count("full_attention_interval", PERIOD)
     usual = [KEEPS_STATE if (i + 1) % period else ATTENDS for i in range(count)]
     given = fields.values.get("layer_types") or usual

@@ -1,4 +1,4 @@
-"""What families share whose keys and values are kept as one row a token. No torch."""
+"""Reads configs of models with latent attention (layers/latent.py). No torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.families.rope_config import read_rope, rope_fields, yarn_scale
 from quire.layer_plan import LatentPlan, NormPlan
 from quire.spec import ModelSpec
 
-EPS = 1e-6  # of norms that no config mentions
-# Of a config that does not say them.
+EPS = 1e-6  # configs do not have it
+# Defaults.
 SIZES: Mapping[str, int] = {
     "q_lora_rank": 1536,
     "kv_lora_rank": 512,
@@ -33,8 +33,8 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 def read_latent_decoder(
     fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool
 ) -> ModelSpec:
-    """A decoder of such layers, without experts; `sizes` are those of a config that does not say
-    them, `interleaved`: how its files have the pairs that are turned."""
+    """A decoder with latent attention and without experts. `sizes` are defaults. `interleaved`: the
+    files have the pairs that rope rotates as numbers 2 i and 2 i + 1."""
     heads, latent = fields.count("num_attention_heads"), _latent(fields, sizes)
     spec = read_plain_decoder(
         fields,
@@ -65,7 +65,7 @@ def _latent(fields: Fields, sizes: Mapping[str, int]) -> LatentPlan:
 
 
 def _scale(fields: Fields, latent: LatentPlan) -> float:
-    """Of scores, which stretched positions make larger."""
+    """The scale of scores; scaled ropes with `mscale_all_dim` make it larger."""
     rope, plain = rope_fields(fields), float(latent.query_dims**-0.5)
     weight = rope.not_negative("mscale_all_dim", 0.0)
     if not weight or rope.word("rope_type", rope.values.get("type") or "default") == "default":
@@ -83,7 +83,7 @@ GGUF_READS = (
 
 
 def gguf_latent(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the metadata of a GGUF file say of the row, in the words of configs."""
+    """Config values for latent attention from a GGUF file's metadata."""
     rank, key, value = (
         f"{arch}.attention.{one}" for one in ("kv_lora_rank", "key_length_mla", "value_length_mla")
     )
@@ -93,7 +93,7 @@ def gguf_latent(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[st
             "kept as latents. Convert the model again, or take its safetensors."
         )
     turned, scaling = fields.count(f"{arch}.rope.dimension_count"), config["rope_scaling"]
-    # A tenth of mscale_all_dim, which mscale is equal to.
+    # The file has a tenth of mscale_all_dim, and mscale is the same number.
     weight = round(10 * fields.not_negative(f"{arch}.{_GGUF_MSCALE}", 0.0), 6)
     if scaling is not None and weight:
         both = {"mscale": weight, "mscale_all_dim": weight}

@@ -1,4 +1,4 @@
-"""Llama: the family that the others are told apart from. No torch."""
+"""Llama: the plain decoder from which other families differ. No torch."""
 
 from __future__ import annotations
 

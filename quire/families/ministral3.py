@@ -15,7 +15,7 @@ THETA = 1_000_000.0
 GGUF = "mistral3"
 _GGUF_BETA = "attention.temperature_scale"
 _GGUF_MSCALE = "rope.scaling.yarn_log_multiplier"
-# Of a config that says nothing of positions.
+# Used if a config has no rope settings.
 ROPE: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": THETA,
@@ -46,25 +46,26 @@ def _growth(rope: Fields, scaling: RopeScaling | None) -> QueryGrowth | None:
     beta = rope.not_negative("llama_4_scaling_beta", 0.0)
     if not beta:
         return None
-    # A length beside the settings counts for more, where they have a use for one.
+    # The original length of the scaling wins over the one in the settings.
     known = scaling.original_max_len if isinstance(scaling, YarnRope | Llama3Rope) else None
     return QueryGrowth(beta, known or rope.count("original_max_position_embeddings"))
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    """Files of this name say no more of positions than that they are plain, where they are."""
+    """Config values from a GGUF file's metadata, which does not write plain rope settings."""
     said = {"rope_type": "default", **(config["rope_scaling"] or {})}
     beta = fields.not_negative(f"{GGUF}.{_GGUF_BETA}", 0.0)
     weight = fields.not_negative(f"{GGUF}.{_GGUF_MSCALE}", 0.0)
     if weight and f"{GGUF}.rope.scaling.yarn_attn_factor" not in fields.values:
-        factor = said.get("factor", 1.0)  # beside which mscale is 1
+        factor = said.get("factor", 1.0)  # with this, mscale is 1
         said["attention_factor"] = yarn_scale(factor, 1.0) / yarn_scale(factor, weight)
     return {"rope_scaling": {**said, "llama_4_scaling_beta": beta}}
 
 
 FAMILY = Family(
     name="ministral3",
-    # Of a model that also sees, whose text may be of an older kind, which then counts.
+    # The second is of a model that also sees; its text may be of an older family, which then
+    # counts.
     architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     model_types=("ministral3", "mistral3"),
     read=read,

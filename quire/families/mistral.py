@@ -20,7 +20,7 @@ def read(fields: Fields) -> ModelSpec:
 
 FAMILY = Family(
     name="mistral",
-    # With windows for some layers it has a name of its own in Transformers.
+    # The second is Transformers' name for models with windows in some layers only.
     architectures=("MistralForCausalLM", "MinistralForCausalLM"),
     model_types=("mistral", "ministral"),
     read=read,

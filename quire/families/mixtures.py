@@ -1,5 +1,4 @@
-"""What the configs of mixtures share: which layers have experts, how many, and how tokens choose.
-No torch."""
+"""Reads configs of mixtures of experts: layers that have them, number and choice. No torch."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
 
 MAX_EXPERTS = 65_536
-# Keys of a config that change nothing, and why.
+# Keys of a config that do not change results, and why.
 ROUTER_KEYS: Mapping[str, str] = {
     "output_router_logits": "what a call returns",
     "router_aux_loss_coef": "training",
 }
-# What some files call the expert that every token takes.
+# Names of the shared expert in some files.
 SHARED_NAMES: Mapping[str, Any] = {
     "shared_gate_up": (
         Name("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
@@ -29,7 +28,7 @@ SHARED_NAMES: Mapping[str, Any] = {
 
 
 def read_count(fields: Fields, default: int) -> int:
-    """How many experts there are, by either of the names that configs have for it."""
+    """The number of experts, under either name of the key."""
     return fields.count(
         "num_experts", fields.values.get("num_local_experts") or default, most=MAX_EXPERTS
     )
@@ -38,8 +37,7 @@ def read_count(fields: Fields, default: int) -> int:
 def read_experts(
     fields: Fields, width: int, *, count: int, per_token: int, **others: Any
 ) -> ExpertsPlan:
-    """Experts of that width. `count` and `per_token` are those of a config that does not say them,
-    `others` are fields of the plan."""
+    """Experts of this width. `count` and `per_token` are defaults, `others` fields of the plan."""
     chosen = fields.count("num_experts_per_tok", per_token)
     return ExpertsPlan(read_count(fields, count), chosen, MlpPlan(width), **others)
 
@@ -47,9 +45,8 @@ def read_experts(
 def read_routed_experts(
     fields: Fields, *, count: int, width: int, per_token: int, **others: Any
 ) -> ExpertsPlan:
-    """Experts that are chosen by sigmoids and a bias, from the best groups of them, and one that
-    every token takes. The arguments are those of a config that does not say them; `others` are
-    fields of the plan that it has no say in."""
+    """Experts chosen by sigmoids and a bias within the best groups, and a shared expert. The
+    arguments are defaults; `others` are fields of the plan that override the config."""
     one = fields.count("moe_intermediate_size", width)
     experts = fields.count("n_routed_experts", count, most=MAX_EXPERTS)
     groups = others.get("groups") or fields.count("n_group", 1)
@@ -72,7 +69,7 @@ def read_routed_experts(
     return ExpertsPlan(experts, chosen, MlpPlan(one), **{**usual, **others})
 
 
-# What GGUF files say of that, in words of their own.
+# The keys of GGUF metadata for these.
 GGUF_ROUTING = (
     *("expert_shared_count", "leading_dense_block_count", "expert_gating_func"),
     *("expert_weights_scale", "expert_weights_norm", "expert_group_count"),
@@ -82,26 +79,26 @@ SOFTMAX, SIGMOID = 1, 2  # values of expert_gating_func
 
 
 def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the words of configs, but for `by_sigmoid`."""
+    """Config values from a GGUF file's metadata, and `by_sigmoid`."""
     said = Fields({key: fields.values.get(f"{arch}.{key}") for key in GGUF_ROUTING}, fields.source)
     if (gate := said.count("expert_gating_func", SOFTMAX)) not in (SOFTMAX, SIGMOID):
         raise said.wrong("expert_gating_func", "1 (softmax) or 2 (sigmoids)")
-    ahead = said.whole("nextn_predict_layers", 0)  # layers that guess ahead, at the end
+    ahead = said.whole("nextn_predict_layers", 0)  # extra layers at the end, which predict ahead
     return {
         "by_sigmoid": gate == SIGMOID,
         "num_hidden_layers": config["num_hidden_layers"] - ahead,
         "n_shared_experts": said.count("expert_shared_count", 1),
         "first_k_dense_replace": said.values.get("leading_dense_block_count") or 0,
         "routed_scaling_factor": said.positive("expert_weights_scale", 1.0),
-        "norm_topk_prob": said.flag("expert_weights_norm", False),  # written only where it holds
+        "norm_topk_prob": said.flag("expert_weights_norm", False),  # written only if true
         "n_group": said.count("expert_group_count", 1),
         "topk_group": said.count("expert_group_used_count", 1),
     }
 
 
 def with_experts(spec: ModelSpec, fields: Fields, experts: ExpertsPlan) -> ModelSpec:
-    """The spec with experts in every `decoder_sparse_step`-th layer, but for `mlp_only_layers` and
-    the first `first_k_dense_replace`."""
+    """The spec with experts in every `decoder_sparse_step`-th layer, except those in
+    `mlp_only_layers` and the first `first_k_dense_replace`."""
     if experts.per_token > experts.count:
         raise fields.wrong("num_experts_per_tok", f"at most {experts.count}, which there are")
     step, dense = fields.count("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []

@@ -1,4 +1,4 @@
-"""OLMo 2: norms behind the branches alone, q and k normed over all heads. No torch."""
+"""OLMo 2: norms only after the branches, q and k normed over all heads. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = sizes(50_304, 4096, 11_008, 32, 32, 2048)
 
 
 def read(fields: Fields, **given: Any) -> ModelSpec:
-    """`given` as read_plain_decoder takes it."""
+    """`given`: more arguments of read_plain_decoder."""
     return read_plain_decoder(
         fields,
         read_heads(fields),

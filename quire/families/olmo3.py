@@ -1,5 +1,5 @@
-"""OLMo 3: norms behind the branches alone, q and k normed over all heads; three layers with a
-window to one without, which alone has a scaled rope. No torch."""
+"""OLMo 3: norms only after the branches, q and k normed over all heads; three layers with a window
+to one without, and only that one has a scaled rope. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    """A theta that all layers share, and a scaling that those without a window have."""
+    """One theta for all layers, and a scaling for those without a window."""
     theta = {"rope_type": "default", "rope_theta": config["rope_theta"]}
     scaled = {**theta, **(config["rope_scaling"] or {})}
     ropes = {"full_attention": scaled, "sliding_attention": theta}

@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm, a feed-forward of relu without gate, biases. No torch."""
+"""OPT: learned positions, LayerNorm, a relu feed-forward without gate, biases. No torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.families.reading import read_decoder_with_table
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
-OFFSET = 2  # rows of the table of positions before that of the first token
+OFFSET = 2  # rows of the position table before the first token's
 EPS = 1e-5
 
 
@@ -50,7 +50,7 @@ FAMILY = Family(
     without_effect={"dropout": "training", "layerdrop": "training", "init_std": "training"},
     only={
         "activation_function": ("relu",),
-        # The smallest of them but one has its norms behind the branches.
+        # OPT-350m has its norms after the branches, which quire does not compute.
         "do_layer_norm_before": (True,),
         "_remove_final_layer_norm": (False,),
         "layer_norm_elementwise_affine": (True,),

@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4: q, k, v in one stored matrix, gate and up in another, heads of which a part may
-be turned, longrope. No torch."""
+"""Phi-3 and Phi-4: q, k, v stored in one matrix, gate and up in another; rope may be on a part of
+each head, and may be longrope. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
 
-ORIGINAL_LEN = 4096  # of a config that does not say it
-# Older files say "su" or "yarn", and mean the same.
+ORIGINAL_LEN = 4096  # default
+# Older files say "su" or "yarn" for longrope.
 ROPE_KINDS = {"longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 
 
@@ -19,7 +19,7 @@ def read(fields: Fields) -> ModelSpec:
     rope = read_rope(fields, heads.head_dim, kinds=ROPE_KINDS, original=ORIGINAL_LEN, partial=True)
     window = read_window(fields, unsaid=None)
     if window is not None and window >= fields.count("max_position_embeddings"):
-        window = None  # as far as any text goes
+        window = None  # it covers any text
     return read_plain_decoder(fields, heads, rope=rope, norm_eps=1e-5, window=window)
 
 

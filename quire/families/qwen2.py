@@ -1,4 +1,4 @@
-"""Qwen2: biases for q, k and v, windows from a layer on. No torch."""
+"""Qwen2: biases for q, k and v; optional windows in the later layers. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2-MoE: biases of q, k and v; experts, and one that every token takes. No torch."""
+"""Qwen2-MoE: biases of q, k and v; experts, and a shared expert. No torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _windows(fields: Fields) -> tuple[int | None, ...]:
-    """In every second of the first layers, unless the config says which."""
+    """Windows in every second one of the first layers, unless the config lists them."""
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
     first = fields.whole("max_window_layers", 28)
     usual = (window if i < first and i % 2 == 0 else None for i in range(num_layers(fields)))

@@ -1,4 +1,4 @@
-"""Qwen3: q and k normed head by head, heads of 128, windows from a layer on. No torch."""
+"""Qwen3: q and k normed head by head, head_dim 128, windows in later layers. No torch."""
 
 from __future__ import annotations
 

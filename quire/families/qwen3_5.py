@@ -1,5 +1,5 @@
-"""The text of Qwen3.5: three layers of Gated DeltaNet to one that attends with a gate, norms of
-1 + w, a quarter of each head turned. No torch."""
+"""The text model of Qwen3.5: three layers of Gated DeltaNet to one of attention with an output
+gate, norms of 1 + w, rope on a quarter of each head. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of Qwen3.5 with experts, and one that every token takes, as feed-forwards. No torch."""
+"""The text model of Qwen3.5 with experts and a shared expert as feed-forwards. No torch."""
 
 from __future__ import annotations
 

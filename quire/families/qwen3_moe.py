@@ -1,4 +1,4 @@
-"""Qwen3-MoE: q and k normed head by head, experts in place of feed-forwards. No torch."""
+"""Qwen3-MoE: q and k normed head by head, experts as feed-forwards. No torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAMILY = Family(
     unsaid=sizes(151_936, 2048, 6144, 24, 32, 32_768),
     gguf="qwen3moe",
     gguf_experts=True,
-    # GGUF files do not say it, and what runs them does it.
+    # GGUF files do not have it, and other programs that run them renormalise.
     gguf_words=lambda fields, config: {"norm_topk_prob": True},
     without_effect=ROUTER_KEYS,
 )

@@ -1,5 +1,5 @@
-"""Qwen3-Next: three layers of Gated DeltaNet to one that attends with a gate, norms of 1 + w, a
-quarter of each head turned, experts and one that every token takes. No torch."""
+"""Qwen3-Next: three layers of Gated DeltaNet to one of attention with an output gate, norms of 1 +
+w, rope on a quarter of each head, experts and a shared expert. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of Qwen3-VL: Qwen3 with positions of three coordinates. No torch."""
+"""The text model of Qwen3-VL: Qwen3 with positions of three coordinates. No torch."""
 
 from __future__ import annotations
 

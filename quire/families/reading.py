@@ -1,4 +1,4 @@
-"""What the families' files share: fields that mean the same in most configs. No torch."""
+"""Readers of fields that mean the same in most configs, shared by the families' files. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
 MAX_LAYERS = 10_000
 UNSAID_DTYPE = "float32"
 _DTYPES = ("float32", "bfloat16", "float16")
-_LAYER_KINDS = {"attention": "full_attention"}  # what older files call them
+_LAYER_KINDS = {"attention": "full_attention"}  # names in older files
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Heads:
 def read_heads(
     fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None
 ) -> Heads:
-    """Heads of a config; `kv_heads` are those of one that does not mention them (null means as
-    many as heads), `head_dim` likewise (by default the hidden size divided among the heads)."""
+    """The heads of a config. `kv_heads` and `head_dim` are defaults. A null num_key_value_heads
+    means as many as heads; head_dim is hidden size / heads if there is no other default."""
     heads = fields.count("num_attention_heads")
     unsaid = heads if "num_key_value_heads" in fields.values else kv_heads or heads
     found = fields.count("num_key_value_heads", unsaid)
@@ -49,7 +49,7 @@ def read_heads(
 
 
 def read_biases(fields: Fields, *, unsaid: bool = False) -> dict[str, Any]:
-    """Whether attention has biases, of configs that have one word for all of them."""
+    """Whether attention has biases, for configs with one flag for all of them."""
     biased = fields.flag("attention_bias", unsaid)
     return {"qkv_bias": biased, "o_bias": biased}
 
@@ -61,8 +61,8 @@ def read_decoder(
     max_len: int,
     **facts: Any,
 ) -> ModelSpec:
-    """The spec of a decoder of these layers, from fields that all configs have; `facts` are other
-    fields of it. The norm after the last layer is of the kind that it has itself."""
+    """The spec of a decoder with these layers, from fields that all configs have. `facts` are other
+    fields of the spec. The norm after the last layer is like the norms inside it."""
     bos = fields.ids("bos_token_id")
     usual: dict[str, Any] = {
         "norm": layers[-1].norm,
@@ -70,7 +70,7 @@ def read_decoder(
         "eos_ids": fields.ids("eos_token_id"),
     }
     return ModelSpec(
-        family="",  # Family.spec says it
+        family="",  # Family.spec sets it
         vocab_size=fields.count("vocab_size"),
         hidden_size=fields.count("hidden_size"),
         max_model_len=max_len,
@@ -97,10 +97,10 @@ def read_plain_decoder(
     facts: Mapping[str, Any] | None = None,
     **attention: Any,
 ) -> ModelSpec:
-    """The same of a decoder whose layers differ in their `windows` alone, or all have one `window`:
-    RMSNorm before both branches, a gate of silu, unless `norm`, `mlp` and fields of a `layer` say
-    otherwise. `norm_eps` is that of a config that does not say it; `facts` are other fields of the
-    spec, `attention` of the plan of attention."""
+    """As read_decoder, for layers that differ only in their `windows`, or all have one `window`.
+    They have RMSNorm before both branches and a silu gate unless `norm`, `mlp` and `layer` (fields
+    of LayerPlan) say otherwise. `norm_eps` is a default, `facts` are other fields of the spec,
+    `attention` of AttentionPlan."""
     rope = rope or read_rope(fields, heads.head_dim)
     norm = norm or NormPlan(fields.positive("rms_norm_eps", norm_eps))
     mlp = mlp or MlpPlan(fields.count("intermediate_size"), bias=mlp_bias)
@@ -125,8 +125,8 @@ def read_decoder_with_table(
     cross: CrossPlan | None = None,
     **attention: Any,
 ) -> ModelSpec:
-    """The same of one whose positions are a learned table, with `before` rows ahead of
-    that of the first token: LayerNorm before each branch, and as many KV heads as heads."""
+    """As read_decoder, with a learned table of positions that has `before` rows ahead of the first
+    token's; LayerNorm before each branch, and as many KV heads as heads."""
     heads = read_heads(fields)
     usual = {"scale": heads.head_dim**-0.5, "rope": None}
     plan = AttentionPlan(heads.heads, heads.heads, heads.head_dim, **{**usual, **attention})
@@ -145,7 +145,7 @@ def num_layers(fields: Fields) -> int:
 
 
 def read_window(fields: Fields, unsaid: int | None = 4096) -> int | None:
-    """How far back layers see that have a window; null means none."""
+    """The window of layers that have one; null means none."""
     if "sliding_window" in fields.values and fields.values["sliding_window"] is None:
         return None
     absent = fields.values.get("sliding_window") is None
@@ -153,7 +153,7 @@ def read_window(fields: Fields, unsaid: int | None = 4096) -> int | None:
 
 
 def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...] | None:
-    """Windows as `layer_types` gives them out, None where it is not there."""
+    """The windows of all layers by `layer_types`, None if the config does not have it."""
     kinds, count = fields.values.get("layer_types"), num_layers(fields)
     if kinds is None:
         return None
@@ -174,13 +174,14 @@ def windows_by_kind(fields: Fields, window: int | None) -> tuple[int | None, ...
 
 
 def windows_in_turn(fields: Fields, window: int | None, period: int) -> tuple[int | None, ...]:
-    """The same, and where it is not there a window in all layers but the last of every `period`."""
+    """As windows_by_kind; without `layer_types` all layers but the last of every `period` have a
+    window."""
     usual = (window if (i + 1) % period else None for i in range(num_layers(fields)))
     return windows_by_kind(fields, window) or tuple(usual)
 
 
 def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
-    """Windows that are switched on by a flag, and begin with a layer."""
+    """Windows that a flag switches on, from layer `max_window_layers` on."""
     on = fields.flag("use_sliding_window", False)
     window = read_window(fields) if on else None
     by_kind = windows_by_kind(fields, window)
@@ -202,8 +203,8 @@ def read_dtype(fields: Fields) -> str:
 
 
 def read_half_turned(fields: Fields, **layer: Any) -> ModelSpec:
-    """A decoder of which half of each head is turned, in pairs side by side, with biases of q, k
-    and v; `layer` are fields of its layers."""
+    """A decoder with rope on half of each head, with interleaved pairs, and biases of q, k and v.
+    `layer` are fields of its layers."""
     heads = read_heads(fields, kv_heads=2, head_dim=128)
     spec = read_plain_decoder(
         fields,
@@ -220,8 +221,8 @@ def read_half_turned(fields: Fields, **layer: Any) -> ModelSpec:
 def read_one_plus(
     fields: Fields, kv_heads: int, *, facts: Mapping[str, Any] | None = None, **given: Any
 ) -> ModelSpec:
-    """A decoder with norms of 1 + w, a gate of gelu, and an embedding times the root of its width;
-    `given` as above."""
+    """A decoder with norms of 1 + w, a gelu gate, and embeddings times the root of the hidden size.
+    `given`: more arguments of read_plain_decoder."""
     own = {
         "embedding_scale": fields.count("hidden_size") ** 0.5,
         "tied_embeddings": fields.flag("tie_word_embeddings", True),
@@ -238,7 +239,8 @@ def read_one_plus(
 
 
 def read_parallel(fields: Fields, **given: Any) -> ModelSpec:
-    """A decoder with both branches behind one LayerNorm without bias; `given` as above."""
+    """A decoder with one LayerNorm without bias before both branches. `given`: more arguments of
+    read_plain_decoder."""
     return read_plain_decoder(
         fields,
         read_heads(fields),
@@ -254,7 +256,7 @@ def read_parallel(fields: Fields, **given: Any) -> ModelSpec:
 
 
 def with_rope_of_windows(spec: ModelSpec, rope: RopeSettings) -> ModelSpec:
-    """The same model, with a rope of their own for the layers that have a window."""
+    """The same model, with another rope in the layers that have a window."""
 
     def by_kind(one: AttentionPlan) -> AttentionPlan:
         return one if one.window is None else replace(one, rope=rope.rope)
@@ -263,7 +265,7 @@ def with_rope_of_windows(spec: ModelSpec, rope: RopeSettings) -> ModelSpec:
 
 
 def with_pairs_side_by_side(spec: ModelSpec) -> ModelSpec:
-    """The same model, in whose files numbers 2 i and 2 i + 1 of a head are turned as a pair."""
+    """The same model, in whose files rope rotates numbers 2 i and 2 i + 1 of a head as a pair."""
 
     def apart(one: AttentionPlan) -> AttentionPlan:
         return replace(one, rope=one.rope and replace(one.rope, interleaved=True))

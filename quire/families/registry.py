@@ -1,4 +1,4 @@
-"""The families that quire has: a line each."""
+"""The families of text models that quire has."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_5_moe.FAMILY,
     whisper.FAMILY,
 )
-# Whose text a model that sees has where its config does not say.
+# The family of the text of an image model whose config does not name it.
 UNSAID_TEXT = llama.FAMILY
 BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}
 CAUSAL = "ForCausalLM"
@@ -97,8 +97,8 @@ BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_ty
 
 
 def family_of(architecture: object) -> Family | None:
-    """The family whose layers an architecture has, whatever its head is for."""
-    if not isinstance(architecture, str):  # whatever a config holds
+    """The family whose layers an architecture has, with any head."""
+    if not isinstance(architecture, str):
         return None
     if architecture in BY_ARCHITECTURE:
         return BY_ARCHITECTURE[architecture]
@@ -109,7 +109,7 @@ def family_of(architecture: object) -> Family | None:
 
 
 def register_family(architecture: str, family: Family) -> None:
-    """Models of this architecture are read by that family, in this process."""
+    """In this process, read models of this architecture as the given family."""
     BY_ARCHITECTURE[architecture] = family
     for model_type in family.model_types:
         BY_MODEL_TYPE.setdefault(model_type, family)

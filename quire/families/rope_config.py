@@ -1,7 +1,7 @@
-"""What a Hugging Face config says about rotary positions, in every spelling of it. No torch.
+"""Reads rotary positions from a Hugging Face config, in all its spellings. No torch.
 
-A `rope_scaling` that says anything replaces `rope_parameters` whole, as in Transformers; what
-neither of them says stands beside them (`rope_theta`, `original_max_position_embeddings`).
+As in Transformers, a `rope_scaling` that is not empty replaces all of `rope_parameters`. What
+neither of them has is read from the top level (`rope_theta`, `original_max_position_embeddings`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ DEFAULT_THETA = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
-    """Rotary settings, and the number of positions they are made for."""
+    """Rotary settings, and the number of positions that they allow."""
 
     theta: float
     scaling: RopeScaling | None
     max_len: int
-    dims: int  # numbers of a head that are turned
+    dims: int  # numbers of a head that rope rotates
 
     @property
     def rope(self) -> Rope:
@@ -45,10 +45,9 @@ def read_rope(
 ) -> RopeSettings:
     """The settings of a config whose heads have `head_dim` numbers.
 
-    `kinds`: the words that a family has for a scaling, and ours, where they are others than
-    usual. `original`: the original length of a config that does not say it; else its length.
-    `partial`: whether the family has heads of which only a part is turned; `factor` and `theta`
-    are the part and the base of a config that does not say them."""
+    `kinds`: a family's names of scalings and quire's names, if they are not the usual ones.
+    `original`: default of the original length; if None the model's length. `partial`: whether rope
+    may rotate only a part of each head. `factor` (that part) and `theta` are defaults."""
     rope = rope_fields(fields)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
@@ -74,7 +73,7 @@ def read_rope(
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """The settings, wherever a config has them."""
+    """The object with the settings, under whichever key the config has it."""
     written = fields.inner("rope_scaling").values and "rope_scaling"
     return fields.inner(written or "rope_parameters")
 
@@ -82,10 +81,10 @@ def rope_fields(fields: Fields) -> Fields:
 def read_ropes_by_kind(
     fields: Fields, head_dim: int, thetas: Mapping[str, float], *, scaled: str
 ) -> dict[str, RopeSettings]:
-    """The settings of each kind of layer; `thetas` are those of a config that does not say them.
+    """The settings of each kind of layer; `thetas` are defaults.
 
-    `rope_parameters` has them by kind; others in there Transformers passes over. `rope_scaling` and
-    `rope_theta` are those of the kind that is `scaled`."""
+    `rope_parameters` has them by kind; other keys in it are ignored, as in Transformers.
+    `rope_scaling` and `rope_theta` are for the kind `scaled`."""
     given = fields.inner("rope_parameters")
     if given.values and not _is_by_kind(given.values):
         raise fields.unsupported("rope_parameters", f"settings by kind of layer, {[*thetas]}")
@@ -110,7 +109,7 @@ def read_ropes_by_kind(
 
 
 def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool, unsaid: float) -> int:
-    """How many numbers of a head are turned."""
+    """How many numbers of a head rope rotates."""
     where = fields if rope.values.get("partial_rotary_factor") is None else rope
     factor = where.positive("partial_rotary_factor", unsaid)
     if factor == 1.0:
@@ -127,7 +126,7 @@ def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool, unsaid:
 
 
 def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:
-    """A scaling written beside `rope_parameters` would lose the theta in there."""
+    """Refuse a scaling beside `rope_parameters` that would silently change theta."""
     beside = fields.inner("rope_parameters")
     other = beside.positive("rope_theta", theta)
     if other != theta:
@@ -141,7 +140,7 @@ def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:
 class _Sizes:
     theta: float
     max_len: int
-    original: int  # positions that the model was trained on before it was stretched
+    original: int  # the length before positions were stretched
     dims: int
 
 
@@ -170,7 +169,7 @@ def _yarn(rope: Fields, sizes: _Sizes) -> RopeSettings:
         beta_slow=rope.not_negative("beta_slow", 0.0) or 1.0,
         truncate=rope.flag("truncate", True),
     )
-    # A config may have the original length as its length: the factor is what was stretched to.
+    # The config's length may be the original one; the factor gives the stretched length.
     stretched = max(sizes.max_len, int(sizes.original * factor))
     return RopeSettings(sizes.theta, scaling, stretched, sizes.dims)
 
@@ -183,13 +182,14 @@ def _yarn_attention(rope: Fields, factor: float) -> float:
 
 
 def yarn_scale(factor: float, weight: float) -> float:
-    """What scores grow by, in the root of it, where a text is `factor` times as long."""
+    """YaRN's factor of cos and sin for texts `factor` times as long. Scores get its square."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _longrope(rope: Fields, sizes: _Sizes) -> RopeSettings:
-    """Up to the original length: beyond it other factors hold for the whole text, so which ones is
-    known when it ends, and no cached prefix would fit both. See for_length."""
+    """Settings for texts up to the original length. Longer texts need other factors from their
+    first token on, so the length would have to be known in advance, and a cached prefix could not
+    serve both. See for_length."""
     short, long = (rope.positives(f"{one}_factor", sizes.dims // 2) for one in ("short", "long"))
     factor = rope.positive("factor", sizes.max_len / sizes.original)
     stretched = math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(max(sizes.original, 2)))
@@ -209,16 +209,16 @@ _KINDS: Mapping[str, Callable[[Fields, _Sizes], RopeSettings]] = {
 
 
 def long_len(spec: ModelSpec) -> int:
-    """How long texts may be with the other factors that a model's positions have; 0: they have
-    none. One that has them has one rope."""
+    """The length of texts that a model's second set of longrope factors allows; 0 without such a
+    set. A model with such factors has one rope."""
     scaling = spec.rope.scaling
     return scaling.long_len if isinstance(scaling, FactorRope) else 0
 
 
 def for_length(spec: ModelSpec, asked: int) -> ModelSpec:
-    """The same model, with the factors of longer texts where some are asked for that its own do
-    not reach: then for every text, since which of them will be long is not known when its first
-    tokens are computed, and others may begin as it does."""
+    """The same model, with the longrope factors of long texts if `asked` is longer than its own
+    allow. They then hold for all texts: when its first tokens are computed it is not known whether
+    a text will be long, and other texts may share its beginning."""
     scaling = spec.rope.scaling
     if asked <= spec.max_model_len or not isinstance(scaling, FactorRope) or not scaling.long:
         return spec
@@ -228,10 +228,10 @@ def for_length(spec: ModelSpec, asked: int) -> ModelSpec:
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with `overrides` laid over it, and one set of rotary settings in the end.
+    """The config with `overrides`, and a single set of rotary settings.
 
-    An override wins over the config in whatever spelling either is. One that takes a scaling
-    away also takes the length back to what the model had without it."""
+    An override wins over the config in any spelling. An override that removes a scaling also resets
+    the length to that without scaling."""
     merged = {**config, **overrides}
     if not {"rope_scaling", "rope_parameters", "rope_theta"} & overrides.keys():
         return merged
@@ -243,11 +243,11 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
         raise UnsupportedModel(
             "this model's rope_parameters are by kind of layer: hf_overrides must give all of them."
         )
-    if not isinstance(rope, dict):  # reading it raises the error
+    if not isinstance(rope, dict):  # read_rope refuses it
         return merged
     theta = overrides.get("rope_theta", rope.get("rope_theta", _theta_of(config)))
     merged |= {"rope_parameters": None, "rope_scaling": {**rope, "rope_theta": theta}}
-    # A scaling can be taken away; which numbers of a head are turned is how it was trained.
+    # An override may remove a scaling, but not the part of a head that the model was trained with.
     if isinstance(before, dict) and "partial_rotary_factor" in before:
         merged["rope_scaling"].setdefault("partial_rotary_factor", before["partial_rotary_factor"])
     plain = rope.get("rope_type", rope.get("type", "default")) in (None, "default")

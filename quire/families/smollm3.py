@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=4)
     turned = _turned(fields)
     window = read_window(fields, unsaid=None)
-    # The flag says which layers have it, unless those are listed.
+    # Used if layer_types does not list the windows.
     windowed = fields.flag("use_sliding_window", False)
     unturned = tuple(window if windowed and not each else None for each in turned)
     spec = read_plain_decoder(
@@ -46,7 +46,7 @@ def _unturned(layer: LayerPlan) -> LayerPlan:
 
 
 def _turned(fields: Fields) -> list[bool]:
-    """Which layers have positions: those the config marks with 1."""
+    """Which layers have rope: those with a 1 in no_rope_layers."""
     count, marks = num_layers(fields), fields.values.get("no_rope_layers")
     interval = fields.count("no_rope_layer_interval", INTERVAL)
     if marks is None:

@@ -1,4 +1,4 @@
-"""StableLM: LayerNorm, a quarter of each head turned, branches in turn or parallel. No torch."""
+"""StableLM: LayerNorm, rope on a quarter of each head, branches parallel or not. No torch."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ FAMILY = Family(
     gguf_reads=("use_parallel_residual",),
     partial_rotary=True,
     without_effect={"hidden_dropout": "training"},
-    # With norms of q and k every head has weights of its own there, which quire has not.
+    # Norms of q and k would have separate weights for each head, which quire does not have.
     only={"qk_layernorm": (False,)},
 )

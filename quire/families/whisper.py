@@ -1,5 +1,5 @@
-"""Whisper: the decoder of a model that hears. Learned positions, LayerNorm, a feed-forward of gelu
-without gate, and attention to what its encoder made of a sound. No torch."""
+"""Whisper's decoder: learned positions, LayerNorm, a gelu feed-forward without gate, and
+cross-attention to an encoded sound. No torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.layer_plan import CrossPlan, MlpPlan
 from quire.spec import ModelSpec
 
 EPS = 1e-5
-# This family's words for what most configs have.
+# The usual names of keys, and this family's.
 WORDS = {
     "hidden_size": "d_model",
     "num_attention_heads": "decoder_attention_heads",
@@ -52,7 +52,7 @@ FAMILY = Family(
         up=Name("fc1", "ffn_up"),
         down=Name("fc2", "ffn_down"),
     ),
-    # Of the tower, which makes keys and values of a sound.
+    # The tower reads these, to make keys and values of a sound.
     buffers=tuple(
         f"encoder_attn.{one}" for one in ("k_proj.weight", "v_proj.weight", "v_proj.bias")
     ),

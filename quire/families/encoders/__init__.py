@@ -1,1 +1,1 @@
-"""Encoders: models whose tokens see each other both ways, a file per family."""
+"""Encoders: models whose tokens see the whole text. One file per family."""

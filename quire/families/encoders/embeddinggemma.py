@@ -1,4 +1,4 @@
-"""EmbeddingGemma: layers of a decoder whose tokens see to both sides. No torch."""
+"""EmbeddingGemma: the layers of Gemma 3, where a token also sees those after it. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.families.reading import read_window
 from quire.spec import EncoderSpec
 
 FLAG = "use_bidirectional_attention"
-WHOLE_NORMS = "norms_hold_one_plus"  # of GGUF files, which have the 1 of 1 + w in the weights
+WHOLE_NORMS = "norms_hold_one_plus"  # set for GGUF files: their weights contain the 1 of 1 + w
 GGUF = "gemma-embedding"
 GGUF_WORDS: Mapping[str, Any] = {
     "architectures": ["Gemma3TextModel"],
@@ -31,7 +31,7 @@ def read(fields: Fields) -> EncoderSpec:
     ropes = [one.rope for one in attention if one.rope is not None]
     if any(rope.scaling is not None for rope in ropes):
         raise UnsupportedModel(f"{fields.source}: a scaled rope; quire has plain ones in encoders")
-    half = (read_window(fields) or 0) // 2  # a window of 512 is 256 to either side
+    half = (read_window(fields) or 0) // 2  # a window of 512 is 256 on each side
     first, norm = attention[0], decoder.norm
     return read_encoder(
         fields,

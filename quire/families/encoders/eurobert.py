@@ -1,4 +1,4 @@
-"""EuroBERT: layers of a plain decoder whose tokens see to both sides. No torch."""
+"""EuroBERT: the layers of a plain decoder, where a token also sees those after it. No torch."""
 
 from __future__ import annotations
 

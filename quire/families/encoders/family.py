@@ -1,4 +1,5 @@
-"""What an encoder's file says of it: names of weights, and how its config is read. No torch."""
+"""How a family's file describes an encoder: names of weights, and how its config is read. No
+torch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from quire.families.rope_config import read_rope
 from quire.spec import EncoderSpec
 
 Activation = Literal["identity", "tanh", "relu", "gelu", "gelu_tanh", "silu", "sigmoid"]
-# Names that configs have for them; the part behind the last dot where it is a class of torch.
+# The names that configs use; of a class of torch only what is after the last dot.
 ACTIVATIONS: Mapping[str, Activation] = {
     "identity": "identity",
     "linear": "identity",
@@ -30,8 +31,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A product of a head, by the name of its stored tensors without `.weight` and `.bias`, and
-    the activation after it."""
+    """A product of a classification head, by the name of its tensors without `.weight` and `.bias`,
+    and the activation after it."""
 
     name: str
     activation: Activation = "identity"
@@ -39,7 +40,7 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """A norm of a head, by the name of its stored tensors."""
+    """A norm of a classification head, by the name of its tensors."""
 
     name: str
     eps: float
@@ -48,12 +49,13 @@ class LayerNorm:
 HeadPart = Dense | LayerNorm
 
 
-# What stands between the pooled state of a text, or with `per_token` each state, and its labels.
+# The parts between the pooled state of a text (with `per_token`: each token's state) and the
+# labels.
 Classifier = Callable[[Fields, bool], tuple[HeadPart, ...]]
 
 
 def pooled_classifier(*parts: HeadPart) -> Classifier:
-    """These parts behind the pooled state; behind each state one product alone."""
+    """These parts for the pooled state; for single tokens one product only."""
 
     def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
         return (Dense("classifier"),) if per_token else parts
@@ -63,7 +65,7 @@ def pooled_classifier(*parts: HeadPart) -> Classifier:
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """What files call the tensors, without `.weight`; those of a layer behind `layer`."""
+    """Names of tensors in files, without `.weight`; those of a layer follow the prefix `layer`."""
 
     words: str
     embed_norm: str
@@ -71,7 +73,7 @@ class EncoderNames:
     qkv: tuple[str, ...]
     o: str
     attn_norm: str
-    up: tuple[str, ...]  # of a gated one both, what the activation is of first
+    up: tuple[str, ...]  # if gated both, first the one with the activation
     down: str
     mlp_norm: str
     positions: str = ""
@@ -80,9 +82,9 @@ class EncoderNames:
     norm: str = ""
     router: str = ""
     experts: str = ""  # of a layer: what comes before `mlp.w1`, `mlp.w2` and `bias`
-    # Whether a stored tensor of both halves of a gated feed-forward has the gate behind.
+    # Whether a stored tensor with both halves of a gated feed-forward has the gate second.
     gate_behind: bool = False
-    # Of a layer, where it has them.
+    # Names within a layer; empty if it has no such tensor.
     attn_post_norm: str = ""
     mlp_post_norm: str = ""
     q_norm: str = ""
@@ -91,7 +93,8 @@ class EncoderNames:
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """One family. `stem` begins its architectures: BertModel, BertForSequenceClassification ..."""
+    """One family. `stems` are the beginnings of its architectures: BertModel, BertForMaskedLM
+    ..."""
 
     name: str
     stems: tuple[str, ...]
@@ -100,13 +103,13 @@ class EncoderFamily:
     read: Callable[[Fields], EncoderSpec]
     names: EncoderNames
     classifier: Classifier
-    # Values of keys beyond which it would be another model; null and absent are fine.
+    # The only supported values of these keys; null or absent is always accepted.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    # What a config must say to be of this family: others of its name are decoders.
+    # What a config must contain to be of this family: others with its names are decoders.
     needs: Mapping[str, Any] = field(default_factory=dict)
-    # Other keys that change nothing, and why.
+    # Keys that do not change results, and why.
     without_effect: Mapping[str, str] = field(default_factory=dict)
-    mixture_names: EncoderNames | None = None  # of its models with experts, where they are others
+    mixture_names: EncoderNames | None = None  # for models with experts, if different
 
     def spec(self, fields: Fields) -> EncoderSpec:
         return replace(self.read(fields), family=self.name)
@@ -116,7 +119,7 @@ class EncoderFamily:
 
 
 def read_activation(fields: Fields, key: str, default: str) -> Activation:
-    """What a config names as an activation, also as a class of torch."""
+    """The activation that a config names, also by a class of torch."""
     named = fields.word(key, default)
     word = named.rsplit(".", 1)[-1].lower()
     if word not in ACTIVATIONS:
@@ -139,14 +142,14 @@ def inner_activation(
 
 
 def with_rope(spec: EncoderSpec, fields: Fields, *, unsaid_theta: float) -> EncoderSpec:
-    """The same encoder with its config's rope in every layer, which must not be scaled."""
+    """The encoder with its config's rope in every layer. A scaled rope is refused."""
     rope = read_rope(fields, spec.head_dim, theta=unsaid_theta)
     if rope.scaling is not None:
         raise UnsupportedModel(f"{fields.source}: a scaled rope; quire has plain ones in encoders")
     return replace(spec, thetas=(rope.theta,) * spec.num_layers)
 
 
-# What most configs call the sizes of an encoder.
+# The names of sizes in most configs.
 KEYS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -157,8 +160,8 @@ KEYS: Mapping[str, str] = {
 
 
 def read_encoder(fields: Fields, *, keys: Mapping[str, str] = KEYS, **facts: Any) -> EncoderSpec:
-    """The spec of a config whose `keys` are {our field: its name for it}; `facts` are others. Heads
-    have keys of their own, and divide the hidden size among them, unless these say otherwise."""
+    """The spec of a config. `keys` are {our field: the config's name for it}, `facts` other fields
+    of the spec. By default all heads have their own keys, and head_dim is hidden size / heads."""
     counts: dict[str, Any] = {ours: fields.count(theirs) for ours, theirs in keys.items()}
     hidden, heads = counts["hidden_size"], counts["num_heads"]
     if "head_dim" not in facts and hidden % heads:
@@ -166,4 +169,4 @@ def read_encoder(fields: Fields, *, keys: Mapping[str, str] = KEYS, **facts: Any
             f"{fields.source}: hidden size {hidden} does not divide among {heads} heads"
         )
     usual = {"num_kv_heads": heads, "head_dim": hidden // heads, "dtype": read_dtype(fields)}
-    return EncoderSpec(family="", **{**usual, **counts, **facts})  # EncoderFamily.spec says it
+    return EncoderSpec(family="", **{**usual, **counts, **facts})  # EncoderFamily.spec sets it

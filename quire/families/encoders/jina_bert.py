@@ -1,5 +1,5 @@
-"""The second JinaBERT: BERT without positions, whose scores fall with the distance of two tokens
-(ALiBi), and with a gated feed-forward. No torch."""
+"""JinaBERT v2: BERT without positions, with scores that fall with the distance of two tokens
+(ALiBi) and a gated feed-forward. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The third Jina model: XLM-RoBERTa with rotary positions, without its adapters. No torch."""
+"""Jina embeddings v3: XLM-RoBERTa with rotary positions, without its adapters. No torch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ OLDER_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "loca
 
 
 def read(fields: Fields) -> EncoderSpec:
-    # A window of 128 is 64 to either side, and the token itself.
+    # A window of 128 is 64 on each side, and the token itself.
     window = fields.count("local_attention", 128) // 2
     windows = windows_by_kind(fields, window)
     if windows is None:

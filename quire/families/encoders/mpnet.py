@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa whose scores also gain by a learned number for the distance of two tokens. No
+"""MPNet: RoBERTa, with a learned number for the distance of two tokens added to scores. No
 torch."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from quire.families.encoders.family import EncoderFamily
 from quire.families.fields import Fields
 from quire.spec import EncoderSpec
 
-DISTANCES = 32  # Transformers counts so many, whatever the config says
+DISTANCES = 32  # as in Transformers, which ignores the config here
 
 
 def read(fields: Fields) -> EncoderSpec:
-    # Positions begin after 1, whatever the padding is.
+    # Positions begin after 1, whatever the padding id is.
     spec = roberta.read(Fields({**fields.values, "pad_token_id": 1}, fields.source))
     return replace(spec, num_types=0, num_distances=DISTANCES)
 

@@ -1,5 +1,5 @@
-"""NomicBERT: BERT with rotary positions and a gated feed-forward, without biases; its second has
-biases, plain feed-forwards and experts in every second layer. No torch."""
+"""NomicBERT: BERT with rotary positions and a gated feed-forward, without biases. Version 2 has
+biases and plain feed-forwards, with experts in every second layer. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.families.fields import Fields
 from quire.spec import EncoderSpec
 
 THETA = 1000.0
-# What configs call things that were written before Transformers had the class.
+# Names in configs that are older than the class in Transformers.
 OLDER_WORDS = {
     "hidden_size": "n_embd",
     "intermediate_size": "n_inner",
@@ -65,7 +65,8 @@ def read(fields: Fields) -> EncoderSpec:
 
 
 def _feed_forward(fields: Fields) -> dict[str, Any]:
-    """A gated one without biases in all layers; or a plain one, and experts in every so many."""
+    """Fields of the feed-forward: gated without biases in all layers, or plain ones with biases and
+    experts in every `moe_every_n_layers`-th layer."""
     has_experts = bool(fields.values.get("moe_every_n_layers"))
     for key in BIASES:
         if fields.flag(key, has_experts) is not has_experts:

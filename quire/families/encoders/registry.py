@@ -1,4 +1,4 @@
-"""The encoders that quire has, and which of them a config names. No torch."""
+"""The families of encoders, and which of them a config names. No torch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAMILIES: tuple[EncoderFamily, ...] = (
     eurobert.FAMILY,
 )
 BY_MODEL_TYPE = {name: family for family in FAMILIES for name in family.model_types}
-# What may stand behind a stem; a head that guesses words is not used.
+# Endings of architectures after the stem. A head that predicts masked words is not used.
 ENDINGS = (
     "Model",
     "ForMaskedLM",
@@ -50,7 +50,7 @@ ENDINGS = (
 ARCHITECTURES = {
     f"{stem}{ending}": family for family in FAMILIES for stem in family.stems for ending in ENDINGS
 }
-# Keys that change nothing of what an encoder computes here.
+# Keys that do not change what an encoder computes here.
 WITHOUT_EFFECT = {
     "initializer_range": "training",
     "use_cache": "nothing is generated",
@@ -66,25 +66,25 @@ WITHOUT_EFFECT = {
 
 
 def encoder_family(config: Mapping[str, Any]) -> EncoderFamily | None:
-    """The encoder that a config is of; None for anything else."""
+    """The family of the encoder that a config describes; None if it is no encoder."""
     named = config.get("architectures")
     for name in named if isinstance(named, list) else ():
         if isinstance(name, str) and name in ARCHITECTURES:
             return _fitting(ARCHITECTURES[name], config)
         if isinstance(name, str) and name.endswith(("ForCausalLM", "LMHeadModel")):
-            return None  # layers of an encoder, but it writes from left to right
+            return None  # such a model generates text
     kind = config.get("model_type")
     return _fitting(BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None, config)
 
 
 def _fitting(family: EncoderFamily | None, config: Mapping[str, Any]) -> EncoderFamily | None:
-    """The family, if the config says what one of its models must."""
+    """The family, if the config has all values that the family needs."""
     needs = {} if family is None else family.needs
     return family if all(config.get(key) == value for key, value in needs.items()) else None
 
 
 def encoder_spec(family: EncoderFamily, fields: Fields) -> EncoderSpec:
-    """The spec of a config; UnsupportedModel for values that would make another model."""
+    """The spec of a config. UnsupportedModel for values that quire cannot compute."""
     named = fields.values.get("architectures") or []
     for name in named if isinstance(named, list) else []:
         if not isinstance(name, str) or ARCHITECTURES.get(name) is not family:

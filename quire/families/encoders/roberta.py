@@ -1,4 +1,4 @@
-"""RoBERTa, CamemBERT and XLM-RoBERTa: BERT whose positions begin after the padding id. No torch."""
+"""RoBERTa, CamemBERT and XLM-RoBERTa: BERT with positions after the padding id. No torch."""
 
 from __future__ import annotations
 

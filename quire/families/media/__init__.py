@@ -1,1 +1,2 @@
-"""Families of models that see: how large images become, and what stands for them in prompts."""
+"""Families of models that read images, videos or sounds: the size of each item, and its text in
+prompts."""

@@ -1,8 +1,8 @@
-"""Qwen2-Audio and Voxtral: sound as clips of 30 s, each filled up with silence, as an encoder of
-Whisper's kind reads it.
+"""Qwen2-Audio and Voxtral: sound in clips of 30 s, padded with silence, for encoders like
+Whisper's.
 
-Qwen2-Audio takes one clip, and has a row for each 40 ms of sound in it. Voxtral takes as many as
-the sound needs, and has the rows of all of them, those of silence too.
+Qwen2-Audio takes one clip and has a row for each 40 ms of its sound. Voxtral takes as many clips as
+the sound needs, and has rows for all of them, also for the silence.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from quire.families.media.rules import Placed, Samples
 
 @dataclass(frozen=True, slots=True)
 class ClippedSounds:
-    """A clip is `frames` of `hop` samples, each `bins` loudnesses. `rows` is what a clip becomes
-    where all of it counts; None: only those of its sound do, and it is one clip."""
+    """A clip is `frames` of `hop` samples, each with `bins` loudnesses. `rows`: the number of rows
+    of a whole clip. None: there is one clip, and rows only for its sound."""
 
     pad: str
     rate: int
@@ -41,7 +41,7 @@ class ClippedSounds:
         return Placed(self.pad, (self._count(samples),))
 
     def num_bytes(self, samples: int, *, together: int) -> int:
-        # The samples, and as much again while they are padded and transformed in double.
+        # The spectrum, and the samples twice in float64 while they are padded and transformed.
         return self._clips(samples) * self.frames * (4 * self.bins + 16 * self.hop)
 
     def prepare(self, samples: Samples, *, together: int) -> dict[str, npt.NDArray[Any]]:
@@ -53,7 +53,7 @@ class ClippedSounds:
         return {"mel": np.ascontiguousarray(cut), "frames": np.array(self._frames(len(samples)))}
 
     def _frames(self, samples: int) -> int:
-        """Frames that hold sound."""
+        """The number of frames with sound."""
         return -(-samples // self.hop)
 
     def _clips(self, samples: int) -> int:
@@ -96,7 +96,7 @@ def read_voxtral(config: MediaConfig) -> ClippedSounds:
     tower, made = config.model.inner("audio_config"), read(config)
     width, inner = tower.count("hidden_size", 1280), tower.count("intermediate_size", 5120)
     pad = config.token("audio_token_id", unsaid="[AUDIO]")
-    # Steps of two frames, of which as many become one row as the wider side holds of the other.
+    # A step is two frames. intermediate_size / hidden_size steps become one row.
     return replace(made, pad=pad, rows=made.frames // 2 * width // inner)
 
 

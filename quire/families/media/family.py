@@ -1,4 +1,4 @@
-"""What a family of models that see or hear says of itself, and what its rules are read from."""
+"""How a family of models that see or hear is described, and what its rules are read from."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from quire.families.media.rules import MediaRules, SoundRules
 
 @dataclass(frozen=True, slots=True)
 class MediaConfig:
-    """A model's config.json and its processor's, with what callers said over it, which is also in
-    `asked` alone; `token_text` gives the text of a token id, None where there is no tokenizer."""
+    """The model's config.json and the processor's config. Options of the caller override the
+    latter; they are also in `asked` by themselves. `token_text` returns the text of a token id, or
+    None without a tokenizer."""
 
     model: Fields
     processor: Fields
     asked: Fields
-    videos: Fields  # the processor of videos, which may have a config of its own
+    videos: Fields  # the config of the video processor, if separate
     token_text: Callable[[int], str | None]
 
     @classmethod
@@ -38,7 +39,7 @@ class MediaConfig:
         )
 
     def token(self, *keys: str, unsaid: str) -> str:
-        """The token whose id the config has under one of these keys."""
+        """The text of the token whose id the config has under one of these keys."""
         for key in keys:
             if self.model.values.get(key) is not None:
                 if not (found := self.model.ids(key)):
@@ -47,7 +48,7 @@ class MediaConfig:
         return unsaid
 
     def side(self, key: str, unsaid: int) -> int:
-        """The side of a square, or the shortest edge, that a processor's config has there."""
+        """The side of a square, or the shortest edge, at this key of the processor's config."""
         value = self.processor.values.get(key)
         if value is None:
             return unsaid
@@ -62,7 +63,7 @@ class MediaConfig:
 
 
 def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is said of videos, which is what is said of images where it is not said apart."""
+    """The config for videos, which is the one for images if there is no separate one."""
     said = processor.get("video_processor", processor)
     if not isinstance(said, Mapping):
         raise Fields(processor, "the processor's config").wrong("video_processor", "an object")
@@ -71,11 +72,10 @@ def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MediaFamily:
-    """One family of models that see or hear; `read` makes its rules for images.
+    """One family of models that see or hear. `read` makes its rules for images.
 
-    `in_text` is what stands for an image in a chat whose template takes text alone,
-    `sounds_in_text` for a sound, `videos_in_text` for a video; "{n}" in it is the item's number.
-    Empty: the placeholder."""
+    `in_text`, `sounds_in_text` and `videos_in_text`: the text for an item in chats whose template
+    takes only text; "{n}" is the item's number. Empty: the placeholder."""
 
     name: str
     architectures: tuple[str, ...]
@@ -83,19 +83,19 @@ class MediaFamily:
     read: Callable[[MediaConfig], MediaRules] | None = None
     read_sounds: Callable[[MediaConfig], SoundRules] | None = None
     read_videos: Callable[[MediaConfig], MediaRules] | None = None
-    options: tuple[str, ...] = ()  # of its processor, that callers may set
+    options: tuple[str, ...] = ()  # options of its processor that callers may set
     three_axes: bool = False  # positions have three coordinates
-    crossed: bool = False  # its decoder attends to an item, for which nothing stands in the prompt
+    crossed: bool = False  # by cross-attention: an item has no text in the prompt
     in_text: str = ""
     sounds_in_text: str = ""
-    embedded: bool = True  # whether what stands for an image is the same for any number of rows
-    tower: str = ""  # the kind of tower that models of these architectures have; empty: any other
+    embedded: bool = True  # takes embeddings as images: all numbers of rows have one text
+    tower: str = ""  # the tower's model_type; empty: any
     videos_in_text: str = ""
-    foreign: bool = False  # its rules are read by Transformers, from the model's files
+    foreign: bool = False  # Transformers reads its rules from the model's files
 
     @property
     def readers(self) -> dict[str, Callable[[MediaConfig], MediaRules]]:
-        """What makes the rules of each kind of media that it takes."""
+        """The functions that make the rules, by kind of media."""
         known = {"image": self.read, "audio": self.read_sounds, "video": self.read_videos}
         return {kind: read for kind, read in known.items() if read is not None}
 

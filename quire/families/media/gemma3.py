@@ -1,5 +1,5 @@
-"""Gemma 3: an image is one square, whose tokens see each other. With pan and scan a long one is
-shown once more in pieces."""
+"""Gemma 3: an image is one square, and its tokens see each other. With pan and scan a long image is
+followed by crops of it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PanAndScan:
-    """An image whose longer side is `least_ratio` times the other is cut along it into up to
-    `most` pieces, none with a side shorter than `least_side`."""
+    """Cuts an image whose longer side is at least `least_ratio` times the other along that side
+    into up to `most` pieces, none with a side shorter than `least_side`."""
 
     least_side: int = 256
     most: int = 4
     least_ratio: float = 1.2
 
     def pieces(self, width: int, height: int) -> list[tuple[int, int, int, int]]:
-        """(left, top, right, bottom) of each; none where the image is shown once."""
+        """(left, top, right, bottom) of each piece; empty if the image is not cut."""
         long, short = max(width, height), min(width, height)
         if long / short < self.least_ratio:
             return []
@@ -45,7 +45,8 @@ class PanAndScan:
 
 @dataclass(frozen=True, slots=True)
 class SquareImages:
-    """A square of side `side` is `count` rows, between the tokens `begin` and `end`."""
+    """An image is a square of side `side` with `count` rows, between the tokens `begin` and
+    `end`."""
 
     pad: str
     begin: str
@@ -96,7 +97,7 @@ def read(config: MediaConfig) -> SquareImages:
         count=config.model.count("mm_tokens_per_image", 256),
         resample=filter_of(said, BILINEAR),
         normalised=Normalised.of(said, 0.5, 0.5),
-        # The processor's own files do not decide this: Transformers asks its caller alone.
+        # Only the caller decides this: Transformers ignores the processor's files here.
         pan_and_scan=pieces if config.asked.flag("do_pan_and_scan", False) else None,
     )
 

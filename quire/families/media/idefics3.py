@@ -1,5 +1,5 @@
-"""Idefics3 and SmolVLM: an image is enlarged, cut into square tiles, and shown once more as a
-whole; tokens name the row and column of each tile."""
+"""Idefics3 and SmolVLM: an image is enlarged and cut into square tiles, followed by the whole image
+as one tile. Tokens name the row and column of each tile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quire.families.media.rules import Normalised, PaddedImages, Placed
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-LARGEST = 4096  # no side is made longer
+LARGEST = 4096  # longest side in pixels
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiledImages(PaddedImages):
-    """`edge`: what the longer side is made; `tile`: the side of a square, `count` its rows."""
+    """`edge`: new length of the longer side; `tile`: side of a tile, with `count` rows each."""
 
     edge: int
     tile: int
@@ -31,7 +31,8 @@ class TiledImages(PaddedImages):
     splits: bool
 
     def sizes(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """What an image is made first, and then, so that tiles fill it: (width, height) each."""
+        """The two sizes (width, height) to which an image is resized in turn; tiles fill the
+        second."""
         first = _below(*_with_longer(width, height, self.edge), LARGEST)
         if not self.splits:
             return first, (self.tile, self.tile)
@@ -46,7 +47,7 @@ class TiledImages(PaddedImages):
         return first, (wide, high)
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tiles; none where the whole is one."""
+        """Rows and columns of tiles; (0, 0) if the image fits into one."""
         _, (wide, high) = self.sizes(width, height)
         if wide <= self.tile and high <= self.tile:
             return 0, 0
@@ -81,7 +82,7 @@ class TiledImages(PaddedImages):
 
 
 def _with_longer(width: int, height: int, edge: int) -> tuple[int, int]:
-    """The longer side so long, the other in proportion and even."""
+    """The longer side becomes `edge`, the other stays in proportion and is even."""
     ratio = width / height
     if width >= height:
         shorter = int(edge / ratio)

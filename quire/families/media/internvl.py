@@ -1,5 +1,5 @@
-"""InternVL, in the form that Transformers has of it: an image is stretched over the grid of square
-tiles that is nearest to its shape, and shown once more as a whole."""
+"""InternVL in Transformers' form: an image is stretched to the grid of square tiles with the
+nearest shape, followed by the whole image as one tile."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BEGIN, END = "<img>", "</img>"
-MOST_TILES = 1024  # that callers may ask for
+MOST_TILES = 1024  # most tiles that callers may ask for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StretchedImages(PaddedImages):
-    """Squares of side `tile`, from `fewest` to `most` of them, `count` rows each."""
+    """From `fewest` to `most` tiles of side `tile`, with `count` rows each."""
 
     tile: int
     count: int
@@ -34,8 +34,8 @@ class StretchedImages(PaddedImages):
     most: int  # 1: an image is one square
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and rows of tiles: of the nearest shape, and of several such the largest that
-        has less than twice the image's pixels. (800, 400) -> (2, 1)"""
+        """Columns and rows of tiles: the grid with the nearest shape, and of several the last, by
+        number of tiles, with less than twice the image's pixels. (800, 400) -> (2, 1)"""
         best, least, shape = (1, 1), inf, width / height
         for columns, rows in _grids(self.fewest, self.most):
             off = abs(shape - columns / rows)
@@ -67,7 +67,7 @@ class StretchedImages(PaddedImages):
 
 @lru_cache(maxsize=64)
 def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Columns and rows of as many tiles, few first."""
+    """(columns, rows) of all grids with `fewest` to `most` tiles, smallest first."""
     sides = range(1, most + 1)
     grids = [(c, r) for c in sides for r in range(1, most // c + 1) if fewest <= c * r]
     return tuple(sorted(grids, key=lambda grid: grid[0] * grid[1]))
@@ -77,7 +77,7 @@ def read(config: MediaConfig) -> StretchedImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("size", _side(vision, "image_size", 448))
     patches = tile // _side(vision, "patch_size", 14)
-    # The processor's own files do not decide whether images are cut: Transformers asks its caller.
+    # Only the caller decides this: Transformers ignores the processor's files here.
     cut = config.asked.flag("crop_to_patches", True)
     return StretchedImages(
         pad=config.token("image_token_id", unsaid="<IMG_CONTEXT>"),
@@ -91,7 +91,7 @@ def read(config: MediaConfig) -> StretchedImages:
 
 
 def _side(fields: Fields, key: str, unsaid: int) -> int:
-    """The side of a square that is written as one number, or as two."""
+    """The side of a square, which may be written as one number or as two."""
     value = fields.values.get(key)
     if isinstance(value, list | tuple) and value:
         values: Mapping[str, Any] = {key: value[0]}

@@ -1,5 +1,4 @@
-"""LLaVA 1.5: an image is one square, cut from its middle or stretched to be one, and always as many
-rows."""
+"""LLaVA 1.5: an image is cropped or stretched to one square, with a fixed number of rows."""
 
 from __future__ import annotations
 
@@ -36,14 +35,14 @@ _KEPT = "vision_feature_select_strategy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlavaImages(PaddedImages):
-    """`edge` is what the shorter side is made, or with `stretched` either side; `crop` the side of
-    the square that is cut from that; `count` its rows."""
+    """`edge`: new length of the shorter side, or of both if `stretched`. `crop`: side of the square
+    that is cut from the middle, with `count` rows."""
 
     edge: int
     stretched: bool
     crop: int
     count: int
-    background: tuple[int, ...] | None  # of the square that an image is put on first, if any
+    background: tuple[int, ...] | None  # colour of a square behind the image
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
         return Placed(self.pad, (self.count,))
@@ -71,7 +70,7 @@ def read(config: MediaConfig) -> LlavaImages:
         crop = edge
     else:
         raise said.wrong("do_center_crop", "true where size has a shortest_edge")
-    # A tower of SigLIP's kind comes with its own processor, as others with CLIP's.
+    # SigLIP's processor has other defaults than CLIP's.
     siglip = said.word("image_processor_type", "").startswith("Siglip")
     mean, std = (0.5, 0.5) if siglip else (CLIP_MEAN, CLIP_STD)
     patches = (crop // vision.count("patch_size", 14)) ** 2
@@ -88,9 +87,8 @@ def read(config: MediaConfig) -> LlavaImages:
 
 
 def num_more_rows(config: MediaConfig, tower: str, kept: str) -> int:
-    """Rows of a square beside those of its patches: one that stands for all of it comes first in
-    every tower but SigLIP's; what is kept by "default" is all but the first. `tower` and `kept`
-    where nothing is said."""
+    """How many more rows than patches a square has. All towers but SigLIP's have one row for the
+    whole square first; "default" drops the first row. `tower` and `kept` are defaults."""
     kind = config.model.inner("vision_config").word("model_type", tower)
     if (kept := config.model.word(_KEPT, kept)) not in ("default", "full"):
         raise config.model.wrong(_KEPT, "'default' or 'full'")

@@ -1,7 +1,7 @@
-"""LLaVA-NeXT and LLaVA-OneVision: an image is put on the best of some grids of tiles, and shown
-once more as a whole; rows that stand for the padding of the grid are left out, and one is added
-behind each line. In LLaVA-OneVision the rows of many tiles are made fewer, and images that are not
-alone in their prompt are one square each."""
+"""LLaVA-NeXT and LLaVA-OneVision: an image is put on the best of several grids of tiles, after the
+whole image as one tile. Rows for the grid's padding are left out, and a row is added after each
+line. LLaVA-OneVision reduces the rows of many tiles, and shows an image that is not alone in its
+prompt as one square."""
 
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ if TYPE_CHECKING:
 _GRIDS, _MOST_PIXELS = "image_grid_pinpoints", 1 << 16
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION_SIDES = range(384, 2305, 384)
-SHRUNK_ABOVE = 1.1  # of the side of as many tiles as are kept whole
+SHRUNK_ABOVE = 1.1  # times the side of `most_tiles` tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridImages(PaddedImages):
-    """`grids` (height, width) are made of tiles of side `tile`, of `patches` rows a line.
+    """`grids` (height, width) are divided into tiles of side `tile`, with `patches` rows a line.
 
-    `most_tiles`: rows of more tiles than these are made as many as these have, None: they stay.
-    `background` of the square that an image beside others is put on, None: it is put on a grid."""
+    `most_tiles`: rows of more tiles than this are reduced to so many; None: never. `background`:
+    colour of the square for an image that is not alone in its prompt; None: it is put on a grid,
+    too."""
 
     grids: tuple[tuple[int, int], ...]
     tile: int
@@ -89,11 +90,11 @@ class GridImages(PaddedImages):
         return {"pixels": np.stack(every), "size": np.array([height, width], np.int64)}
 
     def _square(self, together: int) -> tuple[int, ...] | None:
-        """What an image is put on that is one square, None for one on a grid."""
+        """The colour of the square that an image is put on; None for an image on a grid."""
         return self.background if together > 1 else None
 
     def _squared(self, tile: Bytes) -> Bytes:
-        """A tile at the edge of a grid that tiles do not divide is smaller."""
+        """Make a tile square: at the edge of a grid that tiles do not divide it is smaller."""
         if tile.shape == (3, self.tile, self.tile):
             return tile
         from PIL import Image as images
@@ -104,7 +105,7 @@ class GridImages(PaddedImages):
 
 
 def best_grid(width: int, height: int, grids: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """The (height, width) that keeps most of an image's pixels, and of those the smallest."""
+    """The (height, width) that keeps most of the image's pixels, and of several the smallest."""
     best, most, least = grids[0], 0.0, inf
     for high, wide in grids:
         scale = min(wide / width, high / height)
@@ -116,7 +117,7 @@ def best_grid(width: int, height: int, grids: tuple[tuple[int, int], ...]) -> tu
 
 
 def unpadded(width: int, height: int, lines: int, columns: int) -> tuple[int, int]:
-    """Of so many lines and columns of rows, those that show the image and not what surrounds it."""
+    """Lines and columns of rows without those that only show the padding around the image."""
     if width / height > columns / lines:
         shown = int(round(height * (columns / width), 7))
         return lines - (lines - shown) // 2 * 2, columns
@@ -125,7 +126,7 @@ def unpadded(width: int, height: int, lines: int, columns: int) -> tuple[int, in
 
 
 def shrunk(lines: int, columns: int, side: float) -> tuple[int, int]:
-    """Lines and columns of rows, made fewer where they are many more than a square of that side."""
+    """Lines and columns of rows, reduced if they are many more than a square of this side."""
     ratio = sqrt(lines * columns / side**2)
     if ratio > SHRUNK_ABOVE:
         return int(lines // ratio), int(columns // ratio)
@@ -133,7 +134,7 @@ def shrunk(lines: int, columns: int, side: float) -> tuple[int, int]:
 
 
 def tiles_of(image: Image, grid: tuple[int, int], tile: int, resample: int) -> list[Bytes]:
-    """The image as large as it fits on the grid, in its middle, cut into tiles."""
+    """The image, as large as fits on the grid, in its middle, cut into tiles."""
     (width, height), (high, wide) = image.size, grid
     if wide / width < high / height:
         size = wide, min(ceil(height * (wide / width)), high)
@@ -176,7 +177,7 @@ def read_onevision(config: MediaConfig) -> GridImages:
 
 
 def _read(config: MediaConfig, tower: str, kept: str, grids: Iterable[Any]) -> GridImages:
-    """The `tower`, what is `kept` of its rows, and the `grids`, where nothing is said."""
+    """The rules; `tower`, `kept` (see num_more_rows) and `grids` are defaults."""
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("crop_size", config.side("size", 336))
     if config.side("size", tile) != tile:

@@ -1,6 +1,5 @@
-"""Sound as models of the Whisper kind hear it: how loud each band of frequencies is, in steps of a
-hundredth of a second, as a logarithm. Numpy alone, in float64: what is nearly silent would be noise
-in float32."""
+"""Log-mel spectra as Whisper takes them: the loudness of each band of frequencies every 10 ms, as a
+logarithm. Only numpy, in float64: in float32 nearly silent parts would be noise."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 LEAST_POWER = 1e-10
-LOUDEST_OVER_SILENCE = 8.0  # in powers of ten: whatever is quieter than that below the loudest
-_FRAMES = 3000  # transformed at a time
-# The mel scale of Slaney: even up to 1,000 Hz, by factors above.
+LOUDEST_OVER_SILENCE = 8.0  # powers of ten; quieter parts are raised to it
+_FRAMES = 3000  # frames transformed at a time
+# Slaney's mel scale: linear up to 1,000 Hz, logarithmic above.
 _EVEN_STEP, _EVEN_UP_TO, _LOG_STEP = 200 / 3, 1000.0, np.log(6.4) / 27.0
 
 
 def log_mel(
     samples: Floats, *, bins: int, fft: int = 400, hop: int = 160, rate: int = 16_000
 ) -> Floats:
-    """[bins, len(samples) // hop], from samples of more than half a window (`fft`); whoever wants a
-    certain length puts zeros behind them first."""
+    """[bins, len(samples) // hop]. There must be more samples than half a window (`fft`). For a
+    fixed length callers append zeros first."""
     around = np.pad(samples.astype(np.float64), fft // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(around, fft)[::hop]
     count = len(samples) // hop
@@ -43,8 +42,8 @@ def log_mel(
 
 @lru_cache(maxsize=8)
 def mel_filters(bins: int, fft: int, rate: int) -> Doubles:
-    """[bins, fft // 2 + 1]: triangles over the frequencies of a transform, evenly apart on the mel
-    scale from 0 to half the rate, each of the same area."""
+    """[bins, fft // 2 + 1]: triangles of equal area over the frequencies of a transform, evenly
+    spaced on the mel scale from 0 to half the rate."""
     edges = _hertz(np.linspace(0.0, _mel(rate / 2), bins + 2))
     frequencies = np.linspace(0.0, rate / 2, fft // 2 + 1)
     widths = np.diff(edges)

@@ -1,5 +1,5 @@
-"""Images made larger, smaller and square, by Pillow, in bytes. What comes out has the bits that
-Transformers' own Pillow processors give."""
+"""Resizes and crops images with Pillow, in bytes. Results have the same bits as those of
+Transformers' Pillow processors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # Pillow's numbers for them
-_MOST_FILTER = 5  # the last of Pillow's, from 0, which is the nearest pixel
+_MOST_FILTER = 5  # Pillow's last filter; 0 is the nearest pixel
 
 
 def filter_of(said: Fields, unsaid: int) -> int:
-    """How a processor's config resizes images, as Pillow's number."""
+    """The filter in a processor's config, as Pillow's number."""
     if not said.flag("do_resize", True):
         raise said.wrong("do_resize", "true: images of any size are read")
     if (found := said.whole("resample", unsaid)) > _MOST_FILTER:
@@ -39,14 +39,14 @@ def resized(image: Image, width: int, height: int, resample: int) -> Image:
 
 
 def with_shortest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    """The size with its shorter side so long, the other in proportion."""
+    """The size with a shorter side of `edge`, in proportion."""
     if width <= height:
         return edge, int(edge * height / width)
     return int(edge * width / height), edge
 
 
 def centre_cropped(pixels: Bytes, width: int, height: int) -> Bytes:
-    """The middle of an image, zeros around it where it is smaller."""
+    """The middle of an image, with zeros around it if it is smaller."""
     _, have_height, have_width = pixels.shape
     top, left = (have_height - height) // 2, (have_width - width) // 2
     if top < 0 or left < 0:
@@ -60,7 +60,7 @@ def centre_cropped(pixels: Bytes, width: int, height: int) -> Bytes:
 
 
 def squared(image: Image, colour: tuple[int, ...]) -> Image:
-    """In the middle of a square of one colour, as large as its longer side."""
+    """The image in the middle of a square of one colour, as large as its longer side."""
     from PIL import Image as images
 
     width, height = image.size

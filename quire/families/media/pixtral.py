@@ -1,5 +1,5 @@
-"""Pixtral and Mistral 3: an image keeps its shape, its sides made multiples of a patch and the
-longer one bounded; its rows are lines, with a token behind each."""
+"""Pixtral and Mistral 3: an image keeps its shape; its sides become multiples of a patch, the
+longer one bounded. Its rows are in lines, with a token after each line."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedIm
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-BREAK, END = "[IMG_BREAK]", "[IMG_END]"  # behind a line of rows, and behind the last
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"  # after a line of rows, and after the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinedImages(PaddedImages):
-    """A square of side `unit` is one row; no side is longer than `edge`, but for what makes it a
-    multiple of `unit`."""
+    """A square of side `unit` is one row. Sides are at most `edge`, rounded up to a multiple of
+    `unit`."""
 
     unit: int
     edge: int
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height that an image is made."""
+        """Width and height that an image is resized to."""
         ratio = max(width / self.edge, height / self.edge)
         if ratio > 1:
             width, height = max(1, floor(width / ratio)), max(1, floor(height / ratio))

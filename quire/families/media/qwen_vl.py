@@ -1,7 +1,6 @@
-"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: an image keeps its shape, its sides made multiples of
-a patch that stands for one token, within bounds of its area. A video is frames of one size, of
-which some side by side in time are one; the last two have the time of each such group written
-before it."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: an image keeps its shape; its sides become multiples
+of the patches of one token, within bounds of the area. A video is frames of one size, and a few
+neighbouring frames become one group; Qwen3-VL and Qwen3.5 write the time before each group."""
 
 from __future__ import annotations
 
@@ -29,12 +28,12 @@ from quire.families.media.rules import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GIVEN_RATE = 2.0  # frames in a second, where frames came without: as files are sampled
+GIVEN_RATE = 2.0  # frames per second if frames came without a rate: that at which files are sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedImages(PaddedImages):
-    """Patches of side `patch`, of which `merge` by `merge` are one token."""
+    """Patches of side `patch`; `merge` by `merge` of them are one token."""
 
     patch: int
     merge: int
@@ -44,8 +43,8 @@ class ShapedImages(PaddedImages):
     def size(
         self, width: int, height: int, *, frames: int = 1, grouped: int = 1
     ) -> tuple[int, int]:
-        """Width and height that an image is made; of several `frames` with bounds for all of them
-        together, those that they are `grouped` to."""
+        """Width and height that an image is resized to. For several `frames` the bounds hold for
+        all of them together, counted as `grouped` frames."""
         unit = self.patch * self.merge
         wide, high = round(width / unit) * unit, round(height / unit) * unit
         area = grouped * wide * high
@@ -97,10 +96,10 @@ def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
 
 @dataclass(frozen=True, slots=True)
 class ShapedVideos:
-    """Frames are made as `images` say, `times` of them are one in time. Of a file `rate` frames in
-    a second are taken, from `fewest` to `most`. `ticks` are steps in time of a second, None: a
-    group is a step; `stamped`: the prompt names the time of each group, and the bounds of an area
-    are those of all frames together."""
+    """Frames are resized by `images`; `times` frames are one group. Of a file `rate` frames per
+    second are taken, from `fewest` to `most`. `ticks`: position steps per second; None: one step
+    per group. `stamped`: the prompt has the time of each group, and bounds of the area hold for all
+    frames."""
 
     images: ShapedImages
     times: int
@@ -150,7 +149,7 @@ class ShapedVideos:
         return {"pixels": np.stack(frames)}
 
     def _chosen(self, shape: VideoShape) -> list[int]:
-        """The frames that are taken: all that were given, some of a file's."""
+        """Indices of the frames that are used: all given frames, or a selection of a file's."""
         if shape.sampled:
             return list(range(shape.frames))
         total, seconds = shape.frames, shape.frames / (shape.rate or GIVEN_RATE)
@@ -174,7 +173,7 @@ class ShapedVideos:
         return self.images.size(width, height, frames=count, grouped=grouped)
 
     def _pace(self, shape: VideoShape, chosen: list[int]) -> float:
-        """Frames in a second, of those that are taken."""
+        """Used frames per second."""
         if shape.rate is None:
             return GIVEN_RATE
         if shape.at is None or not shape.total:
@@ -182,7 +181,7 @@ class ShapedVideos:
         return shape.rate * len(chosen) / shape.total
 
     def _stamps(self, shape: VideoShape, chosen: list[int]) -> list[float]:
-        """The middle of each group, in seconds."""
+        """The time in the middle of each group, in seconds."""
         if shape.rate is None:
             raise InvalidPrompt(
                 "the video has no times, which this model's prompt names; pass (frames, "
@@ -199,7 +198,7 @@ class ShapedVideos:
 
 
 def reader(*, stamped: bool, ticked: bool) -> Any:
-    """What makes the rules of a family."""
+    """The function that reads the rules of a family."""
 
     def read(config: MediaConfig) -> ShapedVideos:
         said: Fields = config.videos

@@ -1,4 +1,4 @@
-"""The families that see or hear: a line each."""
+"""The families of models that see or hear."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ FAMILIES: tuple[MediaFamily, ...] = (
 
 
 def media_family(config: Mapping[str, Any]) -> MediaFamily | None:
-    """The family of a config that sees or hears, None for one that does neither. One that no file
-    here is about may be read by Transformers."""
+    """The family of a model that sees or hears, None for other models. For a class that has no file
+    here Transformers may read the media."""
     named, vision = config.get("architectures"), config.get("vision_config")
     names = named if isinstance(named, list) else []
     tower = vision.get("model_type") if isinstance(vision, Mapping) else None
@@ -54,9 +54,9 @@ def media_family(config: Mapping[str, Any]) -> MediaFamily | None:
 
 
 def foreign_family(config: Mapping[str, Any]) -> MediaFamily | None:
-    """Of a model that sees, of a class that no file here is about: Transformers has the processor
-    and the tower, and a family of quire's the text. None where the config is not of such a model,
-    or no family has its text."""
+    """A family for an image model without a file here: Transformers has the processor and the
+    tower, and a family of quire computes the text. None if the config is not of such a model, or
+    its text is of no family."""
     named, text = config.get("architectures"), config.get("text_config")
     name = named[0] if isinstance(named, list) and named else None
     if not isinstance(text, Mapping) or not isinstance(config.get("vision_config"), Mapping):

@@ -1,7 +1,7 @@
-"""What a family's file says of its media: what they become, and what stands for them in a prompt.
+"""How media become rows of an encoder, and their text in prompts.
 
-Counts follow from width and height, or from the number of samples, so that prompts can be planned
-before anything is decoded.
+The counts follow from width and height, or from the number of samples, so that prompts can be
+planned before anything is decoded.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What stands in a prompt for one item.
+    """The text of one item in a prompt.
 
-    `text` has one pad token for each run of rows of the encoder, and `runs` say how many each
-    stands for: "<row><pad><end>", (4,) is one run of four. `grid` and `step`: see MediaItem."""
+    `text` has one pad token for each run of encoder rows, and `runs` has the length of each run:
+    "<row><pad><end>", (4,) is one run of four rows. `grid` and `step`: see MediaItem."""
 
     text: str
     runs: tuple[int, ...]
@@ -42,7 +42,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """How bytes become numbers: (byte * factor - mean) / std, channel by channel."""
+    """How bytes become numbers: (byte * factor - mean) / std, for each channel."""
 
     factor: float
     mean: tuple[float, ...]
@@ -50,7 +50,7 @@ class Normalised:
 
     @classmethod
     def of(cls, said: Fields, mean: float | tuple[float, ...], std: Any) -> Normalised:
-        """As a processor's config says; `mean` and `std` where it says nothing."""
+        """Read from a processor's config; `mean` and `std` are defaults."""
         factor = said.positive("rescale_factor", 1 / 255)
         if said.values.get("do_rescale") is False:
             factor = 1.0
@@ -64,9 +64,8 @@ class Normalised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedImages:
-    """What the rules of most models have: a prompt has for an image the token that stands for a row
-    of its encoder, and an image is resized by Pillow's filter `resample` before its numbers are
-    made of its bytes."""
+    """What the rules of most models share: the placeholder of an image is the token of an encoder
+    row, and Pillow's filter `resample` resizes images before they are normalised."""
 
     pad: str
     resample: int
@@ -79,52 +78,52 @@ class PaddedImages:
 
 
 class MediaRules(Protocol):
-    """One model's rules for one kind of media. Its repr names all that decides what an item
-    becomes; how large it is, is said by as many numbers as its kind has."""
+    """One model's rules for one kind of media. Its repr contains everything that decides the result
+    for an item. The size of an item is one or several numbers, depending on the kind."""
 
     @property
     def placeholder(self) -> str:
-        """What a prompt has for one item."""
+        """The text for one item in a caller's prompt."""
 
     @property
     def pad(self) -> str:
-        """The token that stands for a row of the encoder."""
+        """The token for a row of the encoder."""
 
     @property
     def two_way(self) -> bool:
         """Whether the tokens of an item see each other."""
 
     def place(self, *size: Any, **among: Any) -> Placed:
-        """What stands for an item of this size, `together` with so many of its kind in its prompt,
-        itself included."""
+        """The text for an item of this size. `together`: number of items of its kind in the prompt,
+        with it."""
 
     def prepare(self, *opened: Any, **among: Any) -> dict[str, npt.NDArray[Any]]:
-        """What the tower reads of it."""
+        """The arrays that the tower reads."""
 
     def num_bytes(self, *size: Any, **among: Any) -> int:
         """About how many bytes that takes."""
 
 
 class SoundRules(MediaRules, Protocol):
-    """Those for sounds, whose size is their number of samples."""
+    """Rules for sounds. The size of a sound is its number of samples."""
 
     @property
     def rate(self) -> int:
-        """Samples in a second."""
+        """Samples per second."""
 
 
 class HeardRules(SoundRules, Protocol):
     @property
     def num_samples(self) -> int:
-        """At most, of a sound."""
+        """The most samples of a sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoShape:
-    """How many frames a video has, and of which size; `rate` in a second, where that is known.
+    """The number of frames of a video, and their size. `rate`: frames per second, None if unknown.
 
-    `sampled`: they were chosen already, and all are taken; `at` then has the number of each among
-    the `total` of the whole video."""
+    `sampled`: the frames were chosen already, and all are used; `at` then has the index of each in
+    the whole video of `total` frames."""
 
     frames: int
     width: int
@@ -136,34 +135,35 @@ class VideoShape:
 
 
 class VideoFrames(Protocol):
-    """A video whose frames can be had."""
+    """A video whose frames can be read."""
 
     @property
     def shape(self) -> VideoShape:
-        """What it is."""
+        """Number and size of the frames."""
 
     def frames(self, wanted: Sequence[int]) -> Iterator[Image]:
-        """These of them, in RGB, in order."""
+        """The frames with these indices, in RGB, in order."""
 
 
 class ImageRules(MediaRules, Protocol):
     @property
     def normalised(self) -> Normalised:
-        """How the tower's numbers are made of bytes."""
+        """How bytes become the tower's numbers."""
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
-        """What stands for an image of this size, beside so many in its prompt, itself included."""
+        """The text for an image of this size. `together`: number of images in the prompt, with
+        it."""
 
     def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
-        """What the tower reads of an image in RGB."""
+        """The arrays that the tower reads, from an image in RGB."""
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:
         """About how many bytes that takes."""
 
 
 def background_of(said: Fields, mean: float | tuple[float, ...] = CLIP_MEAN) -> tuple[int, ...]:
-    """The colour that an image is put on, as bytes: the mean of all, whether it is taken off
-    afterwards or not; `mean` where a processor's config says nothing."""
+    """The colour of the background for an image, as bytes: the mean of the processor's config, or
+    `mean`, also if the config does not normalise."""
     return tuple(int(one * 255) for one in _three(said, "image_mean", mean))
 
 

@@ -1,5 +1,5 @@
-"""Videos of LLaVA-OneVision: each frame a square as the tower takes it, of a quarter of its rows,
-and one row more behind them all."""
+"""Videos of LLaVA-OneVision: each frame is a square with a quarter of an image's rows, and one more
+row follows all frames."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from quire.families.media.rules import (
     VideoShape,
 )
 
-MOST_FRAMES = 32  # of a file, where nothing is said: as vLLM takes
+MOST_FRAMES = 32  # default for a file, as in vLLM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareVideos(PaddedImages):
-    """Frames of `side`, each `patches` rows a line before these are halved. Of a file at most
-    `most` frames are taken, as far from each other as can be."""
+    """Frames of side `side`, each with lines of `patches` rows before these are halved. Of a file
+    at most `most` frames are taken, evenly spaced."""
 
     side: int
     patches: int
@@ -47,7 +47,7 @@ class SquareVideos(PaddedImages):
         return {"pixels": np.stack(made)}
 
     def _chosen(self, shape: VideoShape) -> list[int]:
-        """All that were given, some of a file's."""
+        """Indices of the frames that are used: all given frames, or a selection of a file's."""
         if shape.sampled:
             return list(range(shape.frames))
         count = min(self.most, shape.frames)

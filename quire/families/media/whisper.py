@@ -1,5 +1,5 @@
-"""Whisper: a sound of up to 30 s, silence behind it, which the decoder attends to; nothing stands
-for it in the prompt."""
+"""Whisper: a sound of up to 30 s, padded with silence. The decoder attends to it, and the prompt
+has no text for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.families.media.rules import Placed, Samples
 
 @dataclass(frozen=True, slots=True)
 class HeardSounds:
-    """`num_samples` at `rate` are heard at once, as `bins` bands, and become `count` rows."""
+    """`num_samples` at `rate` are encoded at once, as `bins` bands, and become `count` rows."""
 
     bins: int
     rate: int
