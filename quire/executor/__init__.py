@@ -1,1 +1,1 @@
-"""Whatever computes a StepPlan."""
+"""Executors: they compute StepPlans on a device."""

@@ -1,7 +1,7 @@
 """RowAdapters: which slot of the model's products holds the LoRA adapter of each row.
 
-A plan names adapters by number. One that has no slot yet gets one that no row uses, and is loaded
-there; the scheduler sees to it that there is always one.
+A plan names adapters by number. An adapter without a slot is loaded into a slot that no row uses.
+The scheduler never lets rows use more adapters than there are slots.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_sites(
     device: torch.device,
     tp: TensorParallel,
 ) -> AdapterSites:
-    """Slots for every product of a model, or of a rank's share of it, that adapters may change."""
+    """Slots for all products that adapters may change, of a model or of a rank's share of it."""
     room = AdapterRoom(options.max_loras, options.max_lora_rank, dtype, device)
     made = kernels.make_adapters(room)
     heads, norms = frozenset({HEAD}), frozenset[str]()
@@ -66,7 +66,7 @@ def make_sites(
 def row_adapters(
     config: EngineConfig, sites: AdapterSites | None, handles: Handles
 ) -> RowAdapters | None:
-    """The rows of an executor over the slots of its model, if that has some."""
+    """The RowAdapters of an executor, None if the model has no slots."""
     if sites is None or config.adapters is None:
         return None
     return RowAdapters(sites, config.adapters.max_loras, config.max_num_seqs, handles)
@@ -78,19 +78,19 @@ class RowAdapters:
     def __init__(
         self, sites: AdapterSites, num_slots: int, num_rows: int, handles: Handles
     ) -> None:
-        """`handles`: where the weights of an adapter are found by its number."""
+        """`handles` returns the weights of an adapter by its number."""
         self.sites, self._handles = sites, handles
-        self.slot_of = np.full(num_rows, NONE, np.int32)  # of each row
-        self._numbers = [0] * num_slots  # of the adapter in each slot; 0 = empty
+        self.slot_of = np.full(num_rows, NONE, np.int32)  # by row
+        self._numbers = [0] * num_slots  # the adapter's number in each slot; 0: empty
         self._last_use = [0] * num_slots
         self._uses = 0
-        self._pass: AdapterLines | None = None  # the lines of the last pass that was begun
+        self._pass: AdapterLines | None = None  # the lines of the pass begun last
         self._room: TakenRoom | None = None
         self._rank = 0
 
     def watch_room(self, rank: int, free: Callable[[], int]) -> None:
-        """Refuse adapters that take more than is free on the device, whose A and B have room for
-        this rank, before they are loaded."""
+        """Refuse adapters before they are loaded if they take more memory than is free on the
+        device. `rank`: the slots already have room for A and B of this rank."""
         self._room, self._rank = TakenRoom(len(self._numbers), free), rank
         self._handles.lacks_room = self._lacks_room
 
@@ -103,7 +103,7 @@ class RowAdapters:
         return needs_of(self._handles.adapter(number), len(self._numbers), self._rank)
 
     def start(self, starts: Sequence[RowStart]) -> None:
-        """These rows begin; rows that ended were named before."""
+        """Begin rows. Rows that ended must have been ended before."""
         for start in starts:
             self.slot_of[start.row] = self._slot(start.adapter) if start.adapter else NONE
 
@@ -119,7 +119,7 @@ class RowAdapters:
             slot = self._next_slot()
             if slot is None:
                 raise LookupError(f"no slot is free for adapter {number}. This is a bug.")
-            self._numbers[slot] = 0  # not the old one any more, and not the new one if that fails
+            self._numbers[slot] = 0  # empty if loading fails
             weights = self._handles.adapter(number)
             self.sites.load(slot, weights.added, weights.own)
             if self._room is not None:
@@ -130,32 +130,32 @@ class RowAdapters:
         return slot
 
     def _next_slot(self) -> int | None:
-        """The one of those that no row uses that was not used for longest."""
+        """The least recently used slot of those that no row uses; None if all are in use."""
         used = set(self.slot_of.tolist())
         free = [slot for slot in range(len(self._numbers)) if slot not in used]
         return min(free, key=self._last_use.__getitem__, default=None)
 
     def lines(self, prefill: Sequence[Slice], decode_rows: Ints, num_lines: int = 0) -> Ints:
-        """The slot of every token of a pass, slices first; -1 for lines that fill up."""
+        """The slot of every token of a pass, slices first; -1 for padding."""
         rows = np.array([s.row for s in prefill] + decode_rows.tolist(), np.int64)
         lengths = [len(s.token_ids) for s in prefill] + [1] * len(decode_rows)
         slots = np.repeat(self.slot_of[rows], lengths)
         return np.append(slots, np.full(max(0, num_lines - len(slots)), NONE, np.int32))
 
     def begin_pass(self, prefill: Sequence[Slice], decode_rows: Ints) -> AdapterLines | None:
-        """What is computed next are these tokens."""
+        """The next pass computes the tokens of these slices and decode rows."""
         lines = self.sites.kernels.lines(self.lines(prefill, decode_rows))
         self.use_pass(lines)
         return lines
 
     def use_pass(self, lines: AdapterLines | None) -> None:
-        """What is computed next are these lines."""
+        """The next pass computes these lines."""
         self._pass = lines
         self.sites.use(lines)
 
     def begin_logits(self, tokens: Tensor | npt.NDArray[np.integer[Any]]) -> None:
-        """What is computed next are the logits of these tokens of that pass. Tokens on a device
-        are asked for only where an adapter may change the head."""
+        """Next, the logits of these tokens of the pass are computed. Tokens on a device are copied
+        to the host only if an adapter may change the head."""
         lines = self._pass if self.sites.changes_head else None
         if lines is not None:
             chosen = tokens.cpu().numpy() if isinstance(tokens, Tensor) else tokens
@@ -163,5 +163,5 @@ class RowAdapters:
         self.sites.use(lines)
 
     def forget(self) -> None:
-        """Nothing that lies in a slot is used again."""
+        """Forget what the slots hold: adapters are loaded again when they are needed."""
         self._numbers = [0] * len(self._numbers)

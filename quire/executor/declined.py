@@ -1,4 +1,4 @@
-"""What of a model has no kernel of its own on this device, said when it starts."""
+"""Notes at the start about parts of a model that have no kernel on this device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.spec import ModelSpec
 
 
 def declined_notes(kernels: Kernels, spec: ModelSpec) -> tuple[str, ...]:
-    """A line, or none: parts that plain torch computes are right and not as fast."""
+    """One note, or none: parts that plain torch computes are correct but slower."""
     kinds = dict.fromkeys(spec.layers)
     parts = dict.fromkeys(part for layer in kinds for part in kernels.declines(layer))
     if not parts:

@@ -1,4 +1,4 @@
-"""What the driver says of the first GPU, asked without torch."""
+"""Facts about GPUs from the driver, without torch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from quire.options import DeviceFacts
 
 DRIVER = "libcuda.so.1"
-# The driver's numbers for what can be asked of a device.
+# The driver's numbers of device attributes.
 _SHARED_MEMORY, _MAJOR, _MINOR = 97, 75, 76
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`shared_memory`: bytes that one program may have."""
+    """`shared_memory`: bytes that one thread block may use."""
 
     capability: tuple[int, int]
     memory: int
     shared_memory: int
 
     def facts(self) -> DeviceFacts:
-        """As far as the driver knows: how much of the memory is free was not asked."""
+        """The facts that the driver knows. All memory counts as free, as that is not asked here."""
         return DeviceFacts(
             *("cuda", self.memory, self.memory),
             num_cores=1,
@@ -38,12 +38,13 @@ def fast_on(major: int) -> tuple[str, ...]:
 
 
 def is_hopper(capability: tuple[int, int]) -> bool:
-    """Where products with quantised weights were measured (benchmarks/gpu_quant.py speed)."""
+    """Whether it is the kind on which quantised products were measured
+    (benchmarks/gpu_quant.py)."""
     return capability == (9, 0)
 
 
 def count_gpus() -> int:
-    """How many this process may use; 0 where there is no driver."""
+    """How many GPUs this process may use; 0 without a driver."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:
@@ -53,7 +54,7 @@ def count_gpus() -> int:
 
 
 def first_gpu() -> Gpu | None:
-    """The device that torch begins with; None where there is none."""
+    """The GPU that torch uses first; None if there is none."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the engine asks of whatever computes: the protocol, and nothing about tensors."""
+"""The protocol between the engine and executors, without tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.steps.handles import Handles
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What starting an executor taught: how many KV blocks there are, for which groups of layers
+    """What an executor reports when it starts: its number of KV blocks, for which groups of layers
     (cache/groups.py), and how it computes."""
 
     num_blocks: int
@@ -24,19 +24,19 @@ class ExecutorFacts:
     dtype: str
     notes: tuple[str, ...] = ()  # one line each, for the log and `quire doctor`
     windows: Windows = ONE_GROUP
-    shelf_rows: int = 0  # of encoded media that have room; 0: that was not counted
+    shelf_rows: int = 0  # rows of encoded media that have room; 0: not counted
 
     def most_tokens(self, block_size: int, most: int) -> int:
-        """Tokens of the longest sequence that the blocks hold, at most `most`."""
+        """The length of the longest sequence that the blocks hold, at most `most`."""
         return most_tokens(self.windows, block_size, self.num_blocks, most)
 
     def pool_tokens(self, block_size: int, max_model_len: int) -> int:
-        """What all blocks hold of one sequence, even if that is more than the model takes."""
+        """The tokens of one sequence that all blocks hold, even if the model takes fewer."""
         return self.most_tokens(block_size, max(max_model_len, self.num_blocks * block_size))
 
 
 class PendingStep(Protocol):
-    """A plan that was submitted; `result` waits for it. Results come in the order of plans."""
+    """A submitted plan. `result` waits for it; results come in the order of plans."""
 
     def result(self) -> StepResult: ...
 
@@ -46,17 +46,17 @@ class Executor(Protocol):
 
     @property
     def handles(self) -> Handles:
-        """What plans and results name that is no plain data."""
+        """The objects that plans and results name by number."""
 
     def start(self) -> ExecutorFacts: ...
 
     def submit(self, plan: StepPlan) -> PendingStep: ...
 
     def reset(self) -> None:
-        """Forget every row and every pending result; the memory stays."""
+        """Forget all rows and pending results; the memory stays allocated."""
 
     def close(self) -> None:
-        """Free the device memory; called once, after every pending result was read or dropped."""
+        """Free the device memory. Called once, when all pending results were read or dropped."""
 
 
 Part = Literal["weights", "kv_cache"]
@@ -64,15 +64,15 @@ PARTS: tuple[Part, ...] = ("weights", "kv_cache")
 
 
 class ModelExecutor(Executor, Protocol):
-    """An executor that can give its memory back for a while, and take other weights. All of it
-    while no plan is on its way and no row has begun."""
+    """An executor that can give its memory back for a while and take other weights. These methods
+    are called only while no plan is in flight and no row is in use."""
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Free the KV cache and the device's memory of the weights. Weights that are not kept
-        elsewhere are read again when they are woken."""
+        """Free the KV cache and the device memory of the weights. Weights that are not kept
+        elsewhere are read again by wake_up."""
 
     def wake_up(self, part: Part) -> None:
-        """Bring a part back that sleeps: the weights before the KV cache."""
+        """Bring a sleeping part back: the weights before the KV cache."""
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Exchange weights, by the names of Hugging Face checkpoints; see new_weights.py."""
+        """Replace weights, by their names in Hugging Face checkpoints; see new_weights.py."""

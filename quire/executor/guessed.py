@@ -1,8 +1,8 @@
-"""Who draws from which lines of a pass's logits, and which lines count where tokens were guessed.
+"""Which row draws from which line of a pass's logits, and which lines count after guesses.
 
 A decode row has one line, and so has each row that draws at the end of a slice. A slice with
-guesses has a line for its last token that is none, and one for each guess: they count as far as
-each line drew what the next one assumes.
+guesses has a line for its last token that is no guess, and one for each guess. A line counts if all
+lines before it drew the token that was guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.step import DrawnScores, Slice
 
 Lines = npt.NDArray[np.int64]
 
-NO_GUESS = -1  # which is never drawn
+NO_GUESS = -1  # no token has this id
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class Draws:
 
 
 def most_drawn(slices: Sequence[Slice]) -> int:
-    """The most tokens that a row may draw in the pass of these slices."""
+    """The most tokens that one row may draw in a pass with these slices."""
     return max((1 + one.num_guessed for one in slices), default=1)
 
 
 def part_of(sampled: Sampled, lines: Lines) -> Sampled:
-    """What some lines drew, in this order."""
+    """What these lines drew, in this order."""
     place = {line: i for i, line in enumerate(lines.tolist())}
     return Sampled(
         sampled.tokens[torch.from_numpy(lines).to(sampled.tokens.device)],
@@ -84,7 +84,7 @@ def part_of(sampled: Sampled, lines: Lines) -> Sampled:
 
 
 def _part(block: DrawnScores, lines: Lines) -> DrawnScores:
-    """Of the lines that are among `lines`, each by its place there."""
+    """The scores of those lines that are in `lines`, each with its index in `lines`."""
     order = np.argsort(lines)
     at = np.searchsorted(lines, block.lines, sorter=order).clip(max=len(lines) - 1)
     places = order[at]

@@ -1,7 +1,7 @@
-"""Hidden states that slices ask for, gathered from those of a pass: a few rows of many.
+"""Gathers the hidden states that slices ask for from those of a pass: a few rows of many.
 
-What is wanted is worked out on the host; `Wanted.of_pass` then needs three ops, whatever the number
-of slices. Sums are made token by token in their order, so a text has the same bits in any batch.
+The host computes the indices; `Wanted.of_pass` then needs three ops for any number of slices. Sums
+are added token by token in order, so a text has the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`tokens` of the pass whose states are wanted as they are, then `summed` tokens, of which
-    `lengths` say how many one sum has. `slices` are (slice, rows of the answer), in this order."""
+    """`tokens`: indices of tokens whose states are wanted unchanged. `summed`: tokens of sums;
+    `lengths` has the tokens of each sum. `slices`: (slice, rows of its answer), in this order."""
 
     tokens: Longs
     summed: Longs
@@ -31,7 +31,7 @@ class Wanted:
 
     @classmethod
     def of(cls, prefill: Sequence[Slice], query_starts: Longs) -> Wanted | None:
-        """What these slices ask for, None for nothing; slice i begins at token query_starts[i]."""
+        """What these slices ask for, None if nothing. Slice i begins at token query_starts[i]."""
         asking = [i for i, one in enumerate(prefill) if one.hidden is not None]
         if not asking:
             return None
@@ -50,7 +50,7 @@ class Wanted:
         return cls(_ranges(plain), _ranges(summed), lengths, tuple(rows))
 
     def of_pass(self, hidden: Tensor, tokens: Tensor, summed: Tensor, lengths: Tensor) -> Tensor:
-        """The rows of the answer, float32 on the device; the arguments are the fields, there."""
+        """The rows of the answer, float32 on the device. The arguments are the fields, there."""
         parts = []
         if len(self.tokens):
             parts.append(hidden.index_select(0, tokens).float())
@@ -70,7 +70,7 @@ class Wanted:
 def hidden_states(
     prefill: Sequence[Slice], query_starts: Longs, hidden: Tensor
 ) -> dict[int, Floats]:
-    """What slices ask for of a pass that was computed, waiting for it."""
+    """The hidden states that slices ask for; waits until the pass is computed."""
     wanted = Wanted.of(prefill, query_starts)
     if wanted is None:
         return {}

@@ -1,9 +1,9 @@
-"""How many KV blocks fit, and the memory they lie in.
+"""How many KV blocks fit into memory, and their allocation.
 
-A block is block_size tokens of keys and values for the layers of one group (kv_groups.py): for
-every layer, where none has a window. Layers that keep a state have it in the same place, for which
-a block is large enough (options/decide.py). The pool is sized once, when the executor starts; on a
-CPU its pages cost nothing until a block is first used.
+A block holds the keys and values of block_size tokens for the layers of one group (kv_groups.py),
+which is all layers if none has a window. States are kept in blocks as well, which are large enough
+for them (options/decide.py). The pool is allocated once, when the executor starts; on a CPU a page
+takes no memory until a block in it is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 
 def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The layers of a model by how far back they see."""
+    """The layers of a model, grouped by their windows."""
     states = [state is not None for state in spec.states]
     return kv_groups(spec.windows, config.max_model_len, states)
 
@@ -35,14 +35,14 @@ def windows_of(groups: Sequence[KVGroup]) -> Windows:
 
 
 def layers_in_block(groups: Sequence[KVGroup]) -> int:
-    """Every block has room for the layers of the largest group."""
+    """The layers that a block has room for: those of the largest group."""
     return max(len(group.layers) for group in groups)
 
 
 def block_bytes(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
 ) -> int:
-    """Bytes of one block, with the scales of fp8: for all layers, or for those of a group."""
+    """Bytes of one block, with the scales of fp8: for a group's layers, or all layers."""
     num_layers = layers_in_block(groups) if groups else spec.num_layers
     shape = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
     kept = num_layers * spec.layers[0].attention.kv_tensors
@@ -50,9 +50,9 @@ def block_bytes(
 
 
 def pool_bytes(config: EngineConfig, free: int) -> int:
-    """Bytes the pool may take of `free` ones.
+    """How many of `free` bytes the pool may take.
 
-    CPU: a quarter of what is free, at most 4 GiB. CUDA: gpu_memory_utilization of it.
+    CPU: a quarter, at most 4 GiB. CUDA: the share gpu_memory_utilization.
     """
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
@@ -62,9 +62,9 @@ def pool_bytes(config: EngineConfig, free: int) -> int:
 
 
 def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: int) -> int:
-    """Rows of encoders that have room beside the KV blocks, for models whose layers attend to them:
-    of the pool's bytes the share that they have in a sequence of full length, one sound at least.
-    A row takes as much as a token of KV."""
+    """How many rows of encoded sounds get room beside the KV blocks, for models with
+    cross-attention: their share of a sequence of full length, at least those of one sound. A row
+    takes as many bytes as a token of KV."""
     one = spec.heard_rows
     if not one:
         return 0
@@ -75,8 +75,8 @@ def heard_rows(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, pool: 
 
 
 def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int) -> int:
-    """How many blocks the pool gets; enough for the shortest text, of which every group of layers
-    has some, or NotEnoughMemory."""
+    """How many blocks the pool gets. NotEnoughMemory if they do not hold the shortest text, which
+    needs blocks of every group of layers."""
     groups = groups_of(config, spec)
     size = block_bytes(spec, config.block_size, dtype, groups)
     needed = blocks_held(windows_of(groups), config.block_size, 1)
@@ -99,8 +99,8 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
 
 
 def longest_sequence(config: EngineConfig, count: int, windows: Windows = ONE_GROUP) -> int:
-    """Tokens of the longest sequence that can be placed in `count` blocks: tables of positions
-    and of blocks need no more, whatever length a model claims."""
+    """The longest sequence that fits into `count` blocks: tables of positions and blocks need to be
+    no longer, whatever length a model claims."""
     return most_tokens(windows, config.block_size, count, config.max_model_len)
 
 
@@ -112,10 +112,12 @@ def make_cache(
     device: torch.device,
     groups: Sequence[KVGroup] = (),
 ) -> Tensor:
-    """Keys and values: [layers, 2, blocks, kv_heads, block_size, head_dim], not touched yet, or
-    [layers, 1, ...] where they are one. With groups as many layers as a block has room for.
+    """Keys and values, not initialised: [layers, 2, blocks, kv_heads, block_size, head_dim], or
+    [layers, 1, ...] if values are a part of keys. With groups: the layers that a block has room
+    for.
 
-    In fp8 the last two are one (backends/fp8.py), and all is zeros: no byte may be NaN."""
+    In fp8 the last two dimensions are one (backends/fp8.py), and all bytes are 0, as none may be
+    NaN."""
     block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
     num_layers = layers_in_block(groups) if groups else spec.num_layers
     shape = (num_layers, spec.layers[0].attention.kv_tensors, count, *block)
@@ -132,7 +134,7 @@ def make_cache(
 
 
 def caches_by_layer(cache: Tensor, groups: Sequence[KVGroup]) -> tuple[Tensor, ...]:
-    """Of each layer its part of the cache: [2 or 1, blocks, kv_heads, block_size, head_dim]."""
+    """Each layer's part of the cache: [2 or 1, blocks, kv_heads, block_size, head_dim]."""
     places = {layer: place for group in groups for place, layer in enumerate(group.layers)}
     return tuple(cache[places[layer]] for layer in range(len(places)))
 

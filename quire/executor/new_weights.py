@@ -1,7 +1,7 @@
-"""Other weights for a model that is built, by the names that Hugging Face checkpoints have.
+"""Replaces weights of a built model, by their names in Hugging Face checkpoints.
 
-Each tensor is checked and written where the old one lies, so that captured passes go on to
-work; a weight that the kernels packed is packed again.
+Each tensor is checked and written in place, so that captured CUDA graphs stay valid. A weight that
+the kernels have packed is packed again.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from quire.weights.stored_names import BASES, is_of_a_tower, own_name
 from quire.weights.tied import head_name
 from quire.weights.within import Within
 
-# What checkpoints hold beside weights: computed from the config.
+# Tensors in checkpoints that are no weights: they are computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The rows of a weight that one stored tensor fills, or some of it."""
+    """The rows of a weight that a stored tensor, or a part of it, fills."""
 
     places: tuple[WeightRows, ...]
     first: int
     count: int
     within: Within
     order: RowOrder | None
-    less: float  # what is added to it
+    less: float
 
 
 class NewWeights:
-    """Takes named tensors into a model."""
+    """Writes named tensors into a model."""
 
     def __init__(self, model: Decoder, spec: ModelSpec) -> None:
         places = model.places
@@ -63,8 +63,8 @@ class NewWeights:
 
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Write each; returns the names of those that were. A name or a shape that the model
-        does not have is an error, and what came before it is in place already."""
+        """Write the tensors and return the names of those written. A name or shape that the model
+        does not have is an error; tensors before it stay written."""
         loaded: set[str] = set()
         for given, tensor in named:
             name = self._name(given)
@@ -77,11 +77,11 @@ class NewWeights:
         return loaded
 
     def _name(self, given: Any) -> str | None:
-        """The name as the targets have it, None for what is no weight of its own."""
+        """The name as in `_targets`; None for a tensor that is no weight of its own."""
         if not isinstance(given, str):
             raise _wrong(f"weights are pairs of a name and a tensor, not {given!r}", given)
         own = own_name(given)
-        for name in (own, *(f"{base}{own}" for base in BASES)):  # the bare model leaves it out
+        for name in (own, *(f"{base}{own}" for base in BASES)):  # without prefix in headless models
             if name in self._targets:
                 return name
         if given.endswith(_NOT_WEIGHTS) or (self._is_tied and own == self._head):

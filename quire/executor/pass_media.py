@@ -1,5 +1,5 @@
-"""What a pass has of media: rows of encoders among its tokens, coordinates of its positions, and
-sounds that its tokens hear."""
+"""The media of a pass: encoder rows among its tokens, coordinates of its positions, and sounds that
+its tokens attend to."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NONE = no_ints()
 
 
 class Deltas:
-    """What each row adds to its positions, where these have three coordinates: behind a prompt they
-    are three equal ones, at the position and what its row adds."""
+    """The offset of each row's positions, for models whose positions have three coordinates: after
+    the prompt all three are equal, the position plus the offset of the row."""
 
     def __init__(self, num_rows: int) -> None:
         self.of_rows = np.zeros(num_rows, np.int64)
-        self._any = False  # row ever had one
+        self._any = False  # a row has had an offset
 
     def start(self, starts: Sequence[RowStart]) -> None:
         for start in starts:
@@ -37,14 +37,14 @@ class Deltas:
             self._any |= start.delta != 0
 
     def moves(self, one: Slice) -> bool:
-        """Whether a slice has other coordinates than its positions."""
+        """Whether the coordinates of a slice differ from its positions."""
         return one.coordinates is not None or bool(self.of_rows[one.row])
 
     def coordinates(
         self, prefill: Sequence[Slice], rows: Ints, positions: Ints, num_tokens: int
     ) -> Longs | None:
-        """[3, num_tokens] of these slices, then of decode rows at their positions, then zeros;
-        None where they are the positions themselves."""
+        """[3, num_tokens]: of these slices, of decode rows at their positions, then zeros. None if
+        all are equal to the positions."""
         if not self._any and all(one.coordinates is None for one in prefill):
             return None
         parts = [self._of(one) for one in prefill]
@@ -60,15 +60,15 @@ class Deltas:
 
 
 class PassMedia:
-    """For one runner: the shelf, and what its rows add to their positions."""
+    """The media of one runner's passes: the shelf of encoded items, and offsets of positions."""
 
     def __init__(self, shelf: Shelf | None, num_rows: int) -> None:
         self.shelf, self.deltas = shelf or Shelf(None), Deltas(num_rows)
-        self._heard = np.zeros(num_rows, np.int64)  # the serial of what each row hears; 0: nothing
-        self._some_hear = False  # rows, so far
+        self._heard = np.zeros(num_rows, np.int64)  # the serial of each row's sound; 0: none
+        self._some_hear = False  # some row has had a sound
 
     def begin(self, plan: StepPlan) -> None:
-        """Before a plan's passes are laid out."""
+        """Called before the plan's passes are prepared."""
         self.deltas.start(plan.starts)
         for start in plan.starts:
             self._heard[start.row] = start.heard
@@ -77,23 +77,22 @@ class PassMedia:
             self.shelf.pages.assign(plan)
 
     def encode(self, plan: StepPlan) -> None:
-        """Before its passes are computed."""
+        """Called before the plan's passes are computed."""
         self.shelf.change(plan)
 
     def encode_each(self, plan: StepPlan) -> dict[int, str]:
-        """The same; says what could not be encoded, and why, and leaves it out of the passes."""
+        """As `encode`; returns what could not be encoded, and why. Passes leave it out."""
         return self.shelf.change_each(plan)
 
     def is_fixed(self, prefill: Sequence[Slice]) -> bool:
-        """Whether a pass over these slices may be captured: all that they have of media is rows in
-        place of embeddings."""
+        """Whether a pass over these slices may be a CUDA graph: media only replace embeddings."""
         apart = any(one.two_way is not None or self.deltas.moves(one) for one in prefill)
         if apart or self._some_hear:
             return False
         return not has_media(prefill) or self.shelf.is_flat
 
     def heard(self, prefill: Sequence[Slice], rows: Ints, query_starts: Tensor) -> Heard | None:
-        """By the tokens of these slices and decode rows, where sounds do not lie in pages."""
+        """The sounds of these slices and decode rows; None if there are none."""
         if not self._some_hear:
             return None
         serials = self._heard[[*(one.row for one in prefill), *rows.tolist()]]
@@ -102,8 +101,7 @@ class PassMedia:
     def joined(
         self, batch: Batch, prefill: Sequence[Slice], rows: Ints = _NONE, at: Ints = _NONE
     ) -> Batch:
-        """The batch of these slices, and of decode rows at their positions, with what it has of
-        media."""
+        """The batch of these slices, and decode rows at their positions, with its media."""
         moved = self.deltas.coordinates(prefill, rows, at, len(batch.positions))
         if moved is not None:
             batch = replace(batch, coordinates=on_device(moved, batch.positions.device))
@@ -119,7 +117,7 @@ def has_media(prefill: Sequence[Slice]) -> bool:
 
 
 def _two_way(prefill: Sequence[Slice], starts: Sequence[int]) -> tuple[TwoWaySpan, ...]:
-    """Which tokens of a pass see each other; slice i begins with its token starts[i]."""
+    """The spans of a pass whose tokens see each other. Slice i begins at token starts[i]."""
     spans = []
     for number, one in enumerate(prefill):
         for start, end in [] if one.two_way is None else one.two_way.tolist():

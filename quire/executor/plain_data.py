@@ -1,7 +1,7 @@
-"""Requests, their outputs, specs and configs as plain JSON values, and back, for processes that run
-the same code: nothing of it is run.
+"""Requests, outputs, specs and configs as plain JSON values, and back, for processes that run the
+same code. Reading never runs code from the data.
 
-Only the classes named here can come out. A field that has its default is left out.
+Only the classes named here can be read. Fields with their default value are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def from_json(data: bytes | str) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """As what json can write; NotSupported for what cannot leave the process."""
+    """As values that json can write. NotSupported for values that cannot leave the process."""
     if value is None or type(value) in _PLAIN:
         return value
     if type(value) is list:
@@ -110,7 +110,7 @@ def decode(value: Any) -> Any:
 
 
 def _made(kind: type[Any], given: dict[str, Any]) -> Any:
-    """Without its checks: they were made where it came from."""
+    """Made without the checks of its class: the sender made them."""
     made = object.__new__(kind)
     for field in fields(kind):
         if field.name in given:
@@ -137,7 +137,7 @@ def _raised(given: dict[str, Any]) -> QuireError:
     return made
 
 
-# By tag: what is written so, how, and how it is read.
+# By tag: the classes, their writer and their reader.
 _KINDS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tuple": (
         tuple,

@@ -1,8 +1,8 @@
-"""What this machine is: memory, cores, and which number formats compute fast here.
+"""Facts about this machine: memory, cores, and which number formats are fast here.
 
-A GPU is used where there is one, and says by itself which formats it has. A CPU's speed is
-measured: a small product in each format, a few milliseconds, and what came out is kept in
-QUIRE_HOME for the same processor, torch and number of threads.
+A GPU is used if there is one, and its formats follow from its capability. On a CPU they are
+measured: a small product in each format, a few milliseconds. The result is kept in QUIRE_HOME for
+this processor, torch and number of threads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from quire.base.system import free_memory
 from quire.executor.driver import fast_on, is_hopper
 from quire.options import DeviceFacts
 
-# How many times faster than float32 a smaller format must be to be worth its rounding.
+# How many times faster than float32 a format must be to make up for its rounding.
 LEAST_GAIN = 1.3
-# One product of a hopeless format (emulated bfloat16: 0.1 GFLOP/s) takes 10 ms at this size.
+# At the small size one product in a very slow format (emulated bfloat16: 0.1 GFLOP/s) takes 10 ms.
 SMALL, LARGE = (2, 512, 512), (64, 768, 768)
 SECONDS_PER_FORMAT = 0.03
 
@@ -60,7 +60,8 @@ def _gpu_facts() -> DeviceFacts:
 
 
 def num_cores() -> int:
-    """Cores this process may use: affinity, the container's quota, OMP_NUM_THREADS."""
+    """The cores that this process may use: by affinity, the container's quota and
+    OMP_NUM_THREADS."""
     cores = usable_cores()
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
@@ -69,27 +70,27 @@ def num_cores() -> int:
 
 
 def total_memory() -> int:
-    """Bytes of memory, or of the container's share of it."""
+    """Bytes of the machine's memory, or of the container's limit."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(installed, int(limit)) if limit.isdigit() else installed
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, the container's limit considered."""
+    """Bytes that can be allocated without swapping, within the container's limit."""
     free = free_memory()
     available = total_memory() if free is None else free
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     used = _read("/sys/fs/cgroup/memory.current").strip()
     if limit.isdigit() and used.isdigit():
-        # The container's page cache counts as used but is given back on demand.
+        # The container's page cache counts as used but is freed on demand.
         used_now = int(used) - _container_file_pages()
         available = min(available, int(limit) - used_now)
     return max(0, available)
 
 
 def fast_dtypes() -> tuple[str, ...]:
-    """Which of bfloat16 and float16 beat float32 here, the fastest first; measured once."""
+    """Which of bfloat16 and float16 are faster than float32, the fastest first; measured once."""
     key = machine_key()
     known = kept("probe.json").get(key)
     if isinstance(known, list) and all(name in ("bfloat16", "float16") for name in known):
@@ -100,13 +101,13 @@ def fast_dtypes() -> tuple[str, ...]:
 
 
 def _measure_dtypes() -> tuple[str, ...]:
-    """On one thread: a product shared among cores that others use measures them, not the type."""
+    """On one thread: on several, cores that others use would be measured."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
-            # Of a format that a processor has not, torch says with a page about its own calls how
-            # it multiplies instead; whether that is fast is what is found out here.
+            # For formats that the processor lacks, torch warns with a page about its fallback;
+            # whether that is fast is measured here.
             warnings.filterwarnings("ignore", r"\w+ failed, switching to ", UserWarning)
             return _faster_than_float32()
     finally:
@@ -127,7 +128,7 @@ def _faster_than_float32() -> tuple[str, ...]:
 
 @torch.inference_mode()
 def _seconds(dtype: torch.dtype, size: tuple[int, int, int]) -> float:
-    """The best time of a product [rows, inner] x [inner, columns]."""
+    """The shortest time of a product [rows, inner] x [inner, columns]."""
     rows, inner, columns = size
     x = torch.ones(rows, inner, dtype=dtype)
     linear = make_linear(torch.ones(columns, inner, dtype=dtype), None)
@@ -140,7 +141,7 @@ def _seconds(dtype: torch.dtype, size: tuple[int, int, int]) -> float:
 
 
 def machine_key() -> str:
-    """Equal for equal processors and torch versions."""
+    """A hash that is equal for equal processors and torch versions."""
     wanted = ("model name", "CPU part", "CPU implementer", "flags", "Features")
     lines = {line for line in _read("/proc/cpuinfo").splitlines() if line.split("\t")[0] in wanted}
     parts = [platform.machine(), torch.__version__, *sorted(lines)]

@@ -1,7 +1,7 @@
 """RowColumns: the integers of rows between steps as a tensor, and the rule by which rows stop.
 
-What both executors do with them by torch; the same rule as a kernel is in backends/triton/steps.py,
-and the host's, which knows stop strings and grammars too, in scheduler/stopping.py.
+Torch ops that both executors use. The same rule as a kernel is in backends/triton/steps.py; the
+host's, which also knows stop strings and grammars, is in scheduler/stopping.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.steps.row_schema import FAILED, NOWHERE, NUM_CHANGING, NUM_COLUMNS, R
 
 
 class RowColumns:
-    """ints [columns, num_rows] int64, as row_schema.py numbers them; every row rests at first."""
+    """ints [columns, num_rows] int64, numbered in row_schema.py. At first all rows are frozen."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.ints = torch.zeros(NUM_COLUMNS, num_rows, dtype=torch.int64, device=device)
@@ -24,15 +24,15 @@ class RowColumns:
         self.ints[Column.STOP_IDS :] = NOWHERE
 
     def live(self, rows: Tensor) -> Tensor:
-        """Which of these rows still write."""
+        """Which of these rows still draw tokens."""
         return self.ints[Column.FROZEN].index_select(0, rows) == 0
 
     def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
-        """Each live row drew tokens[i], which stands at positions[i]. Says what came of it:
-        the token, or FAILED, or RESTS for a row that drew nothing.
+        """Each live row has drawn tokens[i] for positions[i]. Returns the token of each row,
+        FAILED, or RESTS for a row that drew nothing.
 
-        A row freezes at a stop id once min_tokens outputs exist, at max_tokens, and when its
-        logits failed.
+        A row freezes at a stop id once it has min_tokens outputs, at max_tokens, and if logits
+        failed.
         """
         ints = self.ints.index_select(1, rows)
         live = ints[Column.FROZEN] == 0

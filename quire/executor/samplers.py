@@ -1,4 +1,4 @@
-"""The sampler of an engine, with the logits processors that its options name."""
+"""Makes the sampler of an engine, with the logits processors that its options name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sampler_for(
 def plain_sampler(
     config: EngineConfig, vocab_size: int, device: torch.device, handles: Handles
 ) -> Sampler:
-    """The same without the processors of single requests."""
+    """As sampler_for, without the logits processors of single requests."""
     about = VllmConfig.of(config, vocab_size)
     makers: list[Callable[[], LogitsProcessor]] = [
         partial(make_processor, one, about, device) for one in config.batch_processors

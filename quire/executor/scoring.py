@@ -1,8 +1,7 @@
-"""Scores of given tokens: the targets of all slices of a pass, together and in bounded pieces.
+"""Scores of given tokens: all targets of a pass, together and in pieces of bounded size.
 
-The (position, token) pairs of a pass are gathered, whatever slices they come from, and their
-logits made in pieces of bounded size: never prompt x vocabulary at once, and never a product
-for three tokens alone.
+The (position, token) pairs of all slices of a pass are gathered, and their logits are computed in
+pieces: never prompt x vocabulary at once, and never a product for three tokens alone.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from torch import Tensor
 from quire.sampling.logprobs import ScoredTokens, log_probabilities, score_tokens
 from quire.step import Scores, Slice
 
-# Logits of prompt positions held at once. On a CPU allocations above 32 MB are fresh pages each
-# time, and touching those costs more than a few more products: measured best among 8 .. 128 MB.
+# Bytes of logits of a piece. On a CPU allocations above 32 MB get fresh pages each time, and
+# touching those costs more than a few more products: the best of 8 .. 128 MB, measured.
 CPU_BYTES, CUDA_BYTES = 28 << 20, 64 << 20
 Longs = npt.NDArray[np.int64]
-ARRAYS = ("positions", "shared_lines", "tokens", "named")  # what a device needs of a Piece
+ARRAYS = ("positions", "shared_lines", "tokens", "named")  # fields of a Piece that the device needs
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Targets whose logits are made at once: one for each of `positions`, in their order, then
-    those that read a line that others read too, from `shared_lines`. `places` says which
-    targets they are."""
+    """Targets whose logits are computed together. The first targets have one line of logits each,
+    that of `positions`; then come targets that share one of those lines, named by `shared_lines`.
+    `places` are the indices of the targets."""
 
     positions: Longs
     shared_lines: Longs
@@ -41,10 +40,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTargets:
-    """Targets of a pass that want the same: tokens[i] after token positions[i] of the pass.
-
-    `slices` are (slice, number of its targets), in the order of the targets.
-    """
+    """Targets of a pass that ask for the same scores: tokens[i] after position positions[i]."""
 
     positions: Longs
     tokens: Longs
@@ -54,11 +50,7 @@ class ScoredTargets:
     as_asked: bool
 
     def pieces(self, num_lines: int) -> Iterator[Piece]:
-        """In pieces of at most so many targets.
-
-        Positions [3 3 4], tokens [7 8 9] -> positions [3 4], shared lines [0], tokens [7 9 8],
-        places [0 2 1].
-        """
+        """The targets in pieces of at most `num_lines`."""
         for at in range(0, len(self.tokens), num_lines):
             positions, first, lines = np.unique(
                 self.positions[at : at + num_lines], return_index=True, return_inverse=True
@@ -69,8 +61,8 @@ class ScoredTargets:
             yield Piece(positions, shared, self.tokens[places], self.named[places], places)
 
     def split(self, places: Longs, columns: Sequence[npt.NDArray[Any]]) -> dict[int, Scores]:
-        """The scores of all targets, slice by slice, from those of the pieces one after the other:
-        logprobs, ranks, ids and logprobs of those beside them."""
+        """The scores of all targets by slice, from the joined columns of the pieces: logprobs,
+        ranks, ids and logprobs of the tokens beside them."""
         order = np.argsort(places)
         logprobs, ranks, top_ids, top_logprobs = (column[order] for column in columns)
         whole = Scores(
@@ -88,7 +80,7 @@ class ScoredTargets:
 
 
 def targets_of(prefill: Sequence[Slice], query_starts: Longs) -> list[ScoredTargets]:
-    """The targets of some slices; slice i has the tokens from query_starts[i] on."""
+    """The targets of slices; slice i begins at token query_starts[i]."""
     kinds: dict[tuple[int, bool, int], list[int]] = {}
     for i, piece in enumerate(prefill):
         if (one := piece.targets) is not None:
@@ -116,8 +108,8 @@ class Scorer:
     def __init__(
         self, logits: Callable[[Tensor, Tensor], Tensor], *, num_lines: int, as_logits: bool
     ) -> None:
-        """`logits(hidden, positions)` are those of some tokens of a pass, at most `num_lines` at
-        once; `as_logits`: where the engine's logprobs_mode counts, scores are plain logits."""
+        """`logits(hidden, positions)` computes at most `num_lines` lines at once. `as_logits`:
+        scores are plain logits where the engine's logprobs_mode counts."""
         self._logits, self.num_lines, self._as_logits = logits, num_lines, as_logits
 
     def score(
@@ -148,7 +140,7 @@ class Scorer:
         tokens: Tensor,
         named: Tensor,
     ) -> ScoredTokens:
-        """The scores of one piece, left on the device; `named` may come as one line."""
+        """The scores of one piece, on the device. `named` may be flat."""
         values = self._logits(hidden, positions)
         plain = asked.as_asked and self._as_logits
         values = values.float() if plain else log_probabilities(values)
@@ -157,5 +149,5 @@ class Scorer:
 
 
 def num_lines_of(num_bytes: int, vocab_size: int, dtype: torch.dtype) -> int:
-    """Lines of logits that so many bytes hold; at least one."""
+    """The number of lines of logits that so many bytes hold, at least 1."""
     return max(1, num_bytes // (vocab_size * dtype.itemsize))

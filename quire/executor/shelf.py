@@ -1,4 +1,4 @@
-"""Shelf: encoded media on the device, by serial. The scheduler says what comes and what goes."""
+"""Shelf: encoded media on the device, by serial. The scheduler decides what is in it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from quire.layers.overlay import Overlay
 from quire.layers.tp import TensorParallel
 from quire.step import Encode, Slice, StepPlan
 
-# Activations of a tower over the images of one call: a few thousand patches, a few layers' worth.
+# Room for a tower's activations in one call: a few thousand patches, a few layers' worth.
 ENCODING_BYTES = 1 << 30
 ROW_COPIES = 3
-# Rows that are kept for prompts to come: some hundred images, or a small part of what is free.
+# Bounds of rows kept for later prompts: some hundred images, and a share of free memory.
 KEPT_BYTES, KEPT_SHARE = 2 << 30, 16
 
 
 class Tower(Protocol):
-    hidden_size: int  # of the stream that its rows join
-    row_width: int  # numbers of a row, with those that deeper layers are given
+    hidden_size: int  # of the residual stream
+    row_width: int  # numbers of a row, with those for deeper layers
 
     def encode(self, items: Sequence[Encode]) -> Iterable[Tensor]:
-        """The rows of each item [count, H], or [count, (1 + layers) * H]; of one that is heard
-        keys and values, [count, layers, 2, heads, D]."""
+        """The rows of each item [count, H], or [count, (1 + layers) * H] with deeper layers; of a
+        sound for cross-attention its keys and values [count, layers, 2, heads, D]."""
 
 
 class Shelf:
-    """Encodes what plans list, and finds it for their slices."""
+    """Encodes the items that plans list, and returns them for the plans' slices."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class Shelf:
         alone: bool = False,
         tp: TensorParallel | None = None,
     ) -> None:
-        """`load` makes the tower when the first item comes; None: there is none. `alone`: each
-        token hears by itself, so that it has the same bits in any pass. `tp`: the ranks that
-        encode the same."""
+        """`load` makes the tower when the first item comes; None: the model has none. `alone`: each
+        token attends to a sound by itself, so that it has the same bits in any pass. `tp`: the
+        ranks that encode the same items."""
         self._load, self._alone, self._tp = load, alone, tp or TensorParallel()
         self._tower: Tower | None = None
         self._aside = Lock()
-        self._unusable: QuireError | None = None  # why there is no tower, once that is known
+        self._unusable: QuireError | None = None  # why the tower could not be loaded
         self._rows: dict[int, Tensor] = {}
-        self._failed: set[int] = set()  # serials of what could not be encoded
-        self.pages: SoundPages | None = None  # where a GPU has the sounds that are heard
+        self._failed: set[int] = set()  # serials of items that could not be encoded
+        self.pages: SoundPages | None = None  # sounds for cross-attention on a GPU
         self.num_encoded = 0
-        self.num_rows = 0  # that are kept, if that is bounded here
+        self.num_rows = 0  # the bound of kept rows; 0: no bound here
 
     @property
     def tower(self) -> Tower:
@@ -69,24 +69,25 @@ class Shelf:
                 raise self._unusable
             try:
                 self._tower = self._load()
-            except ModelError as error:  # its files are not read again for every item
+            except ModelError as error:  # do not read its files again for every item
                 self._unusable = error
                 raise
         return self._tower
 
     @property
     def is_flat(self) -> bool:
-        """Whether rows join the stream before the first layer, and nowhere else."""
+        """Whether rows only replace embeddings, and deeper layers get none."""
         return self.tower.row_width == self.tower.hidden_size
 
     def load(self) -> None:
-        """Make the tower now, where there is one."""
+        """Make the tower now, if the model has one."""
         if self._load is not None:
             _ = self.tower
 
     def encode_aside(self, item: Encode) -> Mapping[str, npt.NDArray[Any]]:
-        """The item with its rows, for a plan that is yet to come: another thread than the engine's
-        may have them made, one item at a time. What fails here is left for the plan to tell."""
+        """The item with its rows, for a later plan. Other threads than the engine's may call it;
+        one item is encoded at a time. If it fails, the plan encodes the item again and reports
+        why."""
         try:
             with self._aside:
                 [rows] = by_usual_defaults(self.tower.encode)([item])
@@ -95,14 +96,13 @@ class Shelf:
         return {"rows": rows.float().numpy()}
 
     def reserved_bytes(self, num_rows: int, itemsize: int) -> int:
-        """What encoding takes beside the tower's weights: its activations, and so many rows on
-        their way."""
+        """Bytes that encoding takes beside the tower's weights: activations, and copies of rows."""
         if self._load is None:
             return 0
         return ENCODING_BYTES + ROW_COPIES * num_rows * self.tower.row_width * itemsize
 
     def keep(self, free: int, itemsize: int) -> int:
-        """Bound the rows that are kept, to `num_rows`: the bytes that they take of `free` ones."""
+        """Set `num_rows`, the bound of kept rows, by the free bytes. Returns their bytes."""
         if self._load is None:
             return 0
         row = self.tower.row_width * itemsize
@@ -110,14 +110,14 @@ class Shelf:
         return self.num_rows * row
 
     def change(self, plan: StepPlan) -> None:
-        """What a plan says of media before its pass."""
+        """Drop and encode the items that a plan names. Errors pass through."""
         self._forget(plan)
         if plan.encode:
             self._encode(plan.encode)
 
     def change_each(self, plan: StepPlan) -> dict[int, str]:
-        """The same. Of those that cannot be encoded, on this rank or another, it says why, by
-        serial; nothing of theirs is on the shelf."""
+        """As `change`, but returns by serial why items could not be encoded, on this rank or
+        another. The shelf has no rows of these."""
         self._forget(plan)
         failed = self._encode_apart(plan.encode)
         if plan.encode and self._tp.size > 1:
@@ -131,8 +131,7 @@ class Shelf:
         return failed
 
     def _encode_apart(self, items: Sequence[Encode]) -> dict[int, str]:
-        """All together; where that fails, each by itself. Why some of them could not be, by
-        serial."""
+        """Encode all items together; if that fails, each by itself. Returns why items failed."""
         failed: dict[int, str] = {}
         try:
             if items:
@@ -163,8 +162,8 @@ class Shelf:
                 self.pages.put(one.serial, rows)
 
     def overlay(self, prefill: Sequence[Slice], query_starts: Sequence[int]) -> Overlay | None:
-        """What stands where in the pass of these slices; None where no slice has media. What could
-        not be encoded stands nowhere."""
+        """The rows that replace embeddings in the pass of these slices, None without media. Items
+        that could not be encoded are left out."""
         places, rows = [], []
         for one, first in zip(prefill, query_starts, strict=False):
             for part in one.media:
@@ -172,7 +171,7 @@ class Shelf:
                     continue
                 held, count = self._rows[part.serial], len(part.offsets)
                 places.append(part.offsets + first)
-                whole = count == len(held)  # as mostly: a view of it would take as long as the rest
+                whole = count == len(held)  # the usual case; a view would cost as much as the rest
                 rows.append(held if whole else held[part.first : part.first + count])
         if not rows:
             return None
@@ -185,8 +184,8 @@ class Shelf:
         return Overlay(at, parts[0], parts[1:])
 
     def heard(self, serials: npt.NDArray[np.int64], query_starts: Tensor) -> Heard:
-        """What the sequences of a pass hear, sequence i the item serials[i]: those who hear the
-        same together."""
+        """The sounds of a pass: sequence i attends to item serials[i]. Sequences with the same
+        sound are computed together."""
         starts = query_starts.cpu().numpy()
         parts = []
         for serial in np.unique(serials).tolist():
@@ -206,12 +205,12 @@ class Shelf:
             self.pages.clear()
 
     def drop_tower(self) -> None:
-        """With the weights; it is made again when an item comes."""
+        """Drop the tower and all rows. It is made again when the next item comes."""
         self.clear()
         self._tower = self.pages = self._unusable = None
 
 
 def why_not(error: Exception) -> str:
-    """Why an item was not encoded, in words; what quire says of a model stands by itself."""
+    """Why an item was not encoded, in words. Errors of quire need no class name."""
     said = reason(error)
     return said if isinstance(error, QuireError) else f"{type(error).__name__}: {said}"

@@ -1,4 +1,4 @@
-"""SoundPages: keys and values of sounds in blocks, as the kernels of a GPU read them."""
+"""SoundPages: keys and values of sounds, in blocks as the kernels of a GPU read them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ NO_SOUND = -1
 
 
 class SoundPages:
-    """Room for some sounds, each of as many blocks as its rows take, and which sound has which.
-
-    pages [layers, 2, places * blocks of each, heads, S, D]; place i has the blocks tables[i]."""
+    """Places for sounds, of as many blocks as a sound's rows take, and the place of each sound."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class SoundPages:
         self._free = list(range(self.num_places))
 
     def assign(self, plan: StepPlan) -> None:
-        """The places of what the plan forgets are free, and what it encodes gets some."""
+        """Free the places of items that the plan forgets, and give places to those it encodes."""
         for serial in plan.forgotten.tolist():
             if serial in self._place_of:
                 self._free.append(self._place_of.pop(serial))
@@ -49,11 +47,11 @@ class SoundPages:
             self._place_of[one.serial] = self._free.pop()
 
     def place_of(self, serial: int) -> int:
-        """Where a sound lies, or will when the plan's have been encoded."""
+        """The place of a sound, which may be encoded only later in this plan."""
         return self._place_of[serial] if serial else NO_SOUND
 
     def put(self, serial: int, rows: Tensor) -> None:
-        """rows [num_rows, layers, 2, heads, D]"""
+        """Store a sound's rows [num_rows, layers, 2, heads, D]."""
         each, (layers, _, _, heads, size, width) = self.tables.shape[1], self.pages.shape
         first, whole = each * self._place_of[serial], self.num_rows // size
         by_head, shape = rows.permute(1, 2, 3, 0, 4), (layers, 2, heads, whole, size, width)

@@ -1,8 +1,8 @@
-"""torch's own defaults while quire computes, whatever a script has set for its models.
+"""Uses torch's own defaults while quire computes, whatever a script has set.
 
-`torch.set_default_dtype` and `torch.set_default_device` decide what torch.empty(8) makes, and
-kernels in C write to its address; `torch.autocast` decides what products are rounded to. The dtype
-holds for all threads.
+`torch.set_default_dtype` and `torch.set_default_device` change what torch.empty(8) makes, to whose
+address kernels in C write; `torch.autocast` changes the dtype of products. The default dtype is the
+same for all threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from quire.base.shared_setting import SharedSetting
 
 _USUAL = torch.float32
-# What a class has of these is called by whoever has other defaults.
+# Public methods, which scripts with other defaults may call.
 _DOORS = ("start", "submit", "result", "reset", "close", "sleep", "wake_up", "load_weights")
 
 Kind = TypeVar("Kind", bound=type)
@@ -35,7 +35,7 @@ _USUAL_DTYPE = SharedSetting(_use_usual_dtype)
 
 
 def _changed() -> Iterator[AbstractContextManager[object]]:
-    """What undoes what the calling thread has changed. Only that: a device that is named makes
+    """Contexts that undo what the calling thread has changed, and no others: setting a device makes
     every call of torch slower."""
     if torch.empty(0).device.type != "cpu":
         yield torch.device("cpu")
@@ -45,7 +45,7 @@ def _changed() -> Iterator[AbstractContextManager[object]]:
 
 
 def by_usual_defaults(work: Work) -> Work:
-    """The work, done with torch's own defaults."""
+    """The function, run with torch's own defaults."""
 
     @wraps(work)
     def done(*given: Any, **named: Any) -> Any:
@@ -55,11 +55,11 @@ def by_usual_defaults(work: Work) -> Work:
                 usual.enter_context(one)
             return work(*given, **named)
 
-    return done  # type: ignore[return-value]  # it is called as the work is
+    return done  # it has the signature of `work`
 
 
 def computes_by_usual_defaults(kind: Kind) -> Kind:
-    """The class, whose doors are."""
+    """The class, with its public methods run with torch's own defaults."""
     for name in _DOORS:
         if name in vars(kind):
             setattr(kind, name, by_usual_defaults(vars(kind)[name]))

@@ -1,1 +1,1 @@
-"""Plans run on the cores of this machine."""
+"""Runs plans on the cores of this machine."""

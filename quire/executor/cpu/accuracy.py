@@ -1,8 +1,8 @@
-"""How far 8-bit arithmetic strays from float32 on the same weights, and how far it may.
+"""Measures how far 8-bit arithmetic differs from float32 on the same weights, and has the limits.
 
-Both models read the same real text, teacher-forced: each predicts every next token from the
-true ones before it. What counts is how well they predict (perplexity), how far their
-distributions are apart (Kullback-Leibler), and how often they would choose the same token.
+Both models read the same real text and predict every token from the true ones before it. Compared
+are how well they predict (perplexity), the distance of their distributions (Kullback-Leibler
+divergence), and how often their likeliest tokens are the same.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from quire.layers.rotary import Rotary
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
 
-MAX_PERPLEXITY = 0.01  # relative
-MAX_DIVERGENCE = 0.01  # nats per token, in the mean
+MAX_PERPLEXITY = 0.01  # relative increase
+MAX_DIVERGENCE = 0.01  # mean nats per token
 MIN_AGREEMENT = 0.95
 MIN_CLEAR_AGREEMENT = 0.99
-CLEAR = 0.5  # nats between the two likeliest tokens of float32
-# From so many tokens on a count is held to its limit; of fewer, within its own standard error.
+CLEAR = 0.5  # a choice is clear if float32's two likeliest tokens are so many nats apart
+# With fewer tokens than this, a share may be below its limit by its standard error.
 ENOUGH_TOKENS = 1000
-# Standard errors between a finding and its limit from which on more text would change nothing.
+# At this distance (in standard errors) from a limit more text would not change the verdict.
 SURE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """What was found on `num_tokens` predictions."""
+    """The figures for `num_tokens` predictions."""
 
     num_tokens: int
-    perplexity: float  # change of it: 0.003 is 0.3 % more
+    perplexity: float  # relative change: 0.003 is 0.3 % more
     divergence: float
     agreement: float
-    clear_agreement: float  # where the two likeliest tokens are CLEAR apart
+    clear_agreement: float  # of the clear choices
 
     @property
     def passes(self) -> bool:
@@ -67,11 +67,11 @@ def _error_of_share(share: float, count: int) -> float:
 
 
 class Tally:
-    """What was found so far, prediction by prediction."""
+    """Sums over the predictions so far."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_clear = self.same = self.clear_same = 0
-        # Sums, and sums of squares, of what is measured rather than counted.
+        # Measured values need sums and sums of squares; the others are counts.
         self._surprise, self._divergence = _Mean(), _Mean()
 
     def add(self, truth: Tensor, ours: Tensor, theirs: Tensor) -> None:
@@ -99,8 +99,8 @@ class Tally:
 
     @property
     def is_sure(self) -> bool:
-        """Whether more text would hardly change the verdict: every figure is well within its
-        limit, or one is well beyond."""
+        """Whether more text would hardly change the verdict: all figures are well within their
+        limits, or one is well beyond."""
         within = (
             _distance(self._surprise.mean, math.log1p(MAX_PERPLEXITY), self._surprise.error),
             _distance(self._divergence.mean, MAX_DIVERGENCE, self._divergence.error),
@@ -130,12 +130,12 @@ class _Mean:
 
 
 def _distance(value: float, limit: float, error: float) -> float:
-    """Standard errors from the limit to the value."""
+    """(value - limit) in standard errors."""
     return (value - limit) / max(error, 1e-12)
 
 
 def _share_distance(hits: int, count: int, limit: float) -> float:
-    # One hit and one miss more: a share of exactly 1 would have no error at all.
+    # With one more hit and miss: a share of exactly 1 would have an error of 0.
     share = (hits + 1) / (count + 2)
     return _distance(share, limit, _error_of_share(share, count + 2))
 
@@ -144,7 +144,7 @@ def _share_distance(hits: int, count: int, limit: float) -> float:
 def compare(
     exact: Decoder, rounded: Decoder, spec: ModelSpec, windows: Sequence[Sequence[int]]
 ) -> Accuracy:
-    """Read each window of token ids with both models, from its beginning."""
+    """Read each window of token ids with both models, each from its first token."""
     tally = Tally()
     for window in windows:
         hidden = [hidden_states(model, spec, window) for model in (exact, rounded)]
@@ -159,7 +159,7 @@ def tally_window(
     logits: Sequence[Callable[[Tensor], Tensor]],
     hidden: Sequence[Tensor],
 ) -> None:
-    """Count the predictions of a window, a few positions at a time: logits are large."""
+    """Add the predictions of a window, a few positions at a time, as logits are large."""
     step = max(1, (1 << 24) // spec.vocab_size)
     truth = torch.tensor(window[1:], device=hidden[0].device)
     for at in range(0, truth.shape[0], step):
@@ -172,7 +172,7 @@ def tally_window(
 
 
 def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Tensor:
-    """The last hidden states of a text on its own, in a cache of its own."""
+    """The last hidden states of one text, computed in a cache of its own."""
     shape, device = model.layers[0].attention.shape, model.rotary.device
     shared = pass_alone(len(window), model.kernels, shape, model.kinds, model.rotary)
     cache = cache_alone(spec, len(window), shape.block_size, model.kv_dtype, device)
@@ -186,7 +186,7 @@ def pass_alone(
     kinds: Collection[Kind],
     rotary: Rotary,
 ) -> Pass:
-    """A pass over one text of `count` tokens, in blocks 0, 1, 2 and so on of every layer."""
+    """A pass over one text of `count` tokens, in blocks 0, 1, 2, ... of every layer."""
     device = rotary.device
     positions = torch.arange(count, device=device)
     inputs = AttentionInputs(
@@ -208,7 +208,7 @@ def pass_alone(
 def cache_alone(
     spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """The KV cache of such a pass, cleared."""
+    """A cleared KV cache for `pass_alone`."""
     cache = make_cache(spec, -(-count // block_size), block_size, dtype, device)
     cache.view(torch.uint8).zero_()
     return cache

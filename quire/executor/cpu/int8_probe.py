@@ -1,7 +1,7 @@
-"""Which path of 8-bit products serves how many rows here, and how much faster than floats it is.
+"""Measures which path of 8-bit products is fastest for how many rows, and its gain over floats.
 
-Every path computes the same sums, so the choice changes nothing but time. It is measured once,
-in a fraction of a second, and kept in QUIRE_HOME for the same processor, torch and library.
+All paths compute the same sums, so the choice only changes time. It is measured once, in a fraction
+of a second, and kept in QUIRE_HOME for this processor, torch and library.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from quire.backends.linear import LinearOp
 from quire.base.home import keep, kept
 from quire.executor.probe import fast_dtypes, machine_key
 
-ROWS = (1, 4, 16, 64)  # numbers of rows tried; the last choice serves all beyond it
+ROWS = (1, 4, 16, 64)  # numbers of rows that are tried; the last choice also serves more rows
 SIZE = (768, 768)
 KEPT = "int8.json"
-# Each product is tried for so long and so often, at least: one that is interrupted says nothing.
+# Each product is timed at least so long and so often, because single runs may be interrupted.
 SECONDS_PER_TRY, TRIES = 0.01, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Probe:
-    """What was found: which path from which number of rows on, and how many times faster than
-    the fastest float format 64 rows are multiplied."""
+    """The path for each number of rows. `gain`: how many times faster 64 rows are than in the
+    fastest float format."""
 
     choices: tuple[Choice, ...]  # empty: torch computes
     gain: float
@@ -58,7 +58,7 @@ class Int8Probe:
 
 
 def int8_arithmetic() -> Int8Arithmetic:
-    """Who computes 8-bit products here."""
+    """The arithmetic for 8-bit products on this machine."""
     found, native = int8_probe(), loaded().library
     if native is None or not found.choices:
         return TorchInt8()
@@ -66,13 +66,13 @@ def int8_arithmetic() -> Int8Arithmetic:
 
 
 def int8_probe() -> Int8Probe:
-    """Measured once per processor, torch and library."""
+    """Measured, or read from an earlier measurement on this processor, torch and library."""
     made = loaded()
     native, key = made.library, f"{machine_key()}-{made.name}"
     if (known := _probe(kept(KEPT).get(key), native)) is not None:
         return known
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a product shared among busy cores measures them, not the path
+    torch.set_num_threads(1)  # on several threads, busy cores would be measured
     try:
         found = _measured(native)
     finally:
@@ -106,7 +106,7 @@ def _measured(native: ctypes.CDLL | None) -> Int8Probe:
 
 
 def _seconds(linear: LinearOp, x: Tensor) -> float:
-    """The best of some tries."""
+    """The shortest time of several runs."""
     best, tries, begin = math.inf, 0, time.perf_counter()
     while tries < TRIES or time.perf_counter() - begin < SECONDS_PER_TRY:
         before = time.perf_counter()
@@ -116,7 +116,7 @@ def _seconds(linear: LinearOp, x: Tensor) -> float:
 
 
 def _probe(entry: Any, native: ctypes.CDLL | None) -> Int8Probe | None:
-    """What a file says, if it says something that can be."""
+    """A kept entry of the file; None if it does not fit this machine or is not valid."""
     try:
         choices = tuple(Choice(int(rows), str(path)) for rows, path in entry["choices"])
         gain = float(entry["gain"])

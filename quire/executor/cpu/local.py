@@ -1,4 +1,4 @@
-"""LocalExecutor: the model in this process, computed where submit is called."""
+"""LocalExecutor: runs the model in this process, inside the call of submit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NO_EXCHANGE = "a model that Transformers computes takes no other weights: make a
 
 @dataclass(frozen=True, slots=True)
 class FinishedStep:
-    """A step that was computed when it was submitted."""
+    """A step that submit has computed already."""
 
     made: StepResult
 
@@ -64,8 +64,7 @@ class FinishedStep:
 class LocalExecutor:
     """Runs plans inline on one device.
 
-    It takes over `weights`: the dict is emptied while the model is built, so that no weight
-    lies in memory twice.
+    It empties the dict `weights` while it builds the model, so that no weight is in memory twice.
     """
 
     def __init__(
@@ -79,9 +78,9 @@ class LocalExecutor:
         tp: TensorParallel | None = None,
         make_sampler: MakeSampler = sampler_for,
     ) -> None:
-        """`read_again` reads the same weights once more, after a sleep that dropped them; `tower`
-        makes what encodes media, when the first comes. On one of several ranks `tp` says which,
-        and `spec` is of its share."""
+        """`read_again` reads the weights again after a sleep that dropped them. `tower` makes the
+        encoder of media when the first item comes. `tp`: this rank, if there are several; `spec` is
+        then of its share."""
         if config.kv_cache_dtype not in ("auto", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
@@ -98,7 +97,7 @@ class LocalExecutor:
         self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
-        """Build the model, size the KV pool, and say what came of it."""
+        """Build the model and the KV pool, and return facts about them."""
         if self._weights is None:
             raise EngineClosed("this executor was started or closed before; make a new one.")
         config, spec = self.config, self.spec
@@ -107,7 +106,7 @@ class LocalExecutor:
         self._model = model = self._build(weights)
         self._load_tower()
         cache_dtype = self._cache_dtype(model)
-        free = self._free_memory() // self._tp.size  # which ranks divide
+        free = self._free_memory() // self._tp.size  # ranks share it
         count = self._tp.least(num_blocks(config, spec, cache_dtype, free))
         self._num_blocks = count
         self._runner = self._make_runner(model)
@@ -130,7 +129,7 @@ class LocalExecutor:
         )
 
     def _free_memory(self) -> int:
-        """Of the device, where the weights are already."""
+        """Free bytes of the device, with the weights loaded."""
         return available_memory()
 
     def _computes_with(self) -> str:
@@ -158,15 +157,15 @@ class LocalExecutor:
         )
 
     def _load_tower(self) -> None:
-        """Now, where this is one of several ranks: plans are short, and one that takes as long as
-        reading does is taken for stuck. Alone, a text does not wait for what it does not need."""
+        """Load the tower now if there are several ranks: a plan that takes as long as reading files
+        would be taken for one that hangs. A single rank loads it when the first item comes."""
         if self._tp.size > 1:
             self.shelf.load()
 
     def load_tower(self) -> int | None:
-        """Make it now. The bytes of a row that it makes, where threads may have rows made while
-        plans go on (Shelf.encode_aside); None where plans alone do: of several ranks each has its
-        part in it."""
+        """Load the tower now. Returns the bytes of one of its rows if threads may encode items
+        beside plans (Shelf.encode_aside). None on several ranks: all of them must encode, which
+        only plans tell them."""
         self.shelf.load()
         return None if self._tp.size > 1 else 4 * self.shelf.tower.row_width
 
@@ -195,8 +194,8 @@ class LocalExecutor:
         )
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Drop the KV cache, and the weights too unless they are to be kept: they lie in main
-        memory already."""
+        """Drop the KV cache, and the weights unless they are kept: they are in main memory
+        anyway."""
         self._runner = None
         if not keep_weights:
             self._model = None
@@ -224,24 +223,24 @@ class LocalExecutor:
         if self._runner is None:
             raise EngineClosed("this executor does not run; call start() before submit().")
         result = self._runner.run(plan)
-        if plan.masks is not None:  # also where no row that draws looked at them
+        if plan.masks is not None:  # also if no row that draws has used them
             self.handles.wait_for(plan.masks)
         return FinishedStep(result)
 
     def reset(self) -> None:
-        """End every row; the model and the KV cache stay."""
+        """End all rows. The model and the KV cache stay."""
         if self._runner is not None:
             self._runner.end_rows(np.arange(self.config.max_num_seqs, dtype=np.int32))
         self.shelf.clear()
 
     def close(self) -> None:
-        """Drop the model and the KV cache; their memory goes back at once."""
+        """Drop the model and the KV cache, which frees their memory at once."""
         self._runner = self._model = self._weights = None
         self.shelf.drop_tower()
 
 
 def limit_threads() -> None:
-    """Torch counts the machine's cores; a container may have fewer, and threads beyond those
-    only wait for each other. Where OMP_NUM_THREADS is set, that holds."""
+    """Use no more threads than this process has cores: torch counts those of the machine, though a
+    container may have fewer. OMP_NUM_THREADS wins if it is set."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_cores():
         torch.set_num_threads(num_cores())

@@ -1,8 +1,7 @@
-"""DeviceRows: what stays on the device for each row between steps.
+"""DeviceRows: what the device keeps for each row between steps.
 
-The last token a row drew, its block table, how much it has written and when it must stop.
-A freed row is poisoned: its table points nowhere (-1), so a stale use fails instead of reading
-another's blocks.
+That is the last token, the block table, how much the row has written, and when it must stop. The
+table of a row that ended is filled with -1, so that wrong use fails and does not read other blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class DeviceRows(RowColumns):
     """State of `num_rows` rows as tensors, one entry per row."""
 
     def __init__(self, num_rows: int, device: torch.device, num_groups: int = 1) -> None:
-        """With a block table for each group of layers: tables [num_groups, num_rows, width]."""
+        """tables [num_groups, num_rows, width]: a block table for each group of layers."""
         super().__init__(num_rows, device)
         self.device = device
         shape = (num_groups, num_rows, 16)
@@ -48,16 +47,16 @@ class DeviceRows(RowColumns):
         self.tables[:, *at] = blocks.view(len(self.tables), -1)
 
     def choose(self, chosen: Chosen) -> None:
-        """These rows go on from the tokens the host chose."""
+        """Set the last tokens of rows for which the host has chosen one."""
         if len(chosen.rows):
             self.last_tokens[self._put(chosen.rows)] = self._put(chosen.tokens)
 
     def is_live(self, rows: Ints) -> Tensor:
-        """Which of these rows still write."""
+        """Which of these rows still draw tokens."""
         return self.live(self._put(rows))
 
     def drew(self, rows: Ints, tokens: Tensor, failed: Tensor) -> None:
-        """Each row drew a token; one that must stop, or whose logits failed, freezes."""
+        """Each row has drawn a token. Rows that must stop or whose logits failed freeze."""
         at = self._put(rows)
         positions = self.ints[Column.POSITION].index_select(0, at) + 1
         self.accept(at, tokens.to(torch.int64), positions, failed)
@@ -67,7 +66,7 @@ class DeviceRows(RowColumns):
 
 
 def _widened(table: Tensor, width: int) -> Tensor:
-    """The table with at least `width` columns; twice as many as before when it must grow."""
+    """The table with at least `width` columns; it at least doubles when it grows."""
     *lines, old = table.shape
     if width <= old:
         return table

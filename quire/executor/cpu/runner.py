@@ -1,8 +1,8 @@
 """Runner: StepPlan -> Batch -> model -> sampler -> StepResult.
 
-Each pass: the changes of the plan, the KV of its tokens, logits for those who draw, a token
-each. With `repeat` the decode rows go on from the tokens they just drew. The runner knows
-neither what a row wants from sampling nor why a plan is as it is.
+A plan's changes come first; a pass then computes the KV of its tokens, and logits and a token for
+each row that draws. With `repeat`, decode rows go on from the tokens that they just drew. The
+sampler knows how rows sample; the runner does not.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Runner:
         shelf: Shelf | None = None,
         adapters: RowAdapters | None = None,
     ) -> None:
-        """`groups` of layers, whose blocks `cache` holds; none given: one of all. Where some have
-        a window, the last block belongs to none: it stays zeros, for kernels that read whole tiles
-        of keys to find behind a window. `scores_as_logits`: prompt logprobs are to be plain logits.
-        `adapters`: the slots of LoRA adapters, if the model has some."""
+        """`groups`: of layers, whose blocks `cache` holds; empty: one of all layers. If some have a
+        window, the last block stays zeros and belongs to no row: kernels that read whole tiles of
+        keys find it in place of blocks behind the window. `scores_as_logits`: prompt logprobs are
+        plain logits. `adapters`: the slots of LoRA adapters, None without."""
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         model.use_groups(groups)
@@ -75,8 +75,8 @@ class Runner:
         self.block_size, self.handles, self.adapters = block_size, handles, adapters
         self.media = PassMedia(shelf, len(rows.last_tokens))
         num_lines = num_lines_of(CPU_BYTES, model.head.out_features, torch.float32)
-        # By the model, not by this object: a cycle would keep both, and the KV cache, in memory
-        # until a full collection.
+        # Bound to the model, not to self: a reference cycle would keep both, and the KV cache, in
+        # memory until a full garbage collection.
         logits = partial(_logits, model, adapters)
         self.scorer = Scorer(logits, num_lines=num_lines, as_logits=scores_as_logits)
 
@@ -90,8 +90,8 @@ class Runner:
         if len(plan.released):
             sampled = self.sampler.sample_held(plan.released, plan.masks)
             self._keep(plan.released, sampled, made, np.arange(last, len(sampled_rows)))
-        # Entries of the result that draw in this pass: all in the first, then the decode
-        # rows that still write.
+        # Entries of the result that draw in this pass: in the first pass all, then the decode rows
+        # that have not stopped.
         entries, paced = np.arange(num_drawn, last), np.concatenate([plan.single, plan.tried])
         for k in range(plan.repeat):
             live = self.rows.is_live(sampled_rows[entries]).cpu().numpy()
@@ -115,15 +115,15 @@ class Runner:
 
     @torch.inference_mode()
     def end_rows(self, rows: Ints) -> None:
-        """These rows are free for other sequences."""
+        """End these rows: other sequences may have them."""
         self.rows.end(rows)
         self.sampler.end(rows)
         if self.adapters is not None:
             self.adapters.end(rows)
 
     def _change(self, plan: StepPlan) -> dict[int, str]:
-        """Everything a plan says before its pass, in the order of its contract. Returns which of
-        its media could not be encoded, and why."""
+        """Apply all changes of a plan that come before its pass, in the order that StepPlan
+        defines. Returns which of its media could not be encoded, and why."""
         if len(plan.ends):
             self.end_rows(plan.ends)
         self.media.begin(plan)
@@ -142,7 +142,7 @@ class Runner:
     def _compute(
         self, prefill: Sequence[Slice], rows: Ints, positions: Ints, groups: Sequence[PrefixGroup]
     ) -> tuple[Batch, Tensor]:
-        """One pass over slices, and over decode rows at these positions: its last hidden states."""
+        """One pass over slices, and decode rows at these positions; its last hidden states."""
         batch = make_batch(
             prefill,
             rows,
@@ -160,15 +160,15 @@ class Runner:
         batch = self.media.joined(batch, prefill, rows, positions)
         batch = replace(batch, heard=self.media.heard(prefill, rows, batch.query_starts))
         if len(batch.fresh_blocks):
-            # Slots of a block that are not written yet are read with weight zero, and zero
-            # times what a former holder may have left there (NaN) is not zero.
+            # Slots that are not written yet are read with weight 0, but 0 times a NaN that an
+            # earlier owner of the block may have left is not 0.
             self.model.kernels.clear_blocks(self.cache, batch.fresh_blocks)
         return batch, self.model(batch, self._layer_caches)
 
     def _draw(
         self, batch: Batch, hidden: Tensor, rows: Ints, plan: StepPlan, made: _Made, draws: Draws
     ) -> None:
-        """A token for each row, from the logits it reads; several where guesses were right."""
+        """Draw a token for each row from its logits; several tokens where guesses were right."""
         logits = _logits(self.model, self.adapters, hidden, batch.logit_tokens)
         if len(batch.draws) != logits.shape[0]:
             logits = logits.index_select(0, batch.draws)
@@ -186,12 +186,12 @@ class Runner:
         while len(lines):
             self._keep(rows[lines], part_of(sampled, lines), made, draws.entries[lines])
             lines = lines[tokens[lines] == draws.guesses[lines]] + 1
-            # A later line that failed is left for a pass in which it is the first.
+            # A failure of a later line is reported by a later pass, in which it is the first line.
             lines = lines[~failed[lines] & self.rows.is_live(rows[lines]).cpu().numpy()]
         return None
 
     def _keep(self, rows: Ints, sampled: Sampled, made: _Made, entries: Lines) -> None:
-        """Each row goes on from what it drew; one that is held stays where it is."""
+        """Each row goes on from the token that it drew. Held rows do not change."""
         failed = torch.zeros(len(rows), dtype=torch.bool, device=sampled.tokens.device)
         failed[list(sampled.failed)] = True
         if not sampled.held:
@@ -213,7 +213,7 @@ def _logits(model: Model, adapters: RowAdapters | None, hidden: Tensor, tokens: 
 
 
 class _Made:
-    """The result while it grows."""
+    """Collects the result of a plan."""
 
     def __init__(self, num_rows: int, repeat: int) -> None:
         self.tokens = np.full((num_rows, repeat), -1, np.int32)

@@ -1,1 +1,1 @@
-"""What runs encoders: one pass over whole texts, and nothing that lasts beyond it."""
+"""Runs encoders: each pass computes whole texts, and nothing is kept after it."""

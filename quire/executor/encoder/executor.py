@@ -1,6 +1,6 @@
-"""EncoderExecutor: plans whose slices are whole texts, computed where submit is called.
+"""EncoderExecutor: runs plans whose slices are whole texts, inside the call of submit.
 
-Rows and blocks of a plan mean nothing here: an encoder keeps nothing from one pass to the next.
+It ignores rows and blocks of a plan, since an encoder keeps nothing from one pass to the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.spec import EncoderSpec
 from quire.step import Slice, StepPlan, StepResult, no_ints
 from quire.steps.handles import Handles
 
-# Builds the encoder: reads its files, and packs its weights for a device.
+# Reads the encoder's files, packs its weights for a device and returns it.
 BuildEncoder = Callable[[], Encoder]
 
 
@@ -59,10 +59,10 @@ class EncoderExecutor:
         return FinishedStep(StepResult(empty, no_ints(), hidden=found))
 
     def reset(self) -> None:
-        """Nothing: no row outlives its pass."""
+        """Nothing to do: no row lasts longer than its pass."""
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Drop the weights, unless they are to be kept and lie in main memory already."""
+        """Drop the weights, unless they are to be kept and are in main memory anyway."""
         if not keep_weights or self.config.device != "cpu":
             self._model = None
 
@@ -78,8 +78,8 @@ class EncoderExecutor:
 
 
 def virtual_blocks(config: EngineConfig) -> int:
-    """Blocks that the scheduler may hand out: enough for every pass that may be on its way. No
-    memory stands behind them."""
+    """The number of blocks for the scheduler: enough for all passes that may be in flight. No
+    memory belongs to them."""
     per_pass = config.max_num_batched_tokens // config.block_size + 4 * config.max_num_seqs + 16
     return (config.depth + 1) * per_pass
 
@@ -95,8 +95,8 @@ def _laid_out(texts: list[Slice], groups: tuple[tuple[int, int], ...], model: En
 
 
 def _positions(token_ids: Ints, first: int) -> Ints:
-    """From 0 on. Where the table of positions begins with that of padding, a token that is padding
-    has it wherever it stands, and counts for none."""
+    """0, 1, 2, ... If the table of positions begins with that of padding (-1 here), padding tokens
+    have that position and are not counted."""
     if not first:
         return np.arange(len(token_ids), dtype=np.int32)
     counts = token_ids != first - 1
