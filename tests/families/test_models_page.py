@@ -19,7 +19,10 @@ TEXT = [family for family in FAMILIES if "vl" not in family.name and family.name
 def test_the_readme_counts_them() -> None:
     said = " ".join((render_models.PAGE.parents[1] / "README.md").read_text("utf-8").split())
     in_gguf = sum(family.gguf is not None for family in TEXT)
-    assert f"{len(TEXT)} families of text of its own ({in_gguf} of them from GGUF)" in said
+    assert (
+        f"{len(TEXT)} families of text models in quire's own code ({in_gguf} of them from GGUF)"
+        in said
+    )
 
 
 def test_every_family_of_text_is_held_to_transformers() -> None:
