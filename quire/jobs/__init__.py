@@ -1,5 +1,5 @@
-"""Jobs: a table in, every result out, nothing lost.
+"""Jobs: answer every row of a table, and lose no result.
 
-A supervisor keeps the journal; the engine is its restartable child. Nothing here but `child`
-reaches torch.
+A supervisor process keeps the journal; the engine is a child process that it can start again. Only
+the package `child` imports torch.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.errors import InvalidAdapter, InvalidOption, ModelError
 
-MOST_AT_ONCE = 8  # in one batch, where nothing is said; a batch of more pays for each
+MOST_AT_ONCE = 8  # adapters in one batch, by default: each further one makes a batch slower
 USUAL_RANK = 16
 
 
@@ -38,7 +38,7 @@ def _wrong(given: Any) -> InvalidOption:
 
 
 def digests(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
-    """What each adapter's files hold; fetches those that are named by a Hub id."""
+    """A digest of each adapter's files; fetches adapters that are named by a Hub id."""
     if not lora:
         return {}
     from quire.adapters.files import digest_of, tensor_file  # a third of a start, for few jobs
@@ -59,8 +59,8 @@ def digests(lora: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, st
 def engine_options(
     lora: Mapping[str, str], options: Mapping[str, Any], *, and_more: bool = False
 ) -> dict[str, Any]:
-    """The options that an engine needs for these adapters, where none are given; `and_more`: for
-    others that nobody knows yet."""
+    """The options that an engine needs for these adapters, unless the user sets them; `and_more`:
+    with room for adapters that are loaded later."""
     if not lora and not and_more:
         return {}
     from quire.adapters.ranks import highest_rank

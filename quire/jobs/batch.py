@@ -1,4 +1,4 @@
-"""OpenAI batch files as a job: what a line asks for, and what is answered.
+"""OpenAI batch files as a job: reading request lines, and writing response lines.
 
 A line is {"custom_id", "method": "POST", "url", "body"}, for /v1/chat/completions and
 /v1/completions. The `model` of a body is echoed; the job's own model answers.
@@ -27,12 +27,12 @@ from quire.openai_api.fields import CHAT, COMPLETIONS
 from quire.openai_api.outputs import Answer, Output
 from quire.params.rules import show
 
-# What needs more of an answer than a job's records hold, or belongs to a live connection.
+# Fields that need more than a job's records hold, or that only a live connection can have.
 _NOT_BUILT = (
     *("logprobs", "top_logprobs", "prompt_logprobs", "echo", "return_token_ids"),
     *("stream", "add_special_tokens"),
 )
-# Errors that are the line's own: the request was rejected, as a server would have done.
+# Errors of the request itself, which a server would have answered with 400.
 _REJECTED = {
     "prompt_too_long": "context_length_exceeded",
     "not_supported": "not_supported",
@@ -44,7 +44,7 @@ _REJECTED = {
 
 
 class BatchAsking:
-    """Makes a request of a line; raises BadRow with the reason for one that makes none."""
+    """Makes a request of a line; raises BadRow with the reason where the line is not a request."""
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get("method", "POST") != "POST":
@@ -63,7 +63,7 @@ class BatchAsking:
 
 
 def _read(row: Mapping[str, Any]) -> Asked:
-    """What a line asks for, of which a job can answer all."""
+    """The request of a line; raises where it uses a field that a job cannot answer."""
     body = row["body"]
     for name in _NOT_BUILT:
         if body.get(name) is not None and body[name] is not False:
@@ -110,7 +110,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _failed(row: Mapping[str, Any], record: ResultRecord) -> dict[str, Any]:
-    """A line that was rejected has a response that says so; one that failed otherwise has none."""
+    """A rejected request has a response with status 400; one that failed otherwise has none."""
     number, custom_id = _number(record), row.get("custom_id")
     line: dict[str, Any] = {
         "id": f"batch_req_{number}",
@@ -163,5 +163,5 @@ def _answered(
 
 
 def _number(record: ResultRecord) -> str:
-    """A name for the answer that is the same however often the job was killed."""
+    """An id for the answer that is the same after any number of restarts."""
     return f"{row_seed(record.row, record.key):016x}"

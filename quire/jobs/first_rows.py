@@ -1,5 +1,5 @@
-"""The first rows of an input, looked at before a model is loaded for them: whether they have the
-columns that are asked for, and none that the output adds."""
+"""Checks the first rows of an input before a model is loaded: they must have the columns that the
+job uses, and no column that the output adds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.jobs.supervise.ahead import Ahead
 from quire.params.rules import show
 
 NUM_ROWS = 1000
-# Errors that are the command's fault, where every row has them.
+# Errors that show a mistake in the command if all rows have them.
 _LACKS = frozenset(("missing_column", "missing_id", "null_value"))
 _MOST_NAMED, _LONGEST_NAME = 20, 100
 
@@ -62,13 +62,13 @@ def _unfit(
 
 
 def _shown(name: str) -> str:
-    """A column's name. One that keeps accents apart from their letters looks like the name that a
-    keyboard writes and is another: row["cafe\\u0301"] is how a template can have it."""
+    """A column's name, escaped where its accents are characters of their own: such a name looks
+    like a typed one and differs from it. A template reads it as row["cafe\\u0301"]."""
     return show(name) if is_normalized("NFC", name) else ascii(name[:_LONGEST_NAME])
 
 
 def _refuse_single_braces(prompt: str | None, files: Sequence[InputFile]) -> None:
-    """A prompt that would be the same for all rows, because it names a column as Python does."""
+    """Refuse a prompt with {column} instead of {{ column }}: it would be equal for all rows."""
     template = RowTemplate(prompt or "", "--prompt")
     first = None if template.names else next(iter(read_rows(files)), None)
     for name in (first.values if first else None) or ():

@@ -36,15 +36,14 @@ PLANNED_ROWS = 65_536
 
 
 class Job:
-    """A data set to be answered by a model, durably: kill it anywhere, run it again, it goes on.
+    """A table whose rows a model answers. Kill it at any point and run it again: it continues.
 
     >>> report = Job("reviews.csv", "labels.jsonl", model="smollm2",
     ...              prompt="Sentiment of: {{ text }}", choice=["positive", "negative"]).run()
 
     `input` is a path or several, rows as an iterable of dicts, or a table (pyarrow, polars, pandas,
-    datasets). Every further option has the
-    name and the meaning it has for `quire run` (docs/jobs.md); sampling parameters go by their
-    own names, engine options into `options`.
+    datasets). Every further option has the name and the meaning that it has for `quire run`
+    (docs/jobs.md). Sampling parameters are passed by their own names, engine options in `options`.
     """
 
     def __init__(
@@ -61,10 +60,10 @@ class Job:
         self._engine_command: Sequence[str] = COMMAND
 
     def run(self, *, progress: bool = True) -> JobReport:
-        """Go on from wherever the job stands until every row has its result.
+        """Begin or continue the job, until every row has its result.
 
-        Raises JobChanged, JobLocked or an OSError where it cannot begin, JobStopped where it had
-        to stop, and Interrupted at Ctrl-C; in the last two cases, run it again to continue.
+        Raises JobChanged, JobLocked or an OSError if it cannot begin, JobStopped if it had to stop,
+        and Interrupted at Ctrl-C; after the last two, run it again to continue.
         """
         run = join_job if self.options.join else run_job
         return run(self.options, self._command, engine_command=self._engine_command, show=progress)
@@ -75,7 +74,7 @@ class Job:
 
 
 def make_options(input: Any, output: str | Path, model: str, given: dict[str, Any]) -> JobOptions:
-    """Options as a caller writes them, checked and complete."""
+    """Checks options as a caller writes them, and completes them with the defaults."""
     options = {
         name: _READ[name](value) if name in _READ else value
         for name, value in given.items()
@@ -113,7 +112,7 @@ def _path_as_text(given: Any) -> Any:
     return str(given) if isinstance(given, Path) else given
 
 
-# What callers may write in more than one way, and how it becomes what RunOptions has.
+# Options that callers may write in more than one way, and how each is read.
 _READ: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("choice", "settings", "image", "audio", "video"), as_tuple),
     **dict.fromkeys(("grammar", "few_shot", "job"), _path_as_text),

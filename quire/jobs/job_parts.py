@@ -1,5 +1,5 @@
-"""What a job's options become for a run, a worker of a joined job or a plan: the rows to ask,
-and the first message to an engine."""
+"""Makes of a job's options the rows to ask and the first message to an engine: for a run, for a
+worker of a joined job, and for a plan."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from quire.replicas.wire import Message
 
 
 def opening_message(manifest: Manifest, options: JobOptions) -> Message:
-    """The first message to an engine: everything that is the same for all rows. It goes over a
-    pipe, so secrets may be in it."""
+    """The first message to an engine: everything that is the same for all rows. It may hold
+    secrets, since it is sent over a pipe and not stored."""
     return {
         "kind": "open",
         "job": manifest.kind,

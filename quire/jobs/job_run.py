@@ -1,4 +1,4 @@
-"""One run of a job: everything between taking the lock and giving the output its name."""
+"""One run of a job, from taking the lock to renaming the finished output."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class JobReport:
     job_dir: Path
     num_rows: int
     num_failed: int
-    num_before: int  # rows that others answered, or runs before, and what a changed job kept
+    num_before: int  # rows answered by other workers or earlier runs, and those kept by --reuse
     seconds: float = 0.0
     prompt_tokens: int = 0  # of this run
     output_tokens: int = 0
     num_restarts: int = 0
-    failures: tuple[Failures, ...] = ()  # by the type of error; empty if it was finished before
+    failures: tuple[Failures, ...] = ()  # by the type of error; empty if nothing was left to do
 
     @property
     def num_ok(self) -> int:
@@ -72,12 +72,12 @@ def run_job(
     """Begin the job or go on with it, until every row has its result."""
     job_dir = job_setup.job_directory(options)
     files: list[InputFile] = []
-    with ExitStack() as leaving:  # each of these, whatever another of them raises
+    with ExitStack() as leaving:  # closes each of these, even if another one raises
         lock = leaving.enter_context(JobLock.take(job_dir))
         leaving.callback(job_setup.tidy, job_dir)
         leaving.callback(lambda: job_setup.drop_refused(options, job_dir, files))
         with StopSignals() as signals:
-            with signals.at_once():  # a pipe or the Hub may take long to give the input
+            with signals.at_once():  # reading stdin or fetching from the Hub may take long
                 before = job_setup.manifest_before(options, job_dir)
                 files = job_setup.input_files(options, job_dir)
                 refuse_written_input(options, job_dir, files)
@@ -118,7 +118,7 @@ class JobRun(Watcher):
     def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
         opening = opening_message(self._manifest, self._options)
         starts = EngineStarts.of(self._options, opening, engine_command, self.note)
-        # The engines first: while they load, everything else is made ready.
+        # The engines start first, and load while everything else is prepared.
         engines = starts.start_all()
         try:
             return self._answered(signals, starts, engines)
@@ -137,7 +137,7 @@ class JobRun(Watcher):
     def _answered(
         self, signals: StopSignals, starts: EngineStarts, engines: Sequence[EngineLink]
     ) -> JobReport:
-        """Every row has its record, and the output its name."""
+        """Run until every row has its record, then write the output."""
         self._begin()
         journal = self._opened_journal(len(starts.openings))
         work = make_work(self._options, self._manifest, self._files, journal.index)
@@ -174,7 +174,7 @@ class JobRun(Watcher):
         )
 
     def _begin(self) -> None:
-        """Put down what the job is, in place of what was there before."""
+        """Write the manifest, in place of an earlier one."""
         if self._options.overwrite:
             job_setup.forget(self._job_dir, self._files)
         self._manifest.save(self._job_dir)
@@ -203,7 +203,7 @@ class JobRun(Watcher):
         return Ahead(rows, work.patience)
 
     def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
-        """Write the output and close the books; how many rows failed."""
+        """Write the output and the final manifest; returns how many rows failed."""
         write = write_transcripts if self._manifest.kind == "transcribe" else write_output
         if self._manifest.kind == "batch":
             from quire.jobs.batch import write_batch as write  # with all words of OpenAI's bodies
@@ -211,8 +211,8 @@ class JobRun(Watcher):
             with signals.at_once():
                 write(self._job_dir, self._manifest, journal.index, work.num_rows)
         except JobChanged:
-            # Nothing tells which rows were read before the input changed. Even if it is put back,
-            # the next run shall compare each row with what was answered: --reuse.
+            # Some rows may have been read before the input changed, and others after. Even if the
+            # old input is put back, the next run must compare each row with its record (--reuse).
             self._hashing.pop("inputs", None)
             self._change(inputs=tuple(file.read_while_changed() for file in self._manifest.inputs))
             raise
@@ -226,7 +226,7 @@ class JobRun(Watcher):
         return num_failed
 
     def _stopped(self, stopped: JobStopped, signals: StopSignals) -> BaseException:
-        """The same, with what is on disk and how to go on; a Ctrl-C goes on as one."""
+        """The error with a note on what is on disk and how to continue; a Ctrl-C is Interrupted."""
         self._take_hashes()
         with suppress(OSError):  # of a full disk: the manifest stays as it is
             self._change(status="stopped")
@@ -275,11 +275,11 @@ class JobRun(Watcher):
 def reused(
     rows: Iterator[WorkRow], job_dir: Path, older: Iterable[int], epoch: int
 ) -> Generator[WorkRow | ResultRecord]:
-    """The rows of a job that changed, and in place of those that an older record answers that
-    record, as of now.
+    """The rows of a changed job. A row that an older record answers is replaced by that record,
+    with the row's present number and epoch.
 
-    A row is found by its content alone, so rows may have moved. Where answers depend on noise the
-    row's seed is part of its content, and only a row of the same key is the same.
+    Records are found by the content hash of a row, so rows may have moved. If answers depend on
+    noise, the hash includes the row's seed, so that only a row of the same key matches.
     """
     with RecordReader(job_dir) as reader:
         places = KeyTable()

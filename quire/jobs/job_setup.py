@@ -1,4 +1,4 @@
-"""How a job begins or goes on: its directory, its input, and the manifest that both agree on."""
+"""How a job begins or continues: its directory, its input files and its manifest."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from quire.jobs.store.segments import last_epoch
 from quire.jobs.store.stamps import MODEL_FILES, FileStamp
 from quire.jobs.transcripts import transcript_format
 
-PROBE = ".probe-"  # what names of files begin with by which a disk is tried
+PROBE = ".probe-"  # prefix of the files that test a disk
 
 
 def job_directory(options: JobOptions) -> Path:
@@ -67,15 +67,15 @@ def job_directory(options: JobOptions) -> Path:
 
 
 def tidy(job_dir: Path) -> None:
-    """Remove a directory in which no job was begun: it holds the lock alone. That is still held, so
-    a process that waits for it finds it gone, and makes another."""
+    """Remove a directory in which no job was begun, with only the lock file in it. The lock is
+    still held: a process that waits for it finds the file gone, and makes the directory again."""
     if job_dir.is_dir() and [path.name for path in job_dir.iterdir()] == [LOCK]:
         (job_dir / LOCK).unlink()
         job_dir.rmdir()
 
 
 def _is_only_begun(job_dir: Path) -> bool:
-    """Whether a kill left it before it had a manifest."""
+    """Whether a job was killed here before it had written a manifest."""
     ours = {LOCK, NAME + PARTIAL}
     return all(
         p.name in ours or p.name.startswith(PROBE) or _is_spooled(p) for p in job_dir.iterdir()
@@ -87,20 +87,20 @@ def _is_spooled(path: Path) -> bool:
 
 
 def manifest_before(options: JobOptions, job_dir: Path) -> Manifest | None:
-    """The manifest on disk, unless there is none or it is to be forgotten."""
+    """The manifest on disk; None if there is none, or with --overwrite."""
     if options.overwrite or not (job_dir / NAME).exists():
         return None
     return Manifest.load(job_dir)
 
 
 def is_finished(before: Manifest, now: Manifest, options: JobOptions) -> bool:
-    """Whether the job was finished, and nothing is asked of it but to be so."""
+    """Whether the job is finished, its output is there, and no rows are to be tried again."""
     same = before.status == "finished" and before.first_epoch == now.first_epoch
     return same and not options.retry_failed and Path(now.output).exists()
 
 
 def check_model(manifest: Manifest, found: Mapping[str, Sequence[FileStamp]]) -> None:
-    """Raise JobChanged if these are not the files whose answers the job has."""
+    """Raise JobChanged if the job has answers of a model with other files than these."""
     differences, _ = manifest.differences(manifest.changed(**found))
     if differences:
         listed = "\n  ".join(differences)
@@ -111,8 +111,7 @@ def check_model(manifest: Manifest, found: Mapping[str, Sequence[FileStamp]]) ->
 
 
 def check_model_on_disk(manifest: Manifest) -> None:
-    """The same of a finished job, which starts no engine that finds them; a model that is gone is
-    not missed."""
+    """The same check for a finished job, which starts no engine; the model may be deleted."""
 
     def now(file: FileStamp) -> FileStamp:
         path = Path(file.path)
@@ -134,9 +133,9 @@ def check_output(manifest: Manifest, output: Path) -> None:
 
 
 def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
-    """Remove what the job before this one left, but for the lock and what was just spooled; files
-    that no job makes stay. The manifest goes last: wherever this is stopped, what is left is a job
-    that the same command can begin again."""
+    """Remove the files of the earlier job, except the lock and newly spooled rows; files that no
+    job makes stay. The manifest is removed last: wherever this is killed, the same command can
+    begin again with what is left."""
     spooled = {file.path.resolve() for file in files}
     for path in job_dir.iterdir():
         if path.name in (LOCK, NAME) or path.resolve() in spooled:
@@ -153,13 +152,13 @@ def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
 
 
 def _is_judges(path: Path) -> bool:
-    """A model that judged the answers left its own job here, and that job's output."""
+    """Whether this belongs to a judge's job, which scores the answers of this one."""
     home = path if path.suffix == SUFFIX else job_dir_for(path)
     return (home / NAME).is_file()
 
 
 def input_files(options: JobOptions, job_dir: Path) -> list[InputFile]:
-    """The files of the input; what exists only once is spooled into the job directory."""
+    """The files of the input; rows from stdin or a program are written to the job directory."""
     if options.rows is None and STDIN not in options.input:
         return find_files(options.input, options.format)
     keep = not options.overwrite and not options.reuse and last_epoch(job_dir) > 0
@@ -168,14 +167,14 @@ def input_files(options: JobOptions, job_dir: Path) -> list[InputFile]:
         return find_files([str(spool.rows(options.rows))])
     if options.input != (STDIN,):
         raise InvalidOption("stdin is the only input or none of them", parameter="input")
-    if sys.stdin is None:  # as in a process that was started without one
+    if sys.stdin is None:  # the process was started with stdin closed
         raise InvalidOption("stdin is closed; pipe the rows in, or name a file", parameter="input")
     path = spool.stream(sys.stdin.buffer, options.format or "jsonl")
     return find_files([str(path)], options.format)
 
 
 def _spooled_before(job_dir: Path) -> Path | None:
-    """The rows of the job on disk, or those that a kill left before it had a manifest."""
+    """The spooled rows of the job on disk, also of one that was killed before it had a manifest."""
     found = sorted(path for path in job_dir.iterdir() if re.fullmatch(SPOOLED, path.name))
     if (named := _names_read(job_dir)) is not None:
         found = [path for path in found if path.name in named]
@@ -183,7 +182,7 @@ def _spooled_before(job_dir: Path) -> Path | None:
 
 
 def drop_refused(options: JobOptions, job_dir: Path, files: Sequence[InputFile]) -> None:
-    """Remove what was just spooled where the job on disk is still one of other rows."""
+    """Remove newly spooled rows if the manifest on disk still names other ones."""
     if options.rows is None and STDIN not in options.input:
         return
     named = _names_read(job_dir)
@@ -193,7 +192,7 @@ def drop_refused(options: JobOptions, job_dir: Path, files: Sequence[InputFile])
 
 
 def _names_read(job_dir: Path) -> set[str] | None:
-    """The input of the job on disk; None where no manifest says."""
+    """The names of the input files of the job on disk; None if there is no manifest."""
     try:
         return {Path(file.path).name for file in Manifest.load(job_dir).inputs}
     except (FileNotFoundError, CorruptJob):
@@ -203,7 +202,7 @@ def _names_read(job_dir: Path) -> set[str] | None:
 def manifest_of(
     options: JobOptions, files: Sequence[InputFile], command: Sequence[str]
 ) -> Manifest:
-    """What this job is, as far as it can be known before the engine has started."""
+    """The manifest of this job, as far as it is known before an engine has started."""
     output = Path(options.output).absolute()
     as_written = options.kept()
     known_by_content = {
@@ -241,20 +240,20 @@ def _output_format(kind: str, output: Path) -> str:
 
 
 def _media_folder(options: JobOptions, files: Sequence[InputFile]) -> dict[str, str]:
-    """The engine reads media from there and from nowhere else, unless another is asked for."""
+    """The option that lets the engine read media in the input's folder; the user's own wins."""
     if not options.media_columns():
         return {}
     return {"allowed_local_media_path": str(media_folder(files))}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from the manifest, so that the two compare: a tuple is a list there."""
+    """The values as a manifest on disk has them, for comparison: a tuple is a list in JSON."""
     found: dict[str, Any] = json.loads(json.dumps(dict(values)))
     return found
 
 
 def _few_shot(options: JobOptions) -> tuple[tuple[str, str], ...]:
-    """The examples of a file: the prompt made of each row, and its answer."""
+    """The examples of the few-shot file: the rendered prompt of each row, and its answer."""
     if options.few_shot is None or options.prompt is None:
         return ()
     template, examples = RowTemplate(options.prompt, "--prompt"), []
@@ -276,18 +275,18 @@ def _few_shot(options: JobOptions) -> tuple[tuple[str, str], ...]:
 
 
 def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool) -> Manifest:
-    """The manifest to go on with; JobChanged where the job on disk is another one."""
+    """The manifest to continue with; JobChanged if the job on disk is another one."""
     if before is None:
         return now.changed(first_epoch=lock.epoch)
     differences, about_every_row = before.differences(now)
-    # Only reading the files that rows name tells whether one of them changed.
+    # To know whether an image, sound or video changed, each must be read: only with --reuse.
     names_files = bool(now.image or now.audio or now.video)
     if not differences and not (reuse and names_files):
         hashes = {old.path: old.sha256 for old in before.inputs}
         kept = before.changed(command=now.command, inputs=_with_hashes(now.inputs, hashes))
         return kept.changed(status="running", output=now.output)
     if not reuse and not before.join and last_epoch(lock.job_dir) == 0:
-        # Nothing was answered: most often the engine refused an option, which is another one now.
+        # Nothing was answered yet: usually the engine refused an option, which was corrected now.
         return now.changed(first_epoch=lock.epoch)
     if not reuse:
         listed = "\n  ".join(differences)
@@ -295,7 +294,7 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
             f"the job on disk is another one:\n  {listed}\nPass --reuse to keep the rows whose "
             "content is unchanged, --overwrite to begin again, or give another OUTPUT."
         )
-    # By the lock file alone, a power cut that emptied it would make old records new.
+    # The lock file has the epoch too, but a power cut may have emptied it.
     lock.raise_to(last_epoch(lock.job_dir) + 1)
     reuse_from = before.first_epoch if before.reuse_from is None else before.reuse_from
     return now.changed(
@@ -311,7 +310,7 @@ def agreed(before: Manifest | None, now: Manifest, lock: JobLock, *, reuse: bool
 def _with_hashes(
     inputs: tuple[FileStamp, ...], hashes: dict[str, str | None]
 ) -> tuple[FileStamp, ...]:
-    """The files as they are now, with the hashes that are known to hold for them still."""
+    """The files as they are now, with the earlier hashes of those that are unchanged."""
     return tuple(
         FileStamp(file.path, file.size, file.stamp, hashes.get(file.path)) for file in inputs
     )

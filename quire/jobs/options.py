@@ -1,4 +1,4 @@
-"""What a job may be asked for (run_options.py), checked when made: nothing is read or started."""
+"""The options of a job (run_options.py), checked when made; nothing is read or started yet."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from quire.options import parse_options
 from quire.replicas.places import Place, places
 from quire.safe_text import without_secrets
 
-# What a job samples with where nothing else is said: the likeliest tokens, and room for them.
+# The sampling parameters of a job by default: greedy, with more tokens than the usual 16.
 DEFAULTS: dict[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 STDIN = "-"
-# What is about prompts and answers, of which a vector or a transcript has none.
+# Options about prompts and answers, which jobs for vectors or transcripts do not have.
 _OF_TEXT = (
     *("batch", "messages", "system", "few_shot", "continuations", "chat", "settings"),
     *("schema", "schema_column", "regex", "choice", "grammar"),
@@ -38,7 +38,7 @@ _NOT_STORED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions(RunOptions):
-    """The same, checked."""
+    """RunOptions whose values were checked."""
 
     def __post_init__(self) -> None:
         if not self.batch and not self.transcribe:
@@ -107,12 +107,12 @@ class JobOptions(RunOptions):
         return "generate" if self.continuations is None else "choices"
 
     def sampling_settings(self) -> tuple[Setting, ...]:
-        """Each way of sampling, complete: the defaults, what all share, what is its own."""
+        """Each sampling setting with all parameters: the defaults, the common ones, its own."""
         if self.embed:
             return (Setting(None, dict(self.sampling)),)
         if self.transcribe:
             return (Setting(None, transcript_params(self.sampling)),)
-        # A batch file says everything itself; that its lines draw is all that is known.
+        # The lines of a batch file have their own parameters, by default with temperature 1.
         defaults = {"temperature": 1.0} if self.batch else DEFAULTS
         common = {**defaults, **self.sampling, **self._structured()}
         if not self.settings:
@@ -138,11 +138,11 @@ class JobOptions(RunOptions):
         if len(wanted) > 1:
             raise _wrong("schema", "excludes regex, choice and grammar", sorted(wanted))
         if self.choice_probs:
-            wanted["choice_mode"] = "whole"  # token by token there are none
+            wanted["choice_mode"] = "whole"  # drawn token by token, choices have no probabilities
         return {"structured_outputs": wanted} if wanted else {}
 
     def places(self) -> tuple[Place, ...]:
-        """Where each replica runs; InvalidOption where there is no room for so many."""
+        """Where each replica runs; InvalidOption if the machine has no room for so many."""
         return places(self.replicas, self.gpus, self.options)
 
     def selection(self) -> Selection:

@@ -1,4 +1,4 @@
-"""What a job must not write over: its own input, another job's files, whatever a link leads to."""
+"""Refuses to overwrite a job's own input, another job's files, or the target of a link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def is_own_file(name: str) -> bool:
 
 
 def refuse_folder(output: Path) -> None:
-    """Raise InvalidOption if there can be no file of this name, which else the end would show."""
+    """Raise InvalidOption now, and not at the end of the run, if this file cannot be written."""
     if "\0" in str(output) or output.is_dir():
         what = "holds a NUL" if "\0" in str(output) else "is a folder"
         raise _refused(f"the output {str(output)!r} {what}; give the name of a file", str(output))
@@ -51,7 +51,7 @@ def refuse_links(output: Path, job_dir: Path) -> None:
 
 
 def refuse_input_folder(options: JobOptions) -> None:
-    """Not even --overwrite is meant for the rows that are to be answered."""
+    """Refuse an output inside the input folder, with --overwrite too."""
     output = Path(options.output)
     for given in map(Path, options.input):
         if given.is_dir() and output.parent.is_dir() and given.samefile(output.parent):
@@ -86,8 +86,8 @@ def refuse_written_input(options: JobOptions, job_dir: Path, files: Sequence[Inp
 
 
 def refuse_over_run(run: StoredRun, target: Path) -> None:
-    """Raise InvalidOption if something made of this run would be written over what it is made of,
-    which nothing asks for: its input, its output, its table, the files of its job."""
+    """Raise InvalidOption if a report or export of this run would overwrite a source of it: its
+    input, its output, its table, or a file of its job."""
     made_of = [run.path]
     if run.manifest is not None:
         made_of += [Path(file.path) for file in run.manifest.inputs]

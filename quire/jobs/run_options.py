@@ -1,8 +1,8 @@
-"""Every option of a job, once: its name, type, default, help, and what of it a manifest keeps.
+"""Every option of a job, once: name, type, default, help, and whether a manifest keeps it.
 
-`quire.Job` takes them by name, `quire run` as flags (cli/job_options.py), a TOML file likewise;
-the manifest compares those that results depend on (store/manifest.py). To add one, add a field
-here, its check to options.py, and what it does.
+`quire.Job` takes them by name, `quire run` as flags (cli/job_options.py), and a TOML file by their
+flags' names. The manifest compares those that results depend on (store/manifest.py). To add an
+option, add a field here, its check in options.py, and the code that uses it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Flag:
     """How an option is written on the command line."""
 
     help: str
-    names: tuple[str, ...] = ()  # --the-name where none is said
+    names: tuple[str, ...] = ()  # by default --the-name of the option
     type: Any = str
     is_argument: bool = False
-    # Whether the rows of a job depend on it, so that its manifest keeps it; or under which name.
+    # True, or its name in the manifest, if the rows of a job depend on this option.
     kept: bool | str = False
 
 
@@ -34,7 +34,7 @@ def option(
 
 
 def switch(help: str, name: str, *, kept: bool = False) -> Any:
-    """One that is off unless its flag is written."""
+    """An option that is off unless its flag is given."""
     return option(help, name, default=False, type=bool, kept=kept)
 
 
@@ -45,7 +45,7 @@ _CHAT = "Use the model's chat template or not; if it has one, yes."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Everything about a job. `rows` are input that a program hands over instead of files.
+    """All options of a job. `rows` is input that a program passes instead of files.
 
     `schema` and `grammar` are text or the path of a file; `choice` is a list of answers.
     """
@@ -116,7 +116,7 @@ class RunOptions:
         return {kind: columns for kind, columns in found.items() if columns is not None}
 
     def kept(self) -> dict[str, Any]:
-        """What the rows of a job depend on, by its name in a manifest."""
+        """The options that the rows of a job depend on, by their names in a manifest."""
         return {name: getattr(self, each) for each, name in _kept()}
 
 
@@ -142,7 +142,7 @@ ENGINE_FLAGS = ("tensor_parallel_size",)
 
 
 def flags() -> Iterator[tuple[str, Flag]]:
-    """Every option that is a flag, in the order of help: what is asked, how, of which rows."""
+    """Every option that is a flag, in the order of the help text."""
     for each in fields(RunOptions):
         if each.name == "id":
             yield from SAMPLING_FLAGS.items()
@@ -166,12 +166,12 @@ def with_flags(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def kept_names() -> tuple[str, ...]:
-    """What a manifest calls the options that its rows depend on."""
+    """The names in a manifest of the options that its rows depend on."""
     return tuple(name for _, name in _kept())
 
 
 def _kept() -> Iterator[tuple[str, str]]:
-    """Such options: their names, and those in a manifest."""
+    """Such options: each with its own name and its name in a manifest."""
     for each in fields(RunOptions):
         if each.metadata and (kept := each.metadata["flag"].kept):
             yield each.name, each.name if kept is True else kept

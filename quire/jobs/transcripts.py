@@ -29,7 +29,7 @@ def transcript_format(output: Path) -> str:
 
 
 def check_alone(output: Path, num_files: int) -> None:
-    """A text or subtitles are of one sound."""
+    """Refuse a text or subtitle file as output of several sounds."""
     if num_files > 1 and transcript_format(output) != "jsonl":
         raise wrong("output", f"ends in .jsonl where there are {num_files} files", str(output))
 
@@ -41,7 +41,7 @@ class FileTranscript(Transcript):
     error_type: str | None = None
 
     def add(self, row: Mapping[str, Any], record: ResultRecord) -> None:
-        """The next piece of it. What failed leaves a gap, and the first error is kept."""
+        """Add the next piece. A failed piece leaves a gap, and the first error is kept."""
         start, end = float(row.get("start", 0.0)), float(row.get("end", 0.0))
         about = record.extra.get("transcript", {})
         said = [Segment(*one) for one in about.get("segments", ())]
@@ -66,7 +66,7 @@ class FileTranscript(Transcript):
 def transcripts(
     job_dir: Path, manifest: Manifest, index: ResultIndex
 ) -> Iterator[tuple[FileTranscript, int]]:
-    """Each file's, with how many pieces it has."""
+    """The transcript of each file, with the number of its pieces."""
     rows = joined(job_dir, manifest, index)
     for file, pieces in groupby(rows, key=lambda each: str(each[0].get("file", ""))):
         made, count = FileTranscript(file=file), 0

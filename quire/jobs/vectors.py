@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-# What a job that embeds may say of it, beside the model's own files.
+# The parameters of a job that embeds.
 PARAMS = ("dimensions", "normalize", "prompt_name", "truncate_prompt_tokens")
 COLUMN = "embedding"
 
@@ -23,7 +23,7 @@ def encode_vector(values: npt.NDArray[np.float32]) -> str:
 
 
 def vector_of(text: str) -> npt.NDArray[np.float32]:
-    import numpy as np  # few jobs have vectors, and it is a fifth of a start
+    import numpy as np  # imported here: few jobs have vectors, and it takes a fifth of a start
 
     return np.frombuffer(base64.b64decode(text), "<f4")
 
@@ -34,7 +34,7 @@ def decode_vector(text: str) -> list[float]:
 
 
 def pooling_params(given: Mapping[str, Any]) -> PoolingParams:
-    """The parameters of an embedding job, checked; InvalidOption for one that there is not."""
+    """The parameters of an embedding job, checked; InvalidOption for an unknown one."""
     strange = sorted(set(given) - set(PARAMS))
     if strange:
         raise InvalidOption(

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from quire.session.scoring import ScoreCall
     from quire.session.session import Session
 
-# Rows read before the first step: contexts are long, and steps need not wait until all are encoded.
+# Rows read before the first step: contexts are long, and the engine can begin with the first ones.
 FEW_ROWS = 16
 PROBE_ROWS = 16  # run to measure the machine
 
 
 class ContinuationEngine(JobEngine):
-    """Scores the continuations of each row's context. A row is one context of text, and so one
+    """Scores the continuations of each row's context. Every row has one context, so it is one
     request."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
@@ -84,7 +84,7 @@ class ContinuationEngine(JobEngine):
         return super()._failed(row, error)
 
     def plan(self, rows: Rows) -> str:
-        """Measured with a few rows, and given in tokens that have to be computed."""
+        """The plan as text: tokens to compute, and an estimate from the speed of a few rows."""
         made = [r for r in self._requests(rows) if not isinstance(r, QuireError)]
         num_endings = sum(len(request.continuations) for request in made)
         lines = [f"requests   {len(made):,} contexts with {num_endings:,} continuations"]
@@ -111,5 +111,5 @@ class ContinuationEngine(JobEngine):
 
 
 def _num_computed(request: Request) -> int:
-    """Tokens that are fed: the last one of a continuation is only scored."""
+    """Tokens that the model reads; the last token of a continuation is only scored."""
     return request.num_prompt + sum(len(tokens) - 1 for tokens in request.continuations)

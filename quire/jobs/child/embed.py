@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingEngine(JobEngine):
-    """Embeds rows with a session. What every row shares is checked before the first is read."""
+    """Embeds rows with a session. Parameters of all rows are checked before the first row."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
         super().__init__(session, board, files)
@@ -47,7 +47,7 @@ class EmbeddingEngine(JobEngine):
         return text
 
     def _read(self, numbered: Sequence[tuple[int, str]]) -> list[Made]:
-        """The texts as requests of those numbers, which follow each other."""
+        """A request for each (number, text); the numbers are consecutive."""
         texts, states = [text for _, text in numbered], self._pooling.spec.states("embed")
         first = numbered[0][0] if numbered else 0
         return self._pooling.reader.read(texts, states, self._options, first_number=first)

@@ -1,4 +1,4 @@
-"""Which files a model and its tokenizer are made of: what a job's results depend on."""
+"""The files of a model and its tokenizer, since a job's results depend on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.weights.made_of import made_of
 
 
 def files_of(model: str, options: Mapping[str, Any]) -> Message:
-    """The stamps of both; fetches what is not there yet, as loading would."""
+    """The stamps of the files of both; fetches missing files, as loading the model would."""
     found = made_of(model, options)
     return {"model_files": _stamps(found.model), "tokenizer_files": _stamps(found.tokenizer)}
 

@@ -70,5 +70,5 @@ class SessionEngine(JobEngine):
 
 
 def _rounded(probs: dict[str, float]) -> dict[str, float]:
-    """To what a reader can use: further digits are noise of the arithmetic."""
+    """Probabilities with as many digits as mean something: further digits are rounding errors."""
     return {text: float(f"{prob:.6g}") for text, prob in probs.items()}

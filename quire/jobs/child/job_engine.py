@@ -83,7 +83,7 @@ def answered(
     output_tokens: int = 0,
     **extra: Any,
 ) -> Message:
-    """The result of a row that was answered, and what not every kind of job has."""
+    """The result of an answered row; `extra` are fields that only some kinds of jobs have."""
     return {
         "kind": "result",
         "row": row,
@@ -100,7 +100,7 @@ def of_the_good(
     found: Sequence[Given | QuireError],
     make: Callable[[list[Given]], Sequence[Made | QuireError]],
 ) -> list[Made | QuireError]:
-    """What is made of those that are no errors, with the errors in their places."""
+    """Calls `make` with all elements that are no errors; the errors keep their places."""
     made = iter(make([each for each in found if not isinstance(each, QuireError)]))
     return [each if isinstance(each, QuireError) else next(made) for each in found]
 
@@ -108,7 +108,7 @@ def of_the_good(
 def each_apart(
     given: Sequence[Given], make: Callable[[Sequence[Given]], Sequence[Made]]
 ) -> Sequence[Made | QuireError]:
-    """What is made of all together; where that fails, of one by one, to find whose fault it is."""
+    """Makes all at once; where that fails, makes one after the other to find the faulty one."""
     found = attempt(lambda: make(given))
     if not isinstance(found, QuireError):
         return found

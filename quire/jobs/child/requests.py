@@ -1,4 +1,4 @@
-"""Rows as they come over the wire -> prompts and parameters for the engine, each on its own.
+"""Rows as the supervisor sends them, made into prompts and parameters for the engine.
 
 A row that cannot be made into a request gives the error that says why; the others pass.
 """
@@ -65,14 +65,14 @@ def error_type(error: QuireError) -> str:
 
 
 def error_text(error: QuireError) -> str:
-    """The message without the row's place in a batch, which is another after every resume."""
+    """The message without the row's index in its batch, which changes with every resumption."""
     return _INDEX.sub("", str(error), count=1)
 
 
 def row_error(error: BaseException) -> QuireError:
-    """What went wrong while one row was made into a request, as the error of that row: the door
-    for whatever templates and tokenizers raise, a panic among it, which is no Exception. What is
-    about the process and not about a row is raised again."""
+    """Turns what templates and tokenizers raised for one row into the error of that row. That
+    includes a panic of Rust code, which is not an Exception. An error of the process and not of a
+    row (memory, Ctrl-C) is raised again."""
     if isinstance(error, RecursionError):
         return InvalidPrompt("the row nests too deeply to be written out; make it flatter")
     return fault_of_row(error, "it was made into a request")
@@ -89,7 +89,7 @@ def attempt(make: Callable[[], Made]) -> Made | QuireError:
 def failed(row: int, error: QuireError) -> Message:
     kind, text = error_type(error), error_text(error)
     if (fault := error.__cause__) is not None and type(error) is RowError:
-        text = f"{text}: {reason(fault)}"  # the owner of a job may know all of it
+        text = f"{text}: {reason(fault)}"  # the owner of a job may see the original error
     return {"kind": "result", "row": row, "error": text, "error_type": kind}
 
 
@@ -99,7 +99,7 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
     if (wanted := fields.pop("structured_outputs", None)) is not None:
         fields["structured_outputs"] = _structured_outputs(wanted)
     if isinstance(bias := fields.get("logit_bias"), Mapping):
-        # JSON can only write the ids as text; one of another form is refused as it stands.
+        # The keys of a JSON object are text; a key that is no number is refused with its text.
         fields["logit_bias"] = {_token(key): value for key, value in bias.items()}
     known = set(SamplingParams.__struct_fields__)
     if strange := sorted(fields.keys() - known):
@@ -113,8 +113,8 @@ def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
 
 
 class SharedParams:
-    """The same, checked once for all rows that say the same but for their seeds, as most of a
-    batch do. Any thread may call it."""
+    """Parameters from plain data, checked once for all rows with equal parameters; only their
+    seeds may differ. Most rows of a batch have equal ones. Any thread may call it."""
 
     def __init__(self) -> None:
         self._known: dict[str, SamplingParams] = {}
@@ -155,8 +155,8 @@ def _token(key: Any) -> Any:
 
 
 def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: int) -> None:
-    """Raise PromptTooLong by the beginning of a text, as soon as that has twice the tokens that the
-    model takes: to encode all of a cell of megabytes takes longer than anything a row may cost."""
+    """Raise PromptTooLong once the beginning of a text has twice as many tokens as the model takes:
+    to encode a whole cell of many megabytes would take too long."""
     size, count = 16 * max_model_len, 0
     if tokenizer is None or len(text) <= 2 * size:
         return
@@ -173,7 +173,7 @@ def refuse_far_too_long(text: str, tokenizer: Tokenizer | None, max_model_len: i
 
 @dataclass(frozen=True, slots=True)
 class _Rendered:
-    """A conversation as the model's template wrote it."""
+    """A conversation as text, written by the model's chat template."""
 
     chat: ChatText
 
@@ -216,7 +216,7 @@ class RequestReader:
         self._shared = SharedParams()
 
     def read(self, rows: Sequence[Mapping[str, Any]]) -> list[EngineRequest | QuireError]:
-        """A request, or what is wrong, for each row; the chats among them are encoded together."""
+        """A request or an error for each row; all chats are encoded together."""
         made: list[EngineRequest | QuireError] = []
         chats: list[tuple[int, ChatText]] = []
         for i, row in enumerate(rows):
@@ -228,7 +228,7 @@ class RequestReader:
         return made
 
     def _read(self, row: Mapping[str, Any]) -> EngineRequest:
-        """The request, in which a conversation is written out and not encoded yet."""
+        """The request of a row; a conversation in it is text and not encoded yet."""
         params, prompt = self._params(row), self._prompt(row)
         if params.truncate_prompt_tokens is None:
             self._check_length(prompt)
@@ -283,7 +283,7 @@ class RequestReader:
     def _encode(
         self, chats: Sequence[tuple[int, ChatText]], made: list[EngineRequest | QuireError]
     ) -> None:
-        """Chats hold their own beginning tokens, so they are encoded without adding any."""
+        """Encode the texts of chats. No special tokens are added: the chat template wrote them."""
         if not chats or self._tokenizer is None:
             return
         encoded = self._tokenizer.encode_each([chat for _, chat in chats], False)

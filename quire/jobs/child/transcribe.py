@@ -1,4 +1,4 @@
-"""Rows answered by transcribing: each is a piece of a sound, asked about until it is heard."""
+"""Rows answered by transcribing: a row is a piece of a sound, and may take several requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TranscriptEngine(JobEngine):
         self._transcriber = Transcriber(session)
         self._transcriber.check(self._wanted)
         super().__init__(session, board, files)
-        self._pieces: dict[int, Hearing] = {}  # of rows that are being transcribed
+        self._pieces: dict[int, Hearing] = {}  # row number -> its piece, while it is transcribed
         self._driver.rows_go_on = not self._transcriber.is_asked_once(self._wanted)
 
     def _requests(self, rows: Rows) -> list[Request | Refused | QuireError]:
@@ -52,7 +52,7 @@ class TranscriptEngine(JobEngine):
         return None
 
     def _heard(self, row: int, hearing: Hearing, output: RequestOutput) -> Message:
-        """The result of a row that was heard to its end."""
+        """The result of a row whose piece was transcribed to its end."""
         del self._pieces[row]
         segments = [[one.start, one.end, one.text] for one in hearing.segments]
         return answered(

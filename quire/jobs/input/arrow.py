@@ -1,7 +1,7 @@
 """Parquet and Arrow files, by batches of records; pyarrow is imported when one is opened.
 
-Files are read and never mapped: one that is cut while it is read is a read error, where a mapped
-one would end the process.
+Files are read and never memory-mapped: if a file is truncated while it is read, that is a read
+error, where a mapped file would kill the process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_batches(path: Path) -> Iterator[RecordBatch]:
         while True:
             try:
                 batch = next(batches, None)
-            except Exception as error:  # pyarrow has errors of every family for a damaged file
+            except Exception as error:  # pyarrow raises any kind of error for a damaged file
                 raise _damaged(path, error) from None
             if batch is None:
                 return
@@ -89,7 +89,7 @@ class _Parquet:
 
 
 class _Ipc:
-    """What Arrow writes by itself: a file with an index of its batches, or a stream of them."""
+    """Arrow's own formats: a file with an index of its batches, or a stream of batches."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
@@ -117,7 +117,7 @@ class _Ipc:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_Parquet | _Ipc]:
-    """The file, once its schema was read; a name that two columns have would hide one of them."""
+    """The file, opened. Two columns of one name are refused: one would hide the other."""
     try:
         is_parquet = path.suffix.lower() in (".parquet", ".pq")
         file = _Parquet(path) if is_parquet else _Ipc(path)

@@ -1,7 +1,7 @@
-"""Rows of an Arrow batch as Python values, each on its own: what one row holds costs that row.
+"""Rows of an Arrow batch as Python values; a bad value makes only its own row a BadRow.
 
-A file may hold anything: text that is not UTF-8, offsets that lead nowhere, unknown time
-zones. Batches are checked before a value is looked at, and one that fails is taken apart by rows.
+A file may hold anything: text that is not UTF-8, offsets out of range, unknown time zones. A batch
+is checked before its values are read. If the check fails, its rows are read one by one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def values_of(batch: pa.RecordBatch, picked: list[int]) -> list[Values | BadRow]
             return [
                 dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)
             ]
-        except Exception:  # of many kinds, and about one value: the rows tell which
+        except Exception:  # of any kind, for a bad value: the rows one by one show which
             pass
     return [_row(batch.slice(i, 1)) for i in picked]
 
@@ -55,7 +55,7 @@ def _row(row: pa.RecordBatch) -> Values | BadRow:
             checked = _checked(column)
             size += _num_bytes(checked)
             values[name] = _value(checked[0]) if size <= LONGEST_ROW else None
-        except Exception as error:  # pyarrow has errors of every family for what a value may be
+        except Exception as error:  # pyarrow raises any kind of error for a bad value
             return BadRow("malformed_row", f"column {name!r} cannot be read: {_reason(error)}")
     if size > LONGEST_ROW:
         return BadRow("row_too_long", f"the row has {size} bytes; a row may have {LONGEST_ROW}")
@@ -63,8 +63,8 @@ def _row(row: pa.RecordBatch) -> Values | BadRow:
 
 
 def _checked(column: pa.Array) -> pa.Array:
-    """The column's one value, found to be what its type says; ArrowInvalid if it is not. Of a
-    dictionary only the entry that it names, since another may be bad for other rows alone."""
+    """The column with its one value, checked against its type; ArrowInvalid if it does not fit. Of
+    a dictionary only the entry in use is checked: other entries belong to other rows."""
     if not isinstance(column, pa.DictionaryArray):
         column.validate(full=True)
         return column
@@ -82,8 +82,8 @@ def _num_bytes(column: pa.Array) -> int:
 
 
 def _value(scalar: Any) -> Any:
-    """A scalar as Python has it; text for one that Python has no type for (a date before the year
-    1, say), and the same moment in UTC for one in a zone that is not known here."""
+    """A scalar as a Python value. It is text where Python has no value for it (a date before the
+    year 1), and in UTC where its time zone is not known here."""
     if not scalar.is_valid:
         return None
     with suppress(Exception):  # see above

@@ -16,9 +16,9 @@ _CHUNK = 1 << 20
 
 
 class Counting(threading.Thread):
-    """Counts while other work goes on. Lines are counted for rows, so a file with blank lines or
-    line breaks inside its fields has a few less, and those of a JSON array are not counted at
-    all; reading the rows gives their number."""
+    """Counts while other work goes on. Lines are counted in place of rows, so a file with blank
+    lines or with line breaks inside fields has fewer rows than that. A JSON array is not counted at
+    all. The exact number is known when all rows were read."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         super().__init__(name="quire-counting", daemon=True)

@@ -1,11 +1,11 @@
-"""CSV and TSV with a header line; every value is text, a row with other columns costs itself. Where
-the header of a CSV has no comma, but semicolons, tabs or bars, those separate: spreadsheets write
-semicolons where a comma stands in numbers.
+"""CSV and TSV with a header line. Every value is text; a row with too few or too many fields is a
+BadRow. If the header of a CSV has no comma but semicolons, tabs or bars, these separate the fields:
+spreadsheets write semicolons in countries where numbers have a decimal comma.
 
-Where the quotes of a row do not match, it is uncertain which line breaks belong to it, so there is
-a rule. Its lines are those up to where the quotes come out if one that ends no field
-is taken for text, else those up to where they went wrong. But if all lines behind its first are
-rows by themselves, then only the first is bad. The error names the lines.
+If the quotes of a row do not match, it is uncertain which lines belong to it. The rule: read it
+again, taking a quote that does not end a field as text; if that gives a whole row, its lines are
+bad, else the lines up to the error. But if all lines after its first one are rows by themselves,
+only the first is bad. The error names the lines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WITH_HEADER = ("csv", "tsv")  # formats
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _QUOTED = re.compile('"[^"]*"')
-# How far to look for the end of a row that went wrong, so that a file of such rows takes no longer
-# than it must.
+# Lines and characters to read ahead for the end of a faulty row, so that a file full of such rows
+# is still read quickly.
 _LOOK_LINES, _LOOK_SIZE = 100, 1 << 16
 
 
@@ -47,19 +47,19 @@ def read_delimited(
 
 
 def _opened(path: Path) -> IO[str]:
-    """The file as text. A carriage return ends lines only where nothing else does: programs leave
-    it unquoted inside of fields."""
+    """The file as text. A carriage return ends lines only in a file without line feeds: some
+    programs write it unquoted inside fields."""
     with open_bytes(path) as file:
         beginning = file.read(1 << 16)
     newline = "\r" if b"\r" in beginning and b"\n" not in beginning else "\n"
-    # Bytes that are no UTF-8 come through as lone surrogates, and are told from text below.
+    # Bytes that are no UTF-8 become lone surrogates, and `_row` refuses the row that has one.
     return io.TextIOWrapper(
         open_bytes(path), encoding="utf-8-sig", errors="surrogateescape", newline=newline
     )
 
 
 class _Lines:
-    """The lines of a file, numbered from 1; those that were read too far can be put back."""
+    """The lines of a file, numbered from 1; lines that were read ahead can be put back."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -135,17 +135,17 @@ class _Rows:
         return dict(zip(self._header, found, strict=True))
 
     def _bad(self, num_lines: int, wrong: str) -> BadRow:
-        """What is wrong with the last `num_lines` lines."""
+        """The error of a row that is the last `num_lines` lines."""
         first = self._lines.number - num_lines + 1
         return BadRow("malformed_row", f"{self._row_since(first)} is no CSV: {wrong}")
 
     def _row_since(self, first: int) -> str:
-        """The row whose last line is the one that was read last."""
+        """The name of the row from line `first` to the line that was read last."""
         last = self._lines.number
         return f"the row in line {last}" if first == last else f"the row in lines {first} to {last}"
 
     def _misread(self, taken: list[str], wrong: str) -> BadRow:
-        """A row that went wrong within these lines: decide which of them are its own."""
+        """The error of a row that is faulty within these lines: decide which belong to it."""
         went_wrong = len(taken)
         num_lines = self._lenient_end(taken) or went_wrong
         self._lines.put_back(taken[num_lines:])
@@ -156,8 +156,8 @@ class _Rows:
         return self._bad(num_lines, wrong)
 
     def _lenient_end(self, taken: list[str]) -> int | None:
-        """How many lines the row has if a quote that ends no field is text; None if it still does
-        not come out. Lines that were looked at are added to `taken`."""
+        """How many lines the row has if a quote that does not end a field is taken as text; None if
+        that gives no whole row either. Lines read for this are added to `taken`."""
         fields, size, at = Fields(self._delimiter, lenient=True), 0, 0
         while True:
             if at == len(taken):
@@ -171,7 +171,7 @@ class _Rows:
                 return at if len(fields.found) == len(self._header) else None
 
     def _too_long(self, taken: list[str], fields: Fields) -> BadRow:
-        """Pass over a row that is not held, to where it ends."""
+        """Skip a row that is too long to be kept, up to its end."""
         behind, line = taken[1:], taken[-1]
         if behind and not _is_cut(line) and are_rows(behind, len(self._header), self._delimiter):
             self._lines.put_back(behind)

@@ -1,7 +1,7 @@
 """The fields of one CSV or TSV row, which may take several lines.
 
-As RFC 4180 has them: a field that begins with a quote ends with a quote, may hold line breaks,
-and says "" for a quote; a quote in any other field is itself.
+They follow RFC 4180: a field that begins with a quote ends with a quote, may hold line breaks, and
+has "" for a quote. In any other field a quote is an ordinary character.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ def without_end(line: str) -> str:
 
 
 class NotDelimited(Exception):
-    """The quotes of a row do not come out."""
+    """The quotes of a row do not match."""
 
 
 class Fields:
-    """Takes the lines of a row in, one by one. `lenient`: a quote ends its field only before a
-    delimiter or the end of a line, and is itself elsewhere."""
+    """Reads the lines of a row, one by one. `lenient`: a quote ends its field only before a
+    delimiter or the end of a line, and is an ordinary character elsewhere."""
 
     def __init__(self, delimiter: str, *, lenient: bool = False) -> None:
         self._delimiter, self._lenient = delimiter, lenient
@@ -28,7 +28,7 @@ class Fields:
         self._open: list[str] | None = None  # the parts of a quoted field that is not closed yet
 
     def feed(self, line: str) -> bool:
-        """Take a line in; whether the row is whole. Raises NotDelimited."""
+        """Read a line; True when the row is whole. Raises NotDelimited."""
         if self._open is None and '"' not in line:
             self.found += without_end(line).split(self._delimiter)
             return True
@@ -42,19 +42,19 @@ class Fields:
         return self._open is None
 
     def forget(self) -> None:
-        """Drop what was taken in, but not that a field is open."""
+        """Drop all text so far, and remember only whether a field is open."""
         self.found = []
         if self._open is not None:
             self._open = []
 
     def _bare(self, line: str, at: int) -> int | None:
-        """Take the field that begins here; where the next one does, None if it was the last."""
+        """Read the field that begins here; returns where the next one begins, None at the end."""
         end = line.find(self._delimiter, at)
         self.found.append(line[at:end] if end >= 0 else without_end(line[at:]))
         return end + 1 if end >= 0 else None
 
     def _quoted(self, line: str, at: int) -> int | None:
-        """The same for the rest of the open field; None also where the line ends first."""
+        """The same for the rest of an open quoted field; None also if the line ends inside it."""
         parts = self._open if self._open is not None else []
         while (end := line.find('"', at)) >= 0:
             is_pair = line.startswith('"', end + 1)
@@ -76,8 +76,8 @@ class Fields:
 
 
 def are_rows(lines: Iterable[str], num_fields: int, delimiter: str) -> bool:
-    """Whether these lines, read from the first on, are rows of so many fields with their quotes in
-    pairs; the last of them may go on behind the lines."""
+    """Whether these lines, read from the first on, are rows of so many fields with matching quotes;
+    the last row may continue after these lines."""
     fields, num_quotes = Fields(delimiter), 0
     for line in lines:
         if not num_quotes and not without_end(line):

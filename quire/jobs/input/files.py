@@ -1,4 +1,4 @@
-"""From what a user names to files with a format: paths, folders, data sets, the Hub."""
+"""Finds the files of an input, each with its format: paths, folders, data sets, the Hub."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _READERS: dict[Format, Callable[..., Iterator[dict[str, Any] | BadRow | None]]] 
     "tsv": partial(read_delimited, delimiter="\t"),
     "arrow": read_arrow,
 }
-_LONGEST_STATE = 16 << 20  # bytes of what a saved data set says about itself
+_LONGEST_STATE = 16 << 20  # bytes of a JSON file that describes a saved data set
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class InputFile:
 
     @property
     def is_array(self) -> bool:
-        """Whether it is one JSON array of rows and not a row per line."""
+        """Whether the file is one JSON array of rows, and not one row per line."""
         named = _suffix(self.path) == ".json"
         return self.format == "jsonl" and named and is_array(self.path)
 
@@ -59,7 +59,7 @@ class InputFile:
 def read_rows(
     files: Sequence[InputFile], wanted: Callable[[int], bool] = lambda number: True
 ) -> Iterator[InputRow]:
-    """Every row of every file, numbered; those not wanted come without their values."""
+    """Every row of every file, numbered; a row that is not wanted comes without its values."""
     number = 0
     for i, file in enumerate(files):
         first = number
@@ -124,7 +124,7 @@ def _in_folder(folder: Path) -> list[Path]:
             if Path(name).name != name:  # a data set lies in its own folder
                 raise _not_saved(folder / "state.json", f"{name[:100]!r} is no file beside it")
         return [folder / name for name in names]
-    # What a shell's pattern would leave out, too: "._a.csv" is what a Mac puts beside "a.csv".
+    # Hidden files are left out, as by a shell's pattern: macOS puts "._a.csv" beside "a.csv".
     seen = (path for path in folder.iterdir() if not path.name.startswith("."))
     found = sorted(path for path in seen if _suffix(path) in _FORMATS)
     kinds = {_FORMATS[_suffix(path)] for path in found}
@@ -139,7 +139,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _saved(folder: Path, name: str, read: Callable[[Any], list[str]]) -> list[str]:
-    """What a file about a saved data set says."""
+    """The names that a JSON file of a saved data set lists."""
     with open(folder / name, "rb") as file:
         data = file.read(_LONGEST_STATE + 1)
     try:

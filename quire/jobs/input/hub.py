@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, as the files they are made of: nothing of theirs is run."""
+"""Data sets of the Hugging Face Hub, read as plain files: none of their code is run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _snapshot(name: str, repo: str, patterns: list[str]) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
-    # The bases of its HTTP error are whatever its HTTP client raises.
+    # The errors of huggingface_hub's HTTP client are base classes of its own HTTP error.
     bases: tuple[Any, ...] = errors.HfHubHTTPError.__bases__
     raised = (*bases, errors.HFValidationError, OSError)
     try:

@@ -1,7 +1,7 @@
 """A JSON file that is one array of objects: its elements are the rows, read one after the other.
 
-An element is what lies between two commas of the array itself, whatever it is: one that is no
-JSON costs its own row. One that never closes reaches to the end of the file, and says so.
+An element is the text between two commas of the array itself. If it is not JSON, only its row is
+bad. An element that is never closed reaches to the end of the file, and its error says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.jobs.input.strict_json import parse
 
 _CHUNK = 1 << 16
 _SIGNS = re.compile(r'["\[\]{},]')
-_INNER_SIGNS = re.compile(r'["\[\]{}]')  # a comma deeper down separates nothing here
+_INNER_SIGNS = re.compile(r'["\[\]{}]')  # inside an element, commas separate nothing
 _STRING_END = re.compile(r'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
@@ -37,7 +37,7 @@ def is_array(path: Path) -> bool:
 def read_array(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
     """The rows of the file; None for those that are not wanted."""
     with unpacking(path), open_bytes(path) as file:
-        # Bytes that are no UTF-8 come through as lone surrogates, and cost their element.
+        # Bytes that are no UTF-8 become lone surrogates, and make their element a bad row.
         decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
         chunks = iter(lambda: file.read(_CHUNK), b"")
         scanner = _Scanner(decoder.decode(chunk) for chunk in chunks)
@@ -48,7 +48,7 @@ def read_array(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | B
 @dataclass(frozen=True, slots=True)
 class _Element:
     """The text between two commas. `start` is its place in the file, in characters; `text` is None
-    where it is longer than a row may be; `wrong` is what the brackets around it say."""
+    if it is longer than a row may be; `wrong` is the error of brackets that do not match."""
 
     start: int
     text: str | None
@@ -75,12 +75,12 @@ class _Scanner:
     def __init__(self, chunks: Iterator[str]) -> None:
         self._chunks = chunks
         self._text, self._at, self._passed = "", 0, 0
-        self._begin = 0  # of the element, in `_text`
-        self._parts: list[str] = []  # of the element, from before `_text`
-        self._size = 0  # of these parts, those that were dropped too
+        self._begin = 0  # where the element begins in `_text`
+        self._parts: list[str] = []  # the element's text before `_text`
+        self._size = 0  # characters of these parts, also of dropped ones
 
     def elements(self) -> Iterator[_Element]:
-        """Every element of the array whose bracket is the file's first sign."""
+        """Every element of the array that opens with the file's first character."""
         while "[" not in self._text and self._more():
             pass
         self._at = self._text.find("[") + 1
@@ -102,7 +102,7 @@ class _Scanner:
             )
 
     def _find_end(self) -> str:
-        """Go behind the comma or bracket that ends the element, and return it; "" if none does."""
+        """Move past the comma or bracket that ends the element; returns it, or "" if none does."""
         depth = 0
         while True:
             found = (_INNER_SIGNS if depth else _SIGNS).search(self._text, self._at)
@@ -123,10 +123,10 @@ class _Scanner:
                 depth -= 1
 
     def _pass_string(self) -> bool:
-        """Go behind the quote that ends a string; whether there is one."""
+        """Move past the quote that ends a string; False if there is none."""
         while (found := _STRING_END.match(self._text, self._at)) is None:
             read = self._text[self._at :]
-            # Half an escape stays, to be read with what follows.
+            # A backslash at the end of a chunk is read together with the next chunk.
             self._at = len(self._text) - (len(read) - len(read.rstrip("\\"))) % 2
             if not self._more():
                 return False
@@ -141,7 +141,7 @@ class _Scanner:
         return "".join([*self._parts, text]).strip()
 
     def _more(self) -> bool:
-        """Read on, with what was looked at put aside; whether there was anything."""
+        """Read the next chunk, and keep the text read so far; False at the end of the file."""
         chunk = next(self._chunks, None)
         if chunk is None:
             return False

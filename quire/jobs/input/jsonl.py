@@ -1,4 +1,4 @@
-"""JSON lines: one object per line; blank lines are no rows, a bad line costs itself."""
+"""JSON lines: one object per line. Blank lines are skipped; a bad line is one BadRow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_ROW = 32 << 20  # bytes
 _ARRAYS = "only a file whose name ends in .json is read as one"
 _BOM = b"\xef\xbb\xbf"
 _CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
-# An object, and an array of them, that go on in the next line as no row begins.
+# The beginning of a JSON file that is one object, or an array, over several lines.
 _SPREAD = re.compile(rb'\s*\{([^\n]*[,{\[])?[ \t\r]*\n(\s*"|[ \t]+[{\[])')
 _SPREAD_ARRAY = re.compile(rb"\s*\[[ \t\r]*\n\s*\{")
 
@@ -31,7 +31,7 @@ def read_jsonl(
     that are not wanted."""
     number = 0
     with unpacking(path), open_bytes(path) as file:
-        if start:  # what is packed may have no way back
+        if start:  # a packed file, always read from byte 0, may be unable to seek
             file.seek(start)
         _refuse_other_lines(path, file.peek(1 << 13).removeprefix(_BOM))
         for _, _, line in lines_of(file, start):
@@ -40,7 +40,7 @@ def read_jsonl(
 
 
 def _refuse_other_lines(path: Path, beginning: bytes) -> None:
-    """Raise InvalidOption if the file is JSON, but its rows are no lines."""
+    """Raise InvalidOption if the file is JSON, but does not have one row per line."""
     if b"\n" not in beginning and _CR_ALONE.search(beginning):
         wrong = "the lines of {} end in CR alone, not in LF: convert it with tr '\\r' '\\n'"
     elif _SPREAD.match(beginning):
@@ -56,14 +56,14 @@ def _refuse_other_lines(path: Path, beginning: bytes) -> None:
 
 
 def line_starts(path: Path) -> Iterator[int]:
-    """The byte at which each row of a file begins that is not packed."""
+    """The byte at which each row begins, of a file that is not packed."""
     with open_bytes(path) as file:
         yield from (start for _, start, _ in lines_of(file))
 
 
 def lines_of(file: BufferedReader, at: int = 0) -> Iterator[tuple[int, int, bytes | BadRow]]:
-    """Number, from 1 on, place and bytes of each line that is not blank, of a file that is `at`
-    this byte; one that is longer than a row may be is skipped without being held."""
+    """The number (from 1), the place and the bytes of each line that is not blank, of a file that
+    is read from byte `at` on. A line that is too long for a row is skipped and not kept."""
     number = 0
     if not at and file.peek(len(_BOM)).startswith(_BOM):
         at = len(file.read(len(_BOM)))
@@ -81,7 +81,7 @@ def lines_of(file: BufferedReader, at: int = 0) -> Iterator[tuple[int, int, byte
 
 
 def parse_line(line: bytes | BadRow) -> Values | BadRow:
-    """The object on a line, or what keeps it from being one."""
+    """The object on a line, or the error of the line."""
     if isinstance(line, BadRow):
         return line
     try:
@@ -96,7 +96,7 @@ def parse_line(line: bytes | BadRow) -> Values | BadRow:
 
 
 def row_of(found: Any, what: str) -> Values | BadRow:
-    """The row that a JSON value is, or that it is none."""
+    """The row that a JSON value is, or the error if it is not an object."""
     if not isinstance(found, dict):
         return BadRow("malformed_row", f"{what} is JSON, but no object")
     return found

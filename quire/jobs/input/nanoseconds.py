@@ -1,8 +1,8 @@
 """Moments, times and durations to the nanosecond, which Arrow has and Python has no type for.
 
-pyarrow gives pandas' types for them where pandas is installed, and fails or cuts digits off where
-it is not. A row must read the same everywhere: what is whole in microseconds is Python's own type,
-anything finer one of those below, which is written with all nine digits.
+pyarrow gives pandas' types for them where pandas is installed, and fails or drops digits where it
+is not. A row must read the same everywhere: values in whole microseconds have Python's own types,
+finer ones have the types below, which are written with all nine digits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FineTime(time):
 
 
 class FineDuration(timedelta):
-    """A duration with such a `nanosecond`, which counts upwards in negative ones, too."""
+    """A duration with such a `nanosecond`, which is added also where the duration is negative."""
 
     nanosecond: int
 
@@ -42,7 +42,7 @@ class FineDuration(timedelta):
 
 
 def holds_fine(kind: pa.DataType) -> bool:
-    """Whether values of this type, or what lies in them, are counted in nanoseconds."""
+    """Whether values of this type, or values nested in them, are counted in nanoseconds."""
     return "[ns" in str(kind)
 
 

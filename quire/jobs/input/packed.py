@@ -1,5 +1,5 @@
-"""Files that may be packed: opened by their ending, and refused by name where they do not unpack,
-or where they hold something else than text."""
+"""Opens files that may be compressed, by the ending of their names. A file that cannot be unpacked,
+or that is not text, is refused by its name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 def check_text(beginning: bytes, name: str) -> None:
-    """Raise InvalidOption where what begins like this can be no text."""
+    """Raise InvalidOption if a file that begins like this cannot be text."""
     for sign, what in _NO_TEXT.items():
         if beginning.startswith(sign):
             raise InvalidOption(f"{name} is {what}", parameter="input", value=name)
@@ -68,7 +68,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 @contextmanager
 def unpacking(path: Path) -> Iterator[None]:
-    """What a damaged or wrongly named archive raises, as the read error that it is."""
+    """Turns the errors of a damaged or wrongly named archive into a read error."""
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError)
     if path.suffix.lower() == ".xz":  # some builds of Python come without
         broken += (import_module("lzma").LZMAError,)
@@ -76,7 +76,7 @@ def unpacking(path: Path) -> Iterator[None]:
         yield
     except broken as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_packed(path)):
-            raise  # of the disk, and no word of who unpacks
+            raise  # an error of the disk, not of the archive
         raise OSError(
             errno.EIO,
             f"it does not unpack as {PACKED[path.suffix.lower()]} ({error}); fetch or pack it "

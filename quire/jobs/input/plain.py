@@ -1,8 +1,8 @@
-"""Values that JSON has no word for, as rows of Arrow hold them: what becomes of each.
+"""How values that JSON lacks, such as rows of Arrow hold, are written.
 
-A date, a time, a duration, a decimal or a UUID is the text that it is written as, and a number
-that is not finite is null. Bytes are base64 in an output; in what is asked of a model they are
-refused: base64 is hardly what a model was meant to read.
+A date, a time, a duration, a decimal or a UUID becomes text, and a number that is not finite
+becomes null. Bytes become base64 in an output. In a prompt they are refused: a model is hardly
+meant to read base64.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def as_text(value: Any) -> str:
 
 
 def askable(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in JSON's own types, as it goes to the engine; raises BadRow."""
+    """The same values in JSON's own types, to be sent to the engine; raises BadRow."""
     if nests_deeper(asked, DEEPEST):
         raise BadRow("malformed_row", f"it nests more than {DEEPEST} levels deep")
     return {name: _askable(value, name) for name, value in asked.items()}

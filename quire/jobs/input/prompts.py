@@ -1,7 +1,7 @@
-"""From a row to what the engine is asked: a prompt, a conversation, or a context with endings.
+"""Makes of a row what the engine is asked: a prompt, a conversation, or a context with endings.
 
-What is the same for all rows (system message, examples) travels to the engine once; `Asked` is
-what differs.
+Parts that are the same for all rows (system message, examples) are sent to the engine once, as a
+Preamble.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What comes before every row's own prompt."""
+    """The part of every conversation before the row's own prompt."""
 
     system: str | None = None
     few_shot: tuple[tuple[str, str], ...] = ()
@@ -57,7 +57,7 @@ class Preamble:
 
 
 class PromptMaker:
-    """Makes what is asked of each row; raises BadRow for a row that gives nothing to ask."""
+    """Makes the prompt of each row; raises BadRow for a row that no prompt can be made of."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PromptMaker:
         if self._media is not None:
             asked |= self._media.of(row)
         if (name := self._adapter(row)) is not None:
-            # With its content: a row is another one where its adapter is.
+            # With a digest of its files: another adapter makes it another row.
             asked["lora"] = [name, self._lora[name]]
         if self._messages is not None:
             return {**asked, "messages": _conversation(row, self._messages)}

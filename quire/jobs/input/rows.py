@@ -1,4 +1,4 @@
-"""Rows of an input: what they are, what is wrong with them, and what names them for good."""
+"""Rows of an input: their values or their error, and the key that names each for good."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BadRow(Exception):
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Some of the names that come more than once. Tables of genes have 100,000 columns."""
+    """Some of the names that come more than once; fast, since some tables have 100,000 columns."""
     return sorted(name for name, count in Counter(names).items() if count > 1)[:5]
 
 
@@ -25,8 +25,8 @@ def repeated(names: Iterable[str]) -> list[str]:
 class InputRow:
     """One row of the input, or what is wrong with it.
 
-    `number` counts over all files, `in_file` within its own. `values` is None where the row could
-    not be read, and where its reader was asked to leave it out.
+    `number` counts over all files, `in_file` within its own file. `values` is None if the row could
+    not be read, or was not wanted.
     """
 
     number: int

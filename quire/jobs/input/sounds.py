@@ -16,7 +16,7 @@ ENDINGS = (
     *(".wav", ".flac", ".ogg", ".opus", ".mp3", ".aiff", ".aif", ".w64", ".rf64", ".au", ".caf"),
     *(".m4a", ".aac", ".mka", ".weba", ".wma", ".amr"),
 )
-RATE = 16_000  # that pieces are cut at
+RATE = 16_000  # samples a second; pieces are cut at this rate
 MOST_SECONDS = 24 * 3600.0
 LEAST_PIECE, MOST_PIECE = 1.0, 30.0  # seconds
 
@@ -70,7 +70,7 @@ def _pieces(file: Path, seconds: float, children: MediaChildren) -> Iterator[dic
 
 
 def _cut(file: Path, seconds: float, children: MediaChildren) -> list[dict[str, Any]]:
-    """All pieces at once: a file that breaks off in its middle is one error, and no pieces."""
+    """All pieces at once: a file that is cut short gives one error, and no pieces."""
     from quire.inputs.media.pieces import cuts, stamp_of
     from quire.inputs.media.samples import blocks
 

@@ -28,8 +28,8 @@ NAME = rf"{STEM}(-2)?\.\w+"  # a pattern: the rows of the job on disk, and those
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where such rows go. `known` are those of the job on disk, which stay until a manifest names
-    others; with `keep` there are answers to them, and other rows are refused."""
+    """Writes such rows to files. `known` are the files of the job on disk; they stay until a
+    manifest names others. With `keep` the job has answers to them, so other rows are refused."""
 
     job_dir: Path
     known: Path | None = None
@@ -42,7 +42,7 @@ class Spool:
         if not first.strip() and self.known is not None:
             return self.known
         if format != "arrow":
-            check_text(first, "stdin")  # now, and by a name that its giver knows
+            check_text(first, "stdin")  # checked here, so that an error names stdin
         with self._spooling(format) as (file, path):
             file.write(first)
             shutil.copyfileobj(stream, file, 1 << 20)
@@ -61,8 +61,8 @@ class Spool:
 
     @contextmanager
     def _spooling(self, format: str) -> Iterator[tuple[BinaryIO, Path]]:
-        """A file to write under a name that the job on disk does not have. It is not made where
-        that job has the same; JobChanged where those rows are to be kept."""
+        """A file to write, under a name that the job on disk does not use. It is dropped if the job
+        has the same bytes already; JobChanged if it has others that are to be kept."""
         known = self.known
         name = f"{STEM}.{format}"
         is_taken = known is not None and known.name == name

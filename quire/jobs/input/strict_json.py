@@ -1,7 +1,7 @@
 """JSON as rows hold it: strict, and shallow enough for whatever handles it later.
 
-Python's own limits depend on how deep the caller stands already, so what was read here could fail
-when it is written elsewhere. A fixed depth, far below them, is the same everywhere.
+Python's own limit depends on the depth of the call stack, so a value that was read here could fail
+when it is written elsewhere. A fixed depth, far below that limit, is the same everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ DEEPEST = 128  # levels of lists and objects
 
 
 def parse(text: str) -> Any:
-    """The value that the text is; ValueError says why it is none."""
+    """The value of the text; ValueError says why it is not valid."""
     try:
         found = _DECODER.decode(text)
     except RecursionError:

@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 
 class _NullWritten(TemplateError):
-    """A template writes a null out."""
+    """A template would write a null into a prompt."""
 
 
 class _RowSandbox(Sandbox):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Of a dict what it holds, before a method: `row.items` is the column of that name."""
+        """For a dict its entry comes before a method: `row.items` is the column of that name."""
         if isinstance(obj, Mapping) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
     def check_written(self, value: Any) -> None:
-        """A null is no text: nobody wants a model asked about the word None. Methods, macros and
-        templates are no values: their text is an address."""
+        """A null is refused: a prompt should not hold the word None by accident. Methods, macros
+        and templates are refused too: their text is a memory address."""
         if value is None:
             raise _NullWritten(
                 "it writes a null; say what stands in its place, as in {{ text or 'unknown' }}"

@@ -1,7 +1,7 @@
-"""The work of a job: rows of the input, selected and named, made into what is asked of the engine.
+"""The work of a job: rows of the input, selected, given keys, and made into requests.
 
-One input row makes one work row per sampling setting. Rows that are done are passed over without
-being parsed; the whole input is never held.
+One input row makes one work row per sampling setting. Rows that are done are skipped without
+being parsed; the whole input is never in memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Asking(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkRow:
-    """One thing to be done: `asked` goes to the engine, or `error` says why nothing can."""
+    """One row to answer: `asked` goes to the engine, or `error` says why it cannot be asked."""
 
     row: int
     key: str
@@ -50,7 +50,7 @@ class Setting:
     @property
     def draws(self) -> bool:
         """Whether its answers depend on noise."""
-        said = self.params.get("temperature", 0.0)  # several where they are tried in turn
+        said = self.params.get("temperature", 0.0)  # of a transcript, a list to try in turn
         return max(map(float, said if isinstance(said, list) else [said])) > 0.0
 
 
@@ -65,7 +65,7 @@ class Selection:
         return self.shard is None or number % self.shard[1] == self.shard[0] - 1
 
     def expected(self, num_rows: int) -> int | None:
-        """How many of so many input rows will count; None where only reading them tells."""
+        """How many of so many input rows are selected; None if they must be read to know that."""
         if self.where is not None:
             return None
         index, count = self.shard or (1, 1)
@@ -92,15 +92,15 @@ class Work:
         reserved: frozenset[str],
         done: Done,
     ) -> None:
-        """`common` is what all rows have in common, for their hashes; `reserved` are the columns
-        that the output adds, and that no row may have."""
+        """`common` is part of every row's content hash; `reserved` are the columns that the output
+        adds, which no row may have."""
         self._files, self._asking, self._settings = files, asking, settings
         self._selection, self._seed, self._done = selection, seed, done
         self._hashes = [ContentHash([common, dict(s.params)]) for s in settings]
         self._reserved = reserved
         self._where = None if selection.where is None else RowTest(selection.where, "--where")
         self._ids = None if selection.id_column is None else KeyTable()
-        self.patience = Patience()  # with each evaluation over a row
+        self.patience = Patience()  # limits the time of each template evaluation
         self.num_selected = 0  # input rows so far
         self.finished = False
 
@@ -116,13 +116,13 @@ class Work:
         self.finished = True
 
     def first_rows(self, count: int) -> Generator[tuple[InputRow, BadRow | None]]:
-        """Those of the first so many input rows that count, and why one cannot be asked."""
+        """The selected ones of the first `count` input rows, each with its error, if it has one."""
         for row in self._within(islice(read_rows(self._files), count)):
             for made in islice(self.made(row), 1):
                 yield row, made.error
 
     def _within(self, rows: Iterable[InputRow]) -> Iterator[InputRow]:
-        """Those of the shard, up to the limit."""
+        """The rows of this shard, up to the limit."""
         limit = self._selection.limit
         for row in rows:
             if limit is not None and self.num_selected >= limit:
@@ -131,7 +131,7 @@ class Work:
                 yield row
 
     def total(self, num_input_rows: int | None) -> int | None:
-        """Work rows in all, as far as it is known by now."""
+        """The number of all work rows, as far as it is known by now."""
         if self.finished:
             return self.num_rows
         if num_input_rows is None:
@@ -150,7 +150,7 @@ class Work:
         return all(first + i in self._done for i in range(len(self._settings)))
 
     def made(self, row: InputRow) -> Iterator[WorkRow]:
-        """What is left to be done of one input row."""
+        """The work rows of one input row that are not done yet."""
         if self._ids is None and self._all_done(row.number):
             self.num_selected += 1
             return
@@ -163,7 +163,7 @@ class Work:
                 self._check_columns(values)
             except BadRow as bad:
                 error = bad
-            except Exception as strange:  # the door for what a row may hold: it costs that row
+            except Exception as strange:  # whatever a row holds, the error is that of the row
                 error = _unforeseen(strange)
         self.num_selected += 1
         for i, setting in enumerate(self._settings):
@@ -221,5 +221,5 @@ class Work:
 
 
 def _unforeseen(error: Exception) -> BadRow:
-    """An error that was not foreseen, as that of the row in which it was raised."""
+    """An unexpected error, as the error of the row that raised it."""
     return BadRow("row_error", f"the row cannot be asked: {type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
 """The input in chunks of consecutive rows, and where in its file each begins.
 
-Made once, by the first worker, and read by all: `chunks.json`. Lines of JSON that are not packed
-are found by their byte; other files are read forward from their beginning, with rows that are not
-wanted left unparsed.
+The first worker writes them to `chunks.json`, and all workers read them. A chunk of unpacked JSON
+lines is found by its byte; other files are read from their beginning, without parsing the rows
+before the chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from quire.jobs.store.durable import write_file
 
 NAME = "chunks.json"
 ROWS = 4096
-FINER = 8  # the last eighth of the rows, but not more than so many chunks, is cut so much finer
+FINER = 8  # the last eighth of the rows (at most MOST_FINE * ROWS) is cut into eighths of chunks
 MOST_FINE = 1000
 _MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows `first` to `first + count` of the input, all of one file. `start` is the byte of the
-    first in it, None where only reading tells."""
+    """Rows `first` to `first + count` of the input, all of one file. `start` is the byte where the
+    first row begins, None if it can be found only by reading the file."""
 
     number: int
     file: int
@@ -61,8 +61,8 @@ class Chunks:
 
     @classmethod
     def cut(cls, files: Sequence[InputFile], limit: int | None, size: int) -> Chunks:
-        """Read through the files once. The last part of the rows is cut finer: a worker that is
-        slow then keeps the others waiting for an eighth of a chunk."""
+        """Read the files once, and cut them. The last rows are cut into smaller chunks, so that at
+        the end the others wait for a slow worker only an eighth of the time."""
         parts: list[Chunk] = []
         first = 0
         for i, file in enumerate(files):
@@ -109,7 +109,7 @@ def _whole(value: object) -> int | None:
 
 
 def _limited(chunks: Sequence[Chunk], limit: int | None) -> list[Chunk]:
-    """As many as the first `limit` rows are in."""
+    """The chunks with the first `limit` rows; the last one is shortened."""
     if limit is None:
         return list(chunks)
     kept = [chunk for chunk in chunks if chunk.first < limit]
@@ -119,7 +119,7 @@ def _limited(chunks: Sequence[Chunk], limit: int | None) -> list[Chunk]:
 
 
 def _starts(file: InputFile) -> Iterator[int | None]:
-    """The byte at which each row begins, where rows can be found by it."""
+    """The byte at which each row begins, or None for each row if the file cannot seek to it."""
     if _is_seekable(file):
         yield from line_starts(file.path)
         return
@@ -132,8 +132,8 @@ def _is_seekable(file: InputFile) -> bool:
 
 
 class ChunkReader:
-    """Reads chunks, which mostly come in order: a file without bytes to go by is read on from
-    where the last chunk of it ended."""
+    """Reads chunks. They mostly come in order, so a file without byte positions is read on from
+    the end of its last chunk."""
 
     def __init__(self, files: Sequence[InputFile]) -> None:
         self._files = files

@@ -4,10 +4,10 @@
     claims/000012/345.1      claimed again, after that worker had died
     claims/000012/345.done   answered; how many rows of it count
 
-A worker counts up in its file `beat`. One that has not counted for a lease, by the clock of
-the worker that watches it, is taken for dead; a free lock shows it sooner, and at once where both
-run under one kernel, which drops a lock with its holder and never before. If it was only asleep,
-its chunk is answered twice, and merging takes one.
+A worker increments the number in its file `beat`. It is taken for dead if the number stays the same
+for the time of a lease, by the clock of the worker that watches; sooner if its lock is free, and at
+once if both run under one kernel, which frees a lock only when its holder ends. If the worker was
+only suspended, its chunk is answered twice, and merging keeps one answer of each row.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from quire.jobs.store.lock import holder
 
 CLAIMS, WORKERS, BEAT = "claims", "workers", "beat"
 BEAT_SECONDS, LEASE_SECONDS = 5.0, 60.0
-FREE_LOCK_BEATS = 3  # without a beat, where the lock is free as well
+FREE_LOCK_BEATS = 3  # missed beats after which a worker whose lock is free is dead
 IN_FOLDER = 1000
 _DONE = ".done"
-_LONGEST = 4096  # bytes of a claim that are read
+_LONGEST = 4096  # bytes that are read of a claim or a beat
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> bytes:
-    """What all processes under this kernel have in common, those in containers too, until it is
-    started again; empty where the system does not say."""
+    """An id that is the same for all processes under this kernel, also in containers, until the
+    next boot; empty if the system has none."""
     try:
         return _BOOT_ID.read_bytes().strip()
     except OSError:
@@ -45,7 +45,7 @@ def boot_id() -> bytes:
 
 
 class Beat(threading.Thread):
-    """Counts up in a file, as long as this process lives."""
+    """Increments a number in a file as long as this process lives."""
 
     def __init__(self, worker_dir: Path) -> None:
         super().__init__(name="quire-beat", daemon=True)
@@ -55,7 +55,7 @@ class Beat(threading.Thread):
         self.start()
 
     def _write(self) -> None:
-        # Opened anew each time: others see what was written when a file is closed.
+        # Opened and closed each time: on NFS others see the number only after a close.
         number = open_own(self._path, os.O_WRONLY)
         os.pwrite(number, b"%20d\n%s\n" % (self._count, boot_id()), 0)
         os.close(number)
@@ -66,7 +66,7 @@ class Beat(threading.Thread):
             try:
                 self._write()
             except OSError:
-                continue  # a disk that is away: the lease decides
+                continue  # the disk cannot be reached: if that lasts, the lease ends
 
     def end(self) -> None:
         self._ended.set()
@@ -80,14 +80,14 @@ class _Seen:
 
 
 class Workers:
-    """Which workers live, as far as can be seen from here."""
+    """Which workers are alive, as far as this one can see."""
 
     def __init__(self, job_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._dir, self._clock = job_dir / WORKERS, clock
         self._seen: dict[str, _Seen] = {}
 
     def is_dead(self, worker: str) -> bool:
-        """Whether it has been silent for a lease since we first looked, or is seen to be gone."""
+        """Whether the worker's beat stood still for a lease, or its lock shows that it ended."""
         beat, now = self._beat(worker), self._clock()
         is_here = boot_id() and boot_id() in beat.split()
         if is_here and holder(self._dir / worker) is None:
@@ -109,13 +109,13 @@ class Workers:
 
 
 class Claims:
-    """The claims of one worker among those of all."""
+    """Makes this worker's claims, and reads those of all workers."""
 
     def __init__(self, job_dir: Path, worker: str, num_chunks: int, workers: Workers) -> None:
         self._dir, self._worker, self._num_chunks = job_dir / CLAIMS, worker, num_chunks
         self._workers = workers
-        self._first_folder = 0  # those before are claimed to the last chunk
-        self._first_open = 0  # those before are done to the last chunk
+        self._first_folder = 0  # in folders before this one every chunk is claimed
+        self._first_open = 0  # in folders before this one every chunk is done
         make_directory(self._dir)
 
     def take(self) -> int | None:
@@ -139,7 +139,7 @@ class Claims:
         return None
 
     def _unfinished(self) -> Iterator[tuple[int, int]]:
-        """Chunks that are claimed and not done, with the last suffix of each."""
+        """Chunks that are claimed and not done, each with the number of its latest claim."""
         for folder in range(self._first_open, self._num_folders):
             names, all_done = self._names(folder), True
             for number in self._numbers(folder):
@@ -156,11 +156,11 @@ class Claims:
                 self._first_open = folder + 1
 
     def finish(self, number: int, num_rows: int) -> None:
-        """Say that every row of the chunk has a record on disk, and how many count."""
+        """Mark the chunk as done: every row has a record on disk, and `num_rows` are selected."""
         self._write(self._path(number, "done"), b"%d\n" % num_rows)
 
     def counts(self) -> dict[int, int]:
-        """For each chunk that is done, how many of its rows count."""
+        """For each chunk that is done, how many of its rows are selected."""
         done = sorted({*range(self._num_chunks)} - {*self.open_numbers()})
         return {number: _number_in(self._path(number, "done")) for number in done}
 
@@ -196,8 +196,8 @@ class Claims:
         return self._write(self._path(number, suffix), self._worker.encode() + b"\n")
 
     def _write(self, path: Path, data: bytes) -> bool:
-        """Make the file with this in it, unless it is there. It is written under another name and
-        linked, so that a claim is never seen without its owner."""
+        """Make a file with this content; False if it exists. It is written under another name and
+        then linked, so that no other worker sees a claim without its owner's name."""
         make_directory(path.parent)
         aside = path.with_name(f".{path.name}.{self._worker}")
         with open(aside, "wb") as file:
@@ -207,7 +207,7 @@ class Claims:
         try:
             os.link(aside, path)
         except FileExistsError:
-            # NFS says so too of a link that it made, where its first answer was lost.
+            # NFS also reports this if it made the link and its first reply was lost.
             return aside.stat().st_nlink == 2
         finally:
             aside.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The journals of all workers as one, and the output that is written from it.
+"""Merges the journals of all workers into one, and writes the output from it.
 
-Each row once: an answer before a failure, then the first worker by name. What was merged before a
-kill is not merged again, and the output gets its name when it is whole.
+Each row is taken once: an answer wins over a failure, else the first worker by name. After a kill
+the merge continues where it stopped. The output gets its name when it is complete.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.segments import RecordReader, ResultIndex, scan
 from quire.jobs.supervise.failures import failures_of
 
-GROUPS = 64  # of records that are synced together: they are all on disk already
+GROUPS = 64  # times as many records per sync as a run has: all are on disk already
 
 
 def merge_output(job_dir: Path) -> JobReport:

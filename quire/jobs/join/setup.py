@@ -1,4 +1,4 @@
-"""How a joined job begins: what it is, agreed by all workers, and a disk that is fit for it."""
+"""How a joined job begins: a manifest that all workers agree on, and a check of the disk."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from quire.jobs.store.place import claim
 from quire.jobs.store.stamps import FileStamp
 
 LOCK_PATIENCE = 600.0  # seconds that another worker may take to cut the input
-LOOK_SECONDS = 1.0  # between two looks at what others do
+LOOK_SECONDS = 1.0  # between two checks of the other workers
 
 
 def refuse_what_cannot_join(options: JobOptions) -> None:
-    """What needs all rows in one place, or exists only once."""
+    """Refuse options that need all rows in one process, and input that can be read only once."""
     wrong = {
         "rows": options.rows is not None,
         "input": "-" in options.input,
@@ -52,7 +52,7 @@ def refuse_what_cannot_join(options: JobOptions) -> None:
 
 
 def locked(job_dir: Path) -> JobLock:
-    """The job's own lock, for as long as it is begun or merged."""
+    """The lock of the whole job, held while it is set up or merged."""
     deadline = time.monotonic() + LOCK_PATIENCE
     while True:
         try:
@@ -67,7 +67,7 @@ def locked(job_dir: Path) -> JobLock:
 def agreed(
     options: JobOptions, command: Sequence[str], job_dir: Path
 ) -> tuple[Manifest, list[InputFile], Chunks]:
-    """What the job is: made by the first worker, and found the same by all others."""
+    """The manifest of the job: written by the first worker, compared by all others."""
     files = job_setup.input_files(options, job_dir)
     refuse_written_input(options, job_dir, files)
     now = job_setup.manifest_of(options, files, command)
@@ -100,8 +100,8 @@ def agreed(
 
 
 def _known(before: FileStamp, now: FileStamp) -> FileStamp:
-    """Another machine sees other numbers of devices and inodes: for the input, size and time of
-    change decide, where nothing better is known."""
+    """The first worker's stamp if size and time of change agree, else this one. Machines see
+    different device and inode numbers for one file."""
     times = (before.stamp.split(":")[2:3], now.stamp.split(":")[2:3])
     return before if before.size == now.size and times[0] == times[1] else now
 

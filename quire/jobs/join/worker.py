@@ -41,7 +41,7 @@ from quire.replicas.wire import Message
 
 @dataclass(slots=True)
 class _Begun:
-    """A chunk that is being answered: rows that were sent, answered, and that count."""
+    """A chunk that is being answered, with its numbers of sent, answered and selected rows."""
 
     sent: int = 0
     answered: int = 0
@@ -80,7 +80,7 @@ def join_job(
 
 
 class _DoneRows:
-    """Rows that need not be answered: by this worker's journal, or by those of dead ones."""
+    """Rows that are answered already in this worker's journal, or in those of dead workers."""
 
     def __init__(self, journal: Journal) -> None:
         self._index = journal.index
@@ -108,7 +108,7 @@ class JoinWorker(Watcher):
         name = f"{socket.gethostname()[:100]}-{os.getpid()}-{randomness.token_hex(4)}"
         self._home = job_dir / WORKERS / name
         make_directory(self._home)
-        with ExitStack() as held:  # let go of all of it where a part cannot be made
+        with ExitStack() as held:  # if one of these fails, the others are closed
             self._lock = JobLock.take(self._home)
             held.callback(self._lock.release)
             held.callback(Beat(self._home).end)
@@ -159,7 +159,7 @@ class JoinWorker(Watcher):
             rows.close()
 
     def _rows(self) -> Generator[WorkRow]:
-        """The rows of one claimed chunk after the other, until all chunks are done."""
+        """The rows of all chunks that this worker claims, until every chunk is done."""
         while not self._ended.is_set():
             number = self._claims.take()
             if number is None:
@@ -175,7 +175,7 @@ class JoinWorker(Watcher):
             yield from self._rows_of(number)
 
     def _others_are_done(self) -> bool:
-        """Whether no chunk is left but those that are being answered here."""
+        """Whether every chunk is done, except those that are being answered here."""
         return all(number in self._begun for number in self._claims.open_numbers())
 
     def _rows_of(self, number: int) -> Generator[WorkRow]:
@@ -189,7 +189,7 @@ class JoinWorker(Watcher):
         begun.read = True
 
     def _read_journals(self, owners: Sequence[str]) -> None:
-        """What dead workers finished of a chunk is not done again."""
+        """Read the journals of dead workers, so that rows they finished are not done again."""
         for owner in owners:
             home = self._job_dir / WORKERS / owner
             if home.is_dir():

@@ -1,8 +1,8 @@
-"""The job's table in Arrow: an Arrow input keeps its own columns bit for bit; for other inputs the
-types are found in a first pass.
+"""The job's table in Arrow. The columns of an Arrow input stay as they are, bit for bit; for other
+inputs a first pass finds the types.
 
-A column that has no one type, or one that Parquet cannot hold (unions, objects without fields), is
-JSON text. So whatever rows hold, the table can be written.
+A column of several types, or of a type that Parquet cannot hold (unions, objects without fields),
+becomes JSON text. So the table can be written whatever the rows hold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def batches(
     for chunk in _chunks(joined(job_dir, manifest, index)):
         types.see([values for values, _ in chunk])
     if types.widened:
-        # An earlier row may not fit into what a later one made of its column: try each.
+        # A later row may have changed a column to a type that earlier rows do not fit: try them.
         for chunk in _chunks(joined(job_dir, manifest, index)):
             types.try_again([values for values, _ in chunk])
     schema = _with_results(types.schema(), manifest)
@@ -55,23 +55,23 @@ def batches(
 
 
 def _storable(field: pa.Field) -> pa.Field:
-    """The field, or one of text where Parquet has no place for its type."""
+    """The field, or a text field of that name if Parquet cannot hold its type."""
     return field if _is_storable(field.type) else pa.field(field.name, pa.string())
 
 
 @lru_cache(maxsize=256)  # a table may have 100,000 columns of one type
 def _is_storable(kind: pa.DataType) -> bool:
-    """Whether Parquet holds this type."""
+    """Whether Parquet can hold this type."""
     return _is_written(pa.chunked_array([], kind))
 
 
 def _is_written(column: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether Parquet holds these values of their type."""
+    """Whether Parquet can hold these values; tried by writing them to memory."""
     try:
         file = io.BytesIO()
         parquet.write_table(pa.table({"column": column}), file)
-        parquet.read_schema(file)  # which takes fewer levels than can be written
-    except (pa.ArrowException, OSError):  # a type that it cannot write is an OSError sometimes
+        parquet.read_schema(file)  # reading allows fewer nested levels than writing
+    except (pa.ArrowException, OSError):  # for some types that it cannot write, an OSError
         return False
     return True
 
@@ -121,13 +121,13 @@ def _from_arrow(
 
 
 def _taken(batch: pa.RecordBatch, picked: list[int], schema: pa.Schema) -> list[pa.Array]:
-    """These rows of each column, as the table has it; a value that is damaged is null."""
+    """These rows of each column, in the types of the table; a damaged value becomes null."""
     taken = []
     for i, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
         kind, alone = schema.field(i).type, pa.RecordBatch.from_arrays([column], names=[name])
         is_kept = column.type.equals(kind)
         if is_kept and is_sound(alone):
-            with suppress(pa.ArrowNotImplementedError):  # there is no taking from a view, say
+            with suppress(pa.ArrowNotImplementedError):  # for some types, such as views
                 taken.append(_in_range(column.take(pa.array(picked))))
                 continue
         rows = values_of(alone, picked)
@@ -137,8 +137,8 @@ def _taken(batch: pa.RecordBatch, picked: list[int], schema: pa.Schema) -> list[
 
 
 def _in_range(column: pa.Array) -> pa.Array:
-    """The column, with null for moments that Parquet, which counts in milliseconds where Arrow
-    counts in seconds, has no number for."""
+    """The column, with null for moments that Parquet cannot hold: it counts milliseconds where
+    Arrow counts seconds, so its range is smaller."""
     if "[s" not in str(column.type) or _is_written(column):
         return column
     if len(column) == 1:
@@ -185,7 +185,7 @@ def _batch(
 def _chunks(
     rows: Iterator[tuple[Mapping[str, Any], Any]],
 ) -> Iterator[list[tuple[Mapping[str, Any], Any]]]:
-    """Rows in lists that are bounded by number and, about, by size."""
+    """Rows in lists that are bounded in number and, roughly, in size."""
     chunk, size = [], 0
     for values, record in rows:
         chunk.append((values, record))
@@ -199,11 +199,11 @@ def _chunks(
 
 
 class _Types:
-    """What type each column has, over all rows; None for one that is JSON text."""
+    """The type of each column over all rows; None for a column that becomes JSON text."""
 
     def __init__(self) -> None:
         self._found: dict[str, pa.DataType | None] = {}
-        self.widened: set[str] = set()  # columns whose later rows made them another type
+        self.widened: set[str] = set()  # columns whose type was changed by later rows
 
     def see(self, rows: list[Mapping[str, Any]]) -> None:
         for name in dict.fromkeys(name for row in rows for name in row):
@@ -263,7 +263,7 @@ def _inferred(values: list[Any]) -> pa.DataType:
     except UnicodeEncodeError:
         if all(isinstance(value, str | None) for value in values):
             return pa.string()
-        raise  # deeper down it may be a name, and a name is not to be changed
+        raise  # inside a nested value it may be a field's name, which must not be changed
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -17,7 +17,7 @@ SCORES = ("continuation_logprobs", "continuation_greedy", "continuation_tokens")
 
 
 class ResultColumns:
-    """Makes the added columns of each record of one job; `binary`: no digits of vectors."""
+    """Makes the added columns of each record; `binary`: vectors as numbers and not as digits."""
 
     def __init__(self, manifest: Manifest, *, binary: bool = False) -> None:
         self._output, self._timings = manifest.output_column, manifest.timings

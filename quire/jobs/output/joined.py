@@ -16,8 +16,8 @@ from quire.jobs.store.stamps import FileStamp
 
 
 def job_files(job_dir: Path, manifest: Manifest) -> list[InputFile]:
-    """The input files; what was spooled is found even if the job directory was moved. JobChanged
-    where they are not what the job read: its results belong to those rows alone."""
+    """The input files; spooled ones are found even if the job directory was moved. JobChanged if a
+    file is no longer what the job read, since the results belong to the old rows."""
     paths = []
     for file in manifest.inputs:
         moved = job_dir / Path(file.path).name

@@ -12,8 +12,8 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=as_text, allow_nan=False
 
 
 def json_line(row: Any) -> bytes:
-    """The row, or any other value, as a line of UTF-8. What JSON cannot hold is null (NaN and the
-    infinities, which Arrow has), and what UTF-8 cannot hold is escaped."""
+    """The row, or any other value, as a line of UTF-8. NaN and the infinities, which JSON lacks,
+    are null; characters that UTF-8 cannot encode are escaped."""
     try:
         line = _ENCODER.encode(row) + "\n"
     except ValueError:

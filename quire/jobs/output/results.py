@@ -1,7 +1,7 @@
-"""The stored results of one run, row by row: what scoring, reports and exports read.
+"""The stored results of one run, row by row, for scoring, reports and exports.
 
-A run is a job (its OUTPUT or its directory), or any table with a column of answers,
-wherever they come from; the second has no manifest and no metrics.
+A run is a job (its OUTPUT or its directory), or any table with a column of answers; a table has no
+manifest and no metrics.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCORES_OF_A_TABLE = ".scores"
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """One row: the input's columns, what became of it, and its choices with log-probabilities."""
+    """One row: the input's columns, its answers or error, its choices with log-probabilities."""
 
     columns: Mapping[str, Any]
     record: ResultRecord
@@ -63,7 +63,7 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """What to call it: the file name of its output."""
+        """The name to show for the run: the file name of its output."""
         return Path(self.manifest.output).name if self.manifest else self.path.name
 
     @cached_property
@@ -86,7 +86,7 @@ class StoredRun:
             yield StoredRow(columns, record, self._continuations(columns, record))
 
     def prompt(self, row: StoredRow) -> str:
-        """What was asked for this row, as a person reads it; a table does not say."""
+        """The prompt of this row as readable text; empty for a table."""
         manifest = self.manifest
         if manifest is None:
             return ""
@@ -111,7 +111,7 @@ class StoredRun:
 
     @cached_property
     def _maker(self) -> PromptMaker | None:
-        """Makes what was asked, where the job had endings to score."""
+        """Makes the prompts of rows again, for a job with continuations to score."""
         manifest = self.manifest
         if manifest is None or manifest.continuations is None:
             return None
@@ -127,7 +127,7 @@ class StoredRun:
             texts = self._maker.ask(columns)["continuations"]
         except BadRow:
             return ()
-        # The space between question and answer belongs to neither's length.
+        # The space between question and answer does not count for the length of the answer.
         return tuple(
             (text.removeprefix(" "), float(logprob))
             for text, logprob in zip(texts, scores["logprobs"], strict=True)

@@ -1,1 +1,1 @@
-"""What a job keeps on disk, and what makes it last."""
+"""The files that a job keeps on disk, written so that they survive crashes and power cuts."""

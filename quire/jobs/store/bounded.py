@@ -1,5 +1,5 @@
-"""Reading files that others may have written: never more than such a file has, and without waiting
-for one that has no end."""
+"""Reads files that another program may have written: bounded in size, and never waiting for a pipe
+that does not end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.errors import CorruptJob
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """All of a file; CorruptJob if it has more than `most` bytes, or is no regular file."""
+    """The whole file; CorruptJob if it has more than `most` bytes, or is no regular file."""
     with open(open_regular(path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -33,7 +33,7 @@ def bounded_lines(path: Path, longest: int) -> Iterator[bytes]:
 
 
 def open_regular(path: Path) -> int:
-    """The descriptor of a file; CorruptJob for a pipe of that name, say, which never ends."""
+    """The descriptor of a regular file; CorruptJob for anything else, such as a pipe."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

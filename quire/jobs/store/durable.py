@@ -1,8 +1,8 @@
-"""Files that are there after a power cut: written under another name, synced, renamed, and their
-directory synced. Without the last, a file may be gone however often it was synced itself.
+"""Writes files that survive a power cut: each is written under another name, synced and renamed,
+and then its directory is synced. Without the last step the file's name may be lost.
 
-And files that are what they seem: what is written to is made here, or is a plain file with one
-name, and never a link to something else.
+It also opens files safely: a file that is written to was made here, or is a plain file with one
+name, and never a link to another file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _OWNER_ALONE, _AS_UMASK_SAYS = 0o600, 0o666
-# What systems say of a link that is not to be followed, and of what is no file.
+# The errors for a link that must not be followed, and for something that is no file.
 _NO_FILE = {errno.ELOOP: "a link", errno.EMLINK: "a link", errno.EISDIR: "a folder"}
 PARTIAL = ".partial"
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Have an error say which file it is about: of an open one the system does not."""
+    """Add the file's name to an OSError: for an open file the system does not give it."""
     try:
         yield
     except OSError as error:
@@ -59,8 +59,8 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make `path`, for its owner alone, and what is missing above it, and sync all of it:
-    where it is there already, the process that made it may have been killed before it did."""
+    """Make `path`, for its owner alone, with missing folders above it, and sync all of them. Also
+    an existing one is synced: the process that made it may have been killed before its sync."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing or [path]:
@@ -70,8 +70,7 @@ def make_directory(path: Path) -> None:
 def open_own(path: str | Path, flags: int) -> int:
     """Open a file of a job to write in it; made where it is missing, for its owner alone.
 
-    Results would else be written into whatever a link leads to, so CorruptJob if it is one, or a
-    folder.
+    CorruptJob if it is a link or a folder: results must not be written into the target of a link.
     """
     try:
         number = os.open(
@@ -98,11 +97,11 @@ def _not_its_own(path: str | Path, what: str) -> CorruptJob:
 
 @contextmanager
 def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """A file to write; it takes the name `path`, whole and durable, when the block ends well.
+    """A file to write; it gets the name `path`, complete and durable, if the block succeeds.
 
-    If the block fails, `path` is as it was. The name beside it is fixed, so that what a kill
-    leaves behind is replaced and not piled up; a second writer is refused. The file is for its
-    owner alone; `shared` leaves that to the user's umask, for what was asked for under its name.
+    If the block fails, `path` is unchanged. The temporary name is always the same, so that a file
+    that a kill left is replaced and they do not pile up; a second writer is refused. Only its owner
+    may read the file; with `shared` the umask decides, for a file that the user named.
     """
     aside = path.with_name(path.name + PARTIAL)
     mode = _AS_UMASK_SAYS if shared else _OWNER_ALONE
@@ -124,7 +123,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 
 def _new_file(name: str, flags: int, mode: int) -> int:
-    """A file that was not there: what lies under its name goes, unless it is being written."""
+    """A new file. An old one of this name is removed, unless another process is writing it."""
     flags = flags & ~os.O_TRUNC | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         number = os.open(name, flags, mode)
@@ -134,7 +133,7 @@ def _new_file(name: str, flags: int, mode: int) -> int:
             raise _not_its_own(name, "a folder") from None
         os.unlink(name)
         number = os.open(name, flags, mode)
-    with suppress(OSError):  # a file system without locks: then one writer is all there may be
+    with suppress(OSError):  # a file system without locks cannot show a second writer
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return number
 
@@ -142,7 +141,7 @@ def _new_file(name: str, flags: int, mode: int) -> int:
 def _refuse_if_written(name: str) -> None:
     try:
         number = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:  # a link, or nothing that we may read: no writer of ours
+    except OSError:  # a link, or a file that we may not read: not one of our writers
         return
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +154,7 @@ def _refuse_if_written(name: str) -> None:
 
 
 def is_at(number: int, path: Path) -> bool:
-    """Whether an open file is the one that has this name."""
+    """Whether the open file is the one that has this name now."""
     try:
         return os.path.samestat(os.fstat(number), os.lstat(path))
     except FileNotFoundError:
@@ -169,7 +168,7 @@ def write_file(path: Path, data: bytes, *, shared: bool = False) -> None:
 
 
 def keep_room(path: Path, size: int) -> None:
-    """Have a file of so many bytes, to be given up when the disk is full; none where it is now."""
+    """Make a file of so many bytes, to be deleted when the disk is full; none if it is full now."""
     try:
         with open(open_own(path, os.O_WRONLY), "wb") as file:
             reserve(file.fileno(), size)

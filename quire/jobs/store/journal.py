@@ -1,7 +1,7 @@
-"""The journal: results appended, synced in groups, acknowledged only then.
+"""The journal: results are appended, synced in groups, and acknowledged after the sync.
 
-At most GROUP results for each replica, or those of GROUP_SECONDS, are ever unacknowledged. A disk
-that is full costs nothing that was acknowledged, and room is kept for the last group.
+At most GROUP results for each replica, or those of GROUP_SECONDS, are unacknowledged at any time. A
+full disk loses no acknowledged result, and room for the last group is reserved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.jobs.store.segments import Damage, ResultIndex, Scan, position_of, sc
 GROUP, GROUP_SECONDS = 64, 1.0
 SEGMENT_BYTES = 64 << 20
 RESERVE, RESERVE_BYTES = "reserve", 256 << 10
-# What a system says when there is no room left.
+# The errors of a disk that has no room left.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -46,10 +46,10 @@ class _Segment:
 
 
 class Journal:
-    """The only writer of a job's results, as long as it holds the lock.
+    """Writes a job's results; the lock makes it the only writer.
 
-    `index` knows the acknowledged rows alone. After an OSError nothing more may be appended:
-    the next to open the job reads from disk what really is there.
+    `index` has acknowledged rows only. After an OSError nothing more may be appended: the next
+    process that opens the job reads what really is on disk.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
         num_replicas: int = 1,
     ) -> Journal:
-        """Read what is there, cut what a kill left half written, and go on behind it. `job` is the
-        manifest's id, which every record has."""
+        """Read the records on disk, cut off a line that a kill left half written, and append after
+        it. `job` is the manifest's id, which every record has."""
         found = scan(job_dir, first_epoch=first_epoch, job=job, older_from=reuse_from, retry=retry)
-        lock.raise_to(first_epoch)  # what is written in an earlier one would not be read again
+        lock.raise_to(first_epoch)  # records of an earlier epoch would be ignored by readers
         return cls(job_dir, lock, found, job=job, clock=clock, group=GROUP * num_replicas)
 
     def _opened(self, number: int, end: int) -> _Segment:
@@ -100,13 +100,13 @@ class Journal:
         if os.fstat(file).st_size > end:
             os.ftruncate(file, end)
             sync(file)
-        # Also where it is there already: the process that made it may have been killed before.
+        # Also if the file exists: the process that made it may have been killed before its sync.
         sync_directory(self._job_dir)
         return _Segment(number, file, end)
 
     def append(self, record: ResultRecord, *, group: int = 0) -> ResultRecord:
-        """Take a result in, and return it as it is kept; it is acknowledged at the next commit,
-        which may be now. Results that cost nothing to make again may come in a larger `group`."""
+        """Append a result, and return it as stored. It is acknowledged at the next commit, which
+        may be now. A larger `group` is for results that are easily made again."""
         record, line = fitted(record, self._job)
         segment = self._errors if record.failed else self._results
         segment.pending.append((record.row, line))
@@ -159,7 +159,7 @@ class Journal:
         segment.size, segment.pending = at, []
 
     def _save_last_group(self, error: OSError) -> NoReturn:
-        """The disk is full: give up the reserve for what is pending, then stop."""
+        """The disk is full: free the reserved room, write the pending results, then stop."""
         lost = 0
         try:
             (self._job_dir / RESERVE).unlink(missing_ok=True)
@@ -189,7 +189,7 @@ class Journal:
         self._keep_reserve()
 
     def _keep_reserve(self) -> None:
-        """Room for one last group; without it (no space even for that) the job begins anyway."""
+        """Reserve room for one last group. The job begins even if there is no room for that."""
         keep_room(self._job_dir / RESERVE, RESERVE_BYTES)
 
     def close(self) -> None:

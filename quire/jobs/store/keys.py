@@ -1,4 +1,4 @@
-"""What names a row for good, and what is made from names: seeds, content hashes, tables."""
+"""Keys of rows, and what is made from them: seeds, content hashes, and tables of keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def row_seed(job_seed: int, key: str) -> int:
-    """The seed of a row's noise: a function of the job's seed and the row's key alone, so that
-    no order, shard or resumption changes what is drawn."""
+    """The seed of a row's noise. It depends only on the job's seed and the row's key, so that no
+    order, shard or resumption changes the tokens drawn."""
     digest = hashlib.blake2b(f"{job_seed}\0{key}".encode("utf-8", "surrogatepass"), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 class ContentHash:
-    """Hashes everything that is asked of a row; what all rows have in common is hashed once."""
+    """Hashes everything that a row asks; the common part of all rows is hashed only once."""
 
     def __init__(self, common: Any) -> None:
         self._common = hashlib.blake2b(_canonical(common), digest_size=16)
@@ -37,10 +37,10 @@ def _canonical(value: Any) -> bytes:
 
 
 class KeyTable:
-    """Positions by 64-bit fingerprints of keys, 24 to 48 bytes a key where a dict has two hundred.
+    """Maps keys to positions by their 64-bit fingerprints: 24 to 48 bytes a key, a dict takes 200.
 
-    Two of a million keys have the same fingerprint with a probability of 3 in 10^8; to be
-    certain, compare what is at the position.
+    Among a million keys two have the same fingerprint with a probability of 3 in 10^8; to be
+    certain, compare the key of the record at the position.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""One writer per job: a lock the kernel drops when its holder dies, and an epoch that only grows.
+"""One writer per job: a lock that the kernel frees when its holder dies, and a growing epoch.
 
-The epoch goes into every record, so that what a writer wrote can be told from what came before
-it. A writer looks before each commit whether the lock is still its own.
+Every record has the epoch of its writer, which tells it from older records. Before each commit a
+writer checks that the lock file is still its own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class JobLock:
 
     @classmethod
     def take(cls, job_dir: Path, instead: str = "give another OUTPUT") -> JobLock:
-        """Become the writer, in a new epoch; JobLocked, with what to do instead, if someone else
-        is."""
+        """Become the writer, in a new epoch; JobLocked, with `instead` as the way out, if another
+        process is."""
         path = job_dir / NAME
         while True:
             number = open_own(path, os.O_RDWR)
@@ -49,7 +49,7 @@ class JobLock:
                 if is_at(number, path):
                     with naming(path):
                         return cls(job_dir, number, _next_epoch(number))
-                os.close(number)  # it was removed and made anew in between
+                os.close(number)  # another process removed and made the file anew meanwhile
             except BlockingIOError:
                 held = _read(number)
                 os.close(number)
@@ -59,12 +59,12 @@ class JobLock:
                 raise
 
     def raise_to(self, epoch: int) -> None:
-        """Write in this epoch, unless ours is later already: a power cut may have emptied the
-        file, and an epoch that has records must never come again."""
+        """Raise the epoch to this one at least. A power cut may have emptied the lock file, and an
+        epoch that has records must never be used again."""
         self.epoch = max(self.epoch, epoch)
 
     def check(self) -> None:
-        """Raise JobLocked if the lock file was taken away under us."""
+        """Raise JobLocked if the lock file was removed or replaced."""
         if not is_at(self._number, self._path):
             raise JobLocked(
                 f"{self._path} was removed while this job ran, so another writer may have begun. "
@@ -84,7 +84,7 @@ class JobLock:
 
 
 def _next_epoch(number: int) -> int:
-    """Write ourselves into the lock file, in an epoch of our own."""
+    """Write this process into the lock file, with a new epoch."""
     before = _read(number)
     epoch = 1 + (before.epoch if before else 0)
     mine = Holder(socket.gethostname(), os.getpid(), epoch)
@@ -95,7 +95,7 @@ def _next_epoch(number: int) -> int:
 
 
 def holder(job_dir: Path) -> Holder | None:
-    """Who writes the job now; None where no process does."""
+    """The process that writes the job now; None if there is none."""
     try:
         # Without waiting for the other end of a pipe that was left here.
         number = os.open(job_dir / NAME, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -111,11 +111,11 @@ def holder(job_dir: Path) -> Holder | None:
 
 
 def _read(number: int) -> Holder | None:
-    """What the lock file says; None if it is new, or was cut while it was written."""
+    """The holder in the lock file; None if the file is new, or was cut while it was written."""
     try:
         found = json.loads(os.pread(number, 4096, 0))
         epoch = int(found["epoch"])
-        # What no runs could count up to was never written here: records of such are not read.
+        # No number of runs reaches _MOST, so such an epoch was not written by quire.
         return Holder(str(found["host"]), int(found["pid"]), epoch if 0 <= epoch < _MOST else 0)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -1,7 +1,7 @@
 """The manifest of a job: everything its results depend on, on disk before the first of them.
 
-A job goes on only if what it was made from is what it is asked for now; `differences` names
-what is not.
+A job continues only if the manifest of the present command is the same; `differences` lists what is
+not.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from quire.jobs.store.durable import write_file
 from quire.jobs.store.stamps import FileStamp
 
 NAME = "manifest.json"
-MOST_BYTES = 16 << 20  # some 60,000 input files; of another's job no more is read
+MOST_BYTES = 16 << 20  # enough for some 60,000 input files; a longer manifest is refused
 Status = Literal["running", "stopped", "finished"]
 Kind = Literal["generate", "choices", "batch", "embed", "transcribe"]
 
-# What a row's own content hash does not cover: if one of these changed, no row is the same.
+# Fields that are not part of a row's content hash: if one of them changed, every row changed.
 _ABOUT_EVERY_ROW = ("kind", "model", "tokenizer", "options", "model_files", "tokenizer_files")
 _ABOUT_ROWS = ("version", "inputs", "sampling", "settings", "output_format", *kept_names())
 _LONGEST_SHOWN = 60
@@ -65,26 +65,25 @@ class Manifest:
     model: str = ""
     tokenizer: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
-    model_files: tuple[FileStamp, ...] = ()  # known once the engine has found them
+    model_files: tuple[FileStamp, ...] = ()  # known when an engine has started
     tokenizer_files: tuple[FileStamp, ...] = ()
-    # Options that the first engine chose, for every later one to keep: nothing is mixed.
+    # Options that the first engine chose; later engines use the same, so that answers do not mix.
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     output: str = ""
     output_format: str = "jsonl"
     output_column: str = "output"
     timings: bool = False
     choice_probs: bool = False
-    columns: tuple[str, ...] = ()  # those that the output has after the input's own
+    columns: tuple[str, ...] = ()  # columns that the output adds to those of the input
     num_rows: int | None = None  # of the output, once all of the input was read
     num_failed: int | None = None  # once finished
     output_file: FileStamp | None = None  # likewise, with its hash
     status: Status = "running"
-    first_epoch: int = 1  # older records belong to what the job was before it changed
-    reuse_from: int | None = None  # of those, the ones from this epoch on may be used again
+    first_epoch: int = 1  # older records are from before the job was changed
+    reuse_from: int | None = None  # older records from this epoch on may be used again
 
     def __post_init__(self) -> None:
-        # Here and not where a job begins: no way into a manifest, or out of an older one on disk,
-        # goes around it.
+        # Here, so that no manifest has secrets, however it was made, also one from an older file.
         object.__setattr__(self, "options", secrets.without(self.options))
         object.__setattr__(self, "command", secrets.described(self.command))
 
@@ -116,18 +115,18 @@ class Manifest:
         return replace(self, **values)
 
     def finished(self, rows: int, failed: int) -> Manifest:
-        """The same, once its output is there."""
+        """The manifest of the finished job, once its output is there."""
         file = FileStamp.of(Path(self.output)).hashed()
         return replace(self, status="finished", num_rows=rows, num_failed=failed, output_file=file)
 
     def differences(self, now: Manifest) -> tuple[list[str], bool]:
-        """How `now` differs, one line each, and whether that is about every single row."""
+        """The differences of `now`, one line each, and whether they change every single row."""
         about_every_row = list(_differing(self, now, _ABOUT_EVERY_ROW))
         return [*_differing(self, now, _ABOUT_ROWS), *about_every_row], bool(about_every_row)
 
 
 def _refuse_newer(path: Path, found: Any) -> None:
-    """What is not known here may be about every row, so it is neither ignored nor dropped."""
+    """Refuse a manifest with unknown fields: they may change every row, so none may be ignored."""
     known = {"output_bytes", *(f.name for f in fields(Manifest))}
     is_one = isinstance(found, dict) and isinstance(found.get("version"), str)
     if is_one and (strange := sorted(found.keys() - known)):
@@ -140,11 +139,11 @@ def _refuse_newer(path: Path, found: Any) -> None:
 
 
 def _from_json(found: Any) -> Manifest:
-    """Raises ValueError where a field is missing or has a value of another type, by its name."""
-    import msgspec  # where a manifest is read, and not for every command
+    """Raises ValueError with the field's name if one is missing or has a value of another type."""
+    import msgspec  # imported here, since few commands read a manifest
 
     if isinstance(found, dict):
-        found.pop("output_bytes", None)  # of a version that knew no more of its output
+        found.pop("output_bytes", None)  # a field of an older version
     made = msgspec.convert(found, Manifest)
     if not all("name" in setting for setting in made.settings):
         raise ValueError("a setting without a name")

@@ -1,7 +1,7 @@
-"""Where a job lives: beside its OUTPUT, or in the directory it was given.
+"""Where the directory of a job is: beside its OUTPUT, or where --job names it.
 
-An OUTPUT has one job. Where that lives elsewhere, a small file in the place it would else have
-says where, so that a second job for the same OUTPUT is refused and readers find the first.
+An OUTPUT has one job. If its directory is elsewhere, a small file in the usual place names it, so
+that readers find it and a second job for the same OUTPUT is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_POINTER = 1 << 16  # bytes
 
 
 def job_dir_for(output: Path) -> Path:
-    """The directory that the job of this output has unless it is given another."""
+    """The usual job directory of this output."""
     return output.with_name(output.name + SUFFIX)
 
 
@@ -59,7 +59,7 @@ def refuse_second_job(output: Path, job_dir: Path) -> None:
 
 
 def claim(output: Path, job_dir: Path) -> None:
-    """Say beside the output where its job is, unless it is there itself."""
+    """Write the file beside the output that names its job, unless the job is there itself."""
     usual = job_dir_for(output)
     if _same(usual, job_dir):
         return
@@ -69,16 +69,16 @@ def claim(output: Path, job_dir: Path) -> None:
 
 
 def give_up_stale_claim(output: Path) -> None:
-    """Remove the file that says where the job is if none is there any more, so that a directory
-    can be made in its place."""
+    """Remove the file that names the job if that job is gone, so that a directory can be made in
+    the file's place."""
     usual = job_dir_for(output)
     if usual.is_file() and not usual.is_symlink() and _pointed_at(usual) is not None:
         usual.unlink()
 
 
 def _job_elsewhere(output: Path) -> Path | None:
-    """The job that a file beside the output names, if that job says the same of the output: a
-    file that was planted here leads to no other job."""
+    """The job that a file beside the output names, if that job names the same output. So a forged
+    file cannot lead to another job."""
     found = _pointed_at(job_dir_for(output))
     if found is None:
         return None

@@ -31,14 +31,13 @@ class DamagedRecord(CorruptJob):
 
 @dataclass(frozen=True, slots=True)
 class ResultRecord:
-    """What became of one row.
+    """The result or the error of one row.
 
     `row` is its number in the whole work: the number of the input row over all files, times the
-    number of sampling settings, plus the setting's. `key` names it for good (`"file:row"`, or the
-    value of the id column) and keys its noise. `content` is a hash of everything that was asked.
-    `epoch` says which of the job's writers wrote it. A failed row has `error` and `error_type`.
-    `extra` has what not every job has: `timings`, `continuations`, `choice_probs`,
-    `transcript`.
+    number of sampling settings, plus the setting's. `key` names the row for good (`"file:row"`, or
+    the value of the id column); its noise depends on it. `content` is a hash of everything asked.
+    `epoch` tells which writer wrote it. A failed row has `error` and `error_type`. `extra` has the
+    fields of some jobs only: `timings`, `continuations`, `choice_probs`, `transcript`.
     """
 
     row: int
@@ -59,8 +58,8 @@ class ResultRecord:
 
 
 def fitted(record: ResultRecord, job: str | None = None) -> tuple[ResultRecord, bytes]:
-    """The record and its line, as one of `job`. A result that is longer than a line may be (a
-    reader holds a whole line) becomes an error that says so."""
+    """The record and its line, with the id `job`. A result that is too long for a line becomes an
+    error that says so, since a reader keeps a whole line in memory."""
     line = encode(record, job)
     if len(line) <= LONGEST_LINE:
         return record, line
@@ -122,7 +121,7 @@ def decode_fields(line: bytes) -> dict[str, Any]:
     body = line[_BODY:-1]
     if line[_BODY - 10 : _BODY - 2] != b"%08x" % zlib.crc32(body):
         raise DamagedRecord("the checksum does not agree with the line")
-    # A checksum proves no author: what another program made up is no record either.
+    # A checksum does not prove who wrote a line: another program's fields are checked, too.
     try:
         fields: dict[str, Any] = json.loads(b"{" + body)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""What a job never stores: tokens. They are no part of what it is, so another token is the same
-job, and they reach the engine over its stdin alone.
+"""Keeps tokens and passwords out of everything that a job stores. They are no part of a job, so a
+job may continue with another token; the engine gets them over its stdin only.
 
-HF_TOKEN in the environment needs none of this; a token on the command line is also seen by
-everybody who lists processes.
+HF_TOKEN in the environment is safer: a token on the command line is visible to every user who
+lists processes.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _OUR_OPTIONS = ("--option", "--judge-option")
 
 
 def without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that make the job what it is."""
+    """The options without secrets: these are stored with the job."""
     return {name: value for name, value in options.items() if name not in SECRETS}
 
 
 def of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that only the engine is told."""
+    """The secret options, which only the engine gets."""
     return {name: options[name] for name in SECRETS & options.keys()}
 
 
 def described(command: Sequence[str]) -> tuple[str, ...]:
-    """A command as it may be stored and shown. Our own secret options are left out (without them
-    it still runs, with HF_TOKEN set); of other programs' words the values are."""
+    """A command without its secrets, to be stored and shown. Our own secret options are left out:
+    the command still runs with HF_TOKEN set. Of other secret words the value is left out."""
     words: list[str] = []
     rest = iter(command)
     for word in rest:
@@ -62,5 +62,5 @@ def _plain(word: str) -> str:
 
 
 def _taken(rest: Iterable[str]) -> list[str]:
-    """The next word, if there is one: the value of the word before it."""
+    """The value of the option before it: the next word, if there is one."""
     return [word for word in [next(iter(rest), None)] if word is not None]

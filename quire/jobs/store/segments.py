@@ -1,7 +1,7 @@
-"""Reading the journal: segments of records, each line checked, damage reported, never guessed.
+"""Reads the journal: segments of records. Each line is checked, and damaged lines are reported.
 
-A position names one line: the number of its segment and the byte it begins at. Segment 0 is the
-file with the failed rows.
+A position is the number of a segment and the byte at which a line begins in it. Segment 0 is the
+file of failed rows.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def position_of(segment: int, start: int) -> int:
 
 
 def lines(job_dir: Path, segment: int) -> Iterator[Line]:
-    """Every line of a segment, the damaged ones too; nothing if there is no such file. One that is
-    longer than a record comes in parts, none of which is one."""
+    """Every line of a segment, also damaged ones; nothing if there is no such file. A line that is
+    too long for a record comes in parts, each of them damaged."""
     try:
         number = _opened(job_dir, segment)
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _opened(job_dir: Path, segment: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Lines that are not what was written, with something good after them."""
+    """A range of damaged lines with good lines after them."""
 
     segment: int
     start: int
@@ -90,14 +90,14 @@ class Damage:
 
 
 class ResultIndex:
-    """Which rows are done, and where their records are: eight bytes a row, where rows are close.
+    """Which rows are done, and where their records are: eight bytes a row if most rows are there.
 
     A success wins over a failure; among equals the later one wins.
     """
 
     def __init__(self) -> None:
-        # Pages of rows, made where there are any: a single far row takes no more than a near one.
-        # A place is position + 1, and 0 = not done.
+        # Pages of row numbers, made when first used, so that a large row number takes no more
+        # memory than a small one. An entry is position + 1; 0 means not done.
         self._pages: dict[int, array[int]] = {}
 
     def put(self, row: int, position: int) -> None:
@@ -123,7 +123,7 @@ class ResultIndex:
         return page is not None and page[row & _IN_PAGE] != 0
 
     def counts(self) -> tuple[int, int]:
-        """How many rows are done well, and how many failed."""
+        """How many rows succeeded, and how many failed."""
         done = sum(_PAGE - page.count(0) for page in self._pages.values())
         failed = sum(
             1 for page in self._pages.values() for place in page if 0 < place <= _OFFSET + 1
@@ -187,23 +187,23 @@ def _of_another_job(job_dir: Path, line: Line) -> CorruptJob:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a pass over the whole journal found."""
+    """The result of reading the whole journal."""
 
     index: ResultIndex
-    damages: tuple[Damage, ...]  # not those at the very end of a file: a kill leaves such
+    damages: tuple[Damage, ...]  # without a damaged end of a file, which every kill may leave
     ends: dict[int, int]  # after the last good line of each segment
     older: tuple[int, ...]  # positions of records from before `first_epoch`, if asked for
     last_epoch: int
 
 
 def last_epoch(job_dir: Path) -> int:
-    """The latest epoch that any record on disk is of; 0 if there are none."""
+    """The highest epoch of any record on disk; 0 if there are none."""
     found = (line.fields for n in [0, *segments(job_dir)] for line in lines(job_dir, n))
     return max((int(str(fields["epoch"])) for fields in found if fields is not None), default=0)
 
 
 def index_of(job_dir: Path, manifest: Manifest) -> ResultIndex:
-    """Where each result of a job is, for reading alone."""
+    """The index of a job's results, for a reader that writes nothing."""
     return scan(job_dir, first_epoch=manifest.first_epoch, job=manifest.id).index
 
 
@@ -216,8 +216,8 @@ def scan(
     retry: bool = False,
 ) -> Scan:
     """Read every segment. `older_from` also collects good records from that epoch up to
-    `first_epoch`; `retry` leaves failed rows out, as if they had never run. CorruptJob where a
-    record is not one of `job`: its row and key say nothing about these rows."""
+    `first_epoch`; `retry` leaves failed rows out, as if they had never run. CorruptJob if a record
+    has another id than `job`: its row numbers are those of another job."""
     index, damages, older = ResultIndex(), [], []
     ends: dict[int, int] = {}
     last_epoch = 0

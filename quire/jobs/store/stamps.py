@@ -1,8 +1,8 @@
-"""Whether a file is still the same: by its stamp if nothing touched it, else by its hash.
+"""Whether a file is still the same: by its stamp if that is unchanged, else by its hash.
 
-A stamp (inode, size, times of change) cannot stay the same when bytes change, so a job that goes
-on does not read gigabytes again to learn that nothing happened. A copy has another stamp, and
-then the hash decides.
+A stamp (inode, size, times of change) changes whenever bytes change, so a job that continues need
+not read gigabytes again if the stamps are the same. A copy has another stamp, and then the hashes
+are compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from quire.base.sha256 import sha256_of
 
 MODEL_FILES = ("model_files", "tokenizer_files")  # of a manifest, and of what an engine says
-_CHANGED = "changed"  # in the place of a stamp
+_CHANGED = "changed"  # stands in place of a stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class FileStamp:
         return cls(str(path), found.st_size, stamp)
 
     def hashed(self) -> FileStamp:
-        """The same with its hash, read now if it is not known; without it if the file is no longer
-        the one that was found."""
+        """The same with its hash, computed now if it is not known; without a hash if the file has
+        changed meanwhile."""
         if self.sha256 is not None:
             return self
         path = Path(self.path)
@@ -47,8 +47,8 @@ class FileStamp:
         return replace(self, sha256=found) if is_same else self
 
     def same_as(self, now: FileStamp) -> bool:
-        """Whether `now` is the same bytes. A hash that was never taken proves nothing, so a file
-        with another stamp is then another file."""
+        """Whether `now` has the same bytes. If a hash was never taken, a file with another stamp
+        counts as another file."""
         if self.size != now.size:
             return False
         if self.stamp == now.stamp:
@@ -56,7 +56,7 @@ class FileStamp:
         return self.sha256 is not None and self.sha256 == now.hashed().sha256
 
     def read_while_changed(self) -> FileStamp:
-        """What no file is the same as, if this one is no longer what was found."""
+        """A stamp that equals no other, if the file has changed since it was found."""
         gone_or_same = not os.path.exists(self.path) or self.same_as(FileStamp.of(Path(self.path)))
         return self if gone_or_same else replace(self, stamp=_CHANGED, sha256=None)
 
@@ -68,12 +68,12 @@ class FileStamp:
 
 
 def model_stamps(facts: Mapping[str, Any]) -> dict[str, tuple[FileStamp, ...]]:
-    """The files of a model and of its tokenizer, as an engine that is ready names them."""
+    """The files of a model and of its tokenizer, as an engine reports them when it is ready."""
     return {name: tuple(FileStamp(**each) for each in facts.get(name, ())) for name in MODEL_FILES}
 
 
 def _hash_of_blob(path: Path) -> str | None:
-    """The Hub's cache names large files by their SHA-256: there is nothing to compute."""
+    """The SHA-256 in the file's name: the Hub's cache names large files so."""
     if not path.is_symlink():
         return None
     name = Path(os.readlink(path)).name

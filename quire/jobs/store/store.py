@@ -1,4 +1,4 @@
-"""Everything there is to read about a job, without an engine: manifest, results, metrics, table.
+"""Reads everything about a job, without an engine: manifest, results, metrics, table.
 
     OUTPUT.quire/
         manifest.json          what the job is
@@ -7,9 +7,9 @@
         metrics.jsonl          a line a second from the engine
         lock                   who writes
 
-The table is every row of the input that has a result, with the columns that the job adds. All of
-this reads what is on disk and no more, so it also shows a job that still runs. Other rooms build on
-these names; the modules beside this one are how it is done.
+The table is every row of the input that has a result, with the columns that the job adds. These
+functions only read files, so they also work for a job that still runs. The modules beside this one
+implement them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def is_running(job_dir: Path) -> bool:
 
 
 def read_results(job_dir: str | Path) -> Iterator[ResultRecord]:
-    """Every finished row once, in the order of rows: the failed ones too, a success wins."""
+    """Every finished row once, in the order of rows, failed ones too; a success wins."""
     job_dir, _, index = _opened(job_dir)
     with RecordReader(job_dir) as reader:
         for position in index.positions():
@@ -71,7 +71,7 @@ def read_errors(job_dir: str | Path) -> Iterator[ResultRecord]:
 
 
 def read_metrics(job_dir: str | Path) -> Iterator[dict[str, Any]]:
-    """The engine's lines, a second apart; a line that a kill has cut is left out."""
+    """The engine's lines, one a second; a line that a kill has cut is left out."""
     path = job_dir_of(job_dir) / METRICS
     if not path.exists():
         return

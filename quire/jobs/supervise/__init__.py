@@ -1,1 +1,1 @@
-"""A running job: its engine, what is in flight, what failed, and when to stop."""
+"""A running job: its engines, the rows they work on, failures, and signals to stop."""

@@ -1,5 +1,5 @@
-"""Rows made ready in a thread of their own: however long reading, selecting or writing out a row
-takes, the supervisor hears signals, syncs results and watches its engine meanwhile."""
+"""Prepares rows in a thread of their own. Even if it takes long to read, select or render a row,
+the supervisor still reacts to signals, syncs results and watches its engines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Generic, TypeVar
 from quire.jobs.supervise.patience import Patience
 
 Item = TypeVar("Item")
-MOST_ITEMS, MOST_BYTES = 512, 4 << 20  # that lie ready
-_FAREWELL = 2.0  # seconds that a thread has to notice that it is no longer wanted
-_NEXT = 0.1  # of them until what it evaluates is ended: between two rows it notices by itself
+MOST_ITEMS, MOST_BYTES = 512, 4 << 20  # prepared and not taken yet
+_FAREWELL = 2.0  # seconds that `close` waits for the thread to end
+_NEXT = 0.1  # seconds after which `close` interrupts the row that the thread evaluates
 
 
 class Ahead(Generic[Item]):
-    """The items of an iterator, made by a thread of its own and taken here without waiting: None
-    where the next one is not ready yet. What the iterator raises is raised here, in its place."""
+    """The items of an iterator, made by a thread and taken here without waiting: None if the next
+    one is not ready yet. An error of the iterator is raised here, after the items before it."""
 
     def __init__(self, items: Generator[Item], patience: Patience) -> None:
         self._items, self._patience = items, patience
         self._ready: deque[Item] = deque()
-        self._bytes_made = self._bytes_taken = 0  # each written by one side alone
-        self._changed = threading.Condition()  # for a thread that sleeps until there is room
+        self._bytes_made = self._bytes_taken = 0  # each is written by one thread only
+        self._changed = threading.Condition()  # wakes the thread when there is room
         self._asleep = self._closed = self._ended = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._make, name="quire-rows", daemon=True)
@@ -35,7 +35,7 @@ class Ahead(Generic[Item]):
         return self
 
     def __next__(self) -> Item | None:
-        ended = self._ended  # before looking: what it made last is there then
+        ended = self._ended  # read first: if it is set, the last item is in `_ready` already
         if self._ready:
             item = self._ready.popleft()
             self._bytes_taken += _size(item)
@@ -61,7 +61,7 @@ class Ahead(Generic[Item]):
                 yield item
 
     def close(self) -> None:
-        """Make no more of them. Twice is fine."""
+        """End the thread. A second call does nothing."""
         self._closed = True
         started = time.monotonic()
         while self._thread.is_alive() and (waited := time.monotonic() - started) < _FAREWELL:
@@ -87,7 +87,7 @@ class Ahead(Generic[Item]):
             self._items.close()
 
     def _has_room(self, parts: int) -> bool:
-        """Whether less lies ready than this part of what may."""
+        """Whether fewer items are ready than the limits divided by `parts`."""
         size = self._bytes_made - self._bytes_taken
         return len(self._ready) < MOST_ITEMS // parts and size <= MOST_BYTES // parts
 

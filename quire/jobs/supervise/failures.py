@@ -1,4 +1,4 @@
-"""Why rows failed, counted by the type of their errors: what a run says at its end."""
+"""Counts failed rows by the type of their errors, for the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.jobs.store.segments import ResultIndex, lines
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Rows that failed with one type of error, and what one of them says."""
+    """The number of rows that failed with one type of error, and the text of one of them."""
 
     error_type: str
     count: int
@@ -19,8 +19,8 @@ class Failures:
 
 
 def failures_of(job_dir: Path, index: ResultIndex) -> tuple[Failures, ...]:
-    """The most frequent first. Reads the file of errors alone; a row that succeeded since, or
-    failed again, counts by its last word."""
+    """The most frequent first. Only the file of errors is read. A row counts by its latest record:
+    not at all if it succeeded since."""
     counts, examples = Counter[str](), dict[str, str]()
     for line in lines(job_dir, 0):
         row = None if line.fields is None else line.fields.get("row")

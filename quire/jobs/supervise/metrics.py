@@ -1,5 +1,5 @@
-"""metrics.jsonl: a line a second from the engine. Nice to have: a full disk silences it, and the
-journal beside it tells what that means."""
+"""metrics.jsonl: a line a second from the engine. It is not essential: if a line cannot be written,
+no more are. The journal reports a full disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "metrics.jsonl"
 
 
 class MetricsFile:
-    """Appends lines, and waits for none of them. Made with the first line, not before."""
+    """Appends lines without syncing. The file is made with the first line."""
 
     def __init__(self, job_dir: Path) -> None:
         self._path = job_dir / NAME
@@ -44,25 +44,25 @@ _COUNTERS = (
     *("prompt_tokens", "output_tokens", "finished", "steps", "guessed", "accepted"),
     *("running", "waiting"),
 )
-_LEVELS = ("running", "waiting")  # of these, what is so now and does not add up
+_LEVELS = ("running", "waiting")  # values of this moment: those of an ended engine do not count
 _SHARES = ("kv_use", "prefix_hits")
 _SECONDS = 1.0
 
 
 class ReplicaMetrics:
-    """The lines of several replicas as those of one engine that never began anew: sums of what
-    they counted, means of their shares, once a second by a clock that no one sets: those of
-    machines differ, and go back."""
+    """Makes one line of the lines of several replicas, once a second: sums of their counters, and
+    means of their shares. The counts of an engine that was replaced are kept. Seconds are measured
+    with a monotonic clock, since the wall clocks of machines differ and may be set back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: dict[int, Message] = {}
-        self._ended: dict[str, float] = dict.fromkeys(_COUNTERS, 0)  # of engines that are gone
+        self._ended: dict[str, float] = dict.fromkeys(_COUNTERS, 0)  # of engines that ended
         self._began: float | None = None
         self._told_at = -math.inf
 
     def add(self, message: Message) -> Message | None:
-        """A line of one replica; the line of all, if it is time for one."""
+        """Add a line of one replica; returns the line of all if a second has passed."""
         replica = int(message["replica"])
         before = self._last.get(replica)
         if before is not None and before["began"] != message["began"]:
@@ -78,7 +78,7 @@ class ReplicaMetrics:
         return self._line(message["time"])
 
     def last(self) -> Message | None:
-        """What came after the last line, if there were replicas at all."""
+        """The final line of all; None if no replica sent any."""
         if not self._last:
             return None
         return self._line(max(each["time"] for each in self._last.values()))

@@ -1,7 +1,7 @@
-"""How long one row may be worked on: a template that goes round and round must not stop a job.
+"""Limits the time for one row: a template that loops for long must not stop a job.
 
-One thread evaluates, another looks at it now and then. Time is what the evaluating thread itself
-has computed, so that a machine that is busy, or a job that was stopped for a while, costs no row.
+One thread evaluates, and another one checks its time now and then. Only the processor time of the
+evaluating thread counts, so that no row fails because the machine is busy or the job was suspended.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.jobs.input.rows import BadRow
 
 Made = TypeVar("Made")
 SECONDS = 3.0
-# Seconds, by the same clock, until the exception is raised once more in a thread that still works:
-# Python swallows one that is raised while its garbage collector calls back.
+# Seconds of the same clock after which the exception is raised again if the thread still works:
+# Python swallows an exception that is raised in a callback of its garbage collector.
 _AGAIN = 0.5
 
 
@@ -31,11 +31,11 @@ class Patience:
         self.seconds = seconds
         self._lock = threading.Lock()
         self._thread, self._clock = 0, _Clock(0)
-        self._since: float | None = None  # by the thread's clock; None if nothing is evaluated
+        self._since: float | None = None  # start, by the thread's clock; None between evaluations
         self._raised_at: float | None = None
 
     def allow(self, evaluate: Callable[[], Made]) -> Made:
-        """What the call returns; BadRow where that took too long."""
+        """The result of the call; BadRow if it took too long."""
         thread = threading.get_ident()
         if thread != self._thread:
             self._thread, self._clock = thread, _Clock(thread)
@@ -71,7 +71,7 @@ class Patience:
 
 
 class _Clock:
-    """Seconds that a thread has computed; where the system does not tell, seconds."""
+    """The processor seconds of a thread; real seconds where the system has no such clock."""
 
     def __init__(self, thread: int) -> None:
         self._number: int | None = None
@@ -83,7 +83,7 @@ class _Clock:
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Let the thread meet this exception when it next runs Python code; None takes it back."""
+    """Raise this exception in the thread when it next runs Python code; None cancels that."""
     import ctypes
 
     given = ctypes.py_object() if kind is None else ctypes.py_object(kind)

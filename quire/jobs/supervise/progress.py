@@ -1,4 +1,4 @@
-"""How a job goes, on stderr: a live line in a terminal, a plain line now and then elsewhere."""
+"""Shows the progress of a job on stderr: a live line in a terminal, else a plain line at times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.safe_text import one_line, without_secrets
 
 _OURS = "quire: "
 PLAIN_SECONDS, LIVE_SECONDS = 10.0, 0.25
-ALL_FAILED = 64  # rows, from the first on: then it is hardly the rows
+ALL_FAILED = 64  # if so many first rows all fail, the cause is hardly the rows
 
 
 class Progress:
@@ -36,7 +36,7 @@ class Progress:
             self._live = _Live(self._stream)
 
     def note(self, line: str) -> None:
-        """A line of the engine's, or about it; it may quote rows, files and what a library says."""
+        """Show a line from or about an engine; it may quote rows, files and other programs."""
         line = one_line(without_secrets(line))
         if self._live is not None:
             self._live.print(line)
@@ -103,7 +103,7 @@ class Progress:
 
 
 class Watcher:
-    """What a supervisor calls as its job goes on: shows it, and is where a run does more."""
+    """The callbacks of a supervisor. This class shows progress; a run's subclass does more."""
 
     progress: Progress
 
@@ -124,7 +124,7 @@ class Watcher:
 
 
 class _Live:
-    """One line that is written again and again, by rich, as long as there is a terminal."""
+    """One line of the terminal that is written again and again, by rich."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console

@@ -1,5 +1,5 @@
-"""What a row of a job will probably cost, before anything of it was tokenized: from its size and
-from the answers that came so far."""
+"""Estimates the cost of a job's row before it is tokenized, from its size and from the answers so
+far."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from quire.jobs.input.work import WorkRow
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
-UNSEEN = 4.0  # answers taken to be as long as they may be, before any was seen
-BYTES_PER_TOKEN = 4.0  # of a prompt, before any was seen
-# A prompt's token costs less than one that is written: many are computed in one step.
+UNSEEN = 4.0  # the first estimate counts as so many answers, each as long as allowed
+BYTES_PER_TOKEN = 4.0  # of a prompt, until answers tell
+# The cost of a prompt's token, in generated tokens: many are computed in one step.
 PROMPT_SHARE = 0.125
-HEAD_ROWS, BEGINNING = 64, 256  # rows looked at for what all have in common; characters after it
+HEAD_ROWS, BEGINNING = 64, 256  # rows compared for a common beginning; characters after it
 
 
 class RowCosts:
-    """Learns from the answers; makes rows into tasks."""
+    """Makes tasks of rows, with costs that it learns from the answers."""
 
     def __init__(self, opening: Message) -> None:
         settings = opening.get("settings") or [{}]
@@ -46,8 +46,8 @@ class RowCosts:
         self._prompt_tokens += message["prompt_tokens"]
 
     def _beginning(self, asked: Mapping[str, Any]) -> int | None:
-        """What rows that begin alike have in common: a hash of their first characters, behind
-        those that all rows have. None for a row that is too short to share anything."""
+        """A hash that is equal for rows that begin alike: of the first characters after the common
+        beginning of all rows. None for a row that is too short to share anything."""
         text = _text_of(asked)
         if len(self._heads) < HEAD_ROWS:
             self._heads.append(text[: 1 << 16])

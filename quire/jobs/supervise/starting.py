@@ -1,4 +1,4 @@
-"""Where the engines of a job are started: here, or on a Ray cluster."""
+"""Starts the engines of a job, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATHS = ("tokenizer", "chat_template", "allowed_local_media_path", "download_di
 
 @dataclass(frozen=True, slots=True)
 class EngineStarts:
-    """For each replica of a job, the first message to its engine and what starts one."""
+    """For each replica of a job, the first message to its engine and the way to start one."""
 
     openings: Sequence[Message]
     _starts: Sequence[Start]
@@ -32,7 +32,7 @@ class EngineStarts:
         command: Sequence[str],
         hear: Callable[[str], None],
     ) -> EngineStarts:
-        """The same opening for all, with the options that a share of the machine asks for."""
+        """The same first message for all, each with the options for its share of the machine."""
         places = _places(options)
         openings = [
             {**opening, "options": {**place.options, **opening["options"]}} for place in places
@@ -50,7 +50,7 @@ class EngineStarts:
 
 
 def _places(options: JobOptions) -> tuple[Place, ...]:
-    """Where each replica runs; on a Ray cluster, the cluster finds out."""
+    """Where each replica runs; on a Ray cluster, Ray decides."""
     if options.ray is None:
         return options.places()
     if options.gpus is not None:
@@ -70,8 +70,8 @@ def _here(place: Place, command: Sequence[str], hear: Callable[[str], None]) -> 
 
 
 def with_whole_paths(opening: Message) -> Message:
-    """What is a path here, from here on: an actor has another working directory, where models/mine
-    would be the id of a model on the Hub."""
+    """The message with absolute paths: an actor has another working directory, where models/mine
+    would be taken for the id of a model on the Hub."""
     options, adapters = opening["options"], opening["lora"]
     given = {name: options[name] for name in _PATHS if options.get(name)}
     return {

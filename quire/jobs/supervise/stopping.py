@@ -1,5 +1,5 @@
-"""Ctrl-C, SIGTERM and a closed terminal during a job: the first asks it to stop, another one stops
-it where it is."""
+"""Ctrl-C, SIGTERM and a closed terminal during a job: the first asks it to stop, a second one stops
+it at once."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _StopHere(KeyboardInterrupt):
-    """Raised wherever the program happens to be. No Exception: what reads a value and takes every
-    one for the value's fault would take this one, and the output would have another row."""
+    """Raised at any point of the program. It is no Exception, so that code which catches every
+    error of a row does not catch it and record it as that row's error."""
 
 
 class StopSignals:
-    """Catches them while the block runs; `asked` once one came. A SIGINT or SIGHUP that is ignored
-    stays so: a shell does that for what it runs in the background, whose terminal's Ctrl-C is meant
-    for something else, and nohup for what is to outlive its terminal. In another thread than the
-    main one, where Python allows no handlers, none is set."""
+    """Handles these signals while the block runs; `asked` is True after the first. A SIGINT or
+    SIGHUP that was ignored before stays ignored: a shell ignores SIGINT for its background jobs,
+    and nohup ignores SIGHUP. Outside of the main thread Python allows no handlers, so none is
+    set."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -40,7 +40,7 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGHUP:
-            return  # the shell and the kernel may both tell that the terminal is gone
+            return  # a closed terminal may send SIGHUP twice: from the shell and from the kernel
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = number
@@ -52,7 +52,7 @@ class StopSignals:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Stop wherever it is in this block, which leaves nothing half done if it is left."""
+        """In this block the first signal stops at once: nothing in it can be left half done."""
         self._at_once = True
         try:
             if self.asked():

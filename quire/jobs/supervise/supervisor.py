@@ -1,7 +1,7 @@
-"""The supervisor: feeds the engines rows, keeps the journal, and outlives every engine.
+"""The supervisor sends rows to the engines, writes the journal, and survives crashes of engines.
 
-One loop, nothing blocking in it. What becomes of engines that die, and of the rows they had, is
-settled in `quire.replicas`; here rows come from the source, and results go to the journal.
+It is one loop in which nothing blocks. `quire.replicas` replaces engines that die and tries their
+rows again; here rows are read from the source, and results are written to the journal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
 COMMAND = (sys.executable, "-m", "quire.jobs.child")
-TURN_ROWS, TURN_BYTES = 256, 1 << 20  # read between two looks at everything else
+TURN_ROWS, TURN_BYTES = 256, 1 << 20  # read at once, before the rest of the loop gets its turn
 _LONGEST_WAIT = 0.2
-_SHORT_WAIT = 0.02  # while rows are being made ready that the engine could have
+_SHORT_WAIT = 0.02  # seconds, while the engine waits for rows that are being prepared
 LONGEST_ERROR = 4000  # characters of a row's error that are kept
 
 
@@ -44,13 +44,13 @@ class Supervisor:
         start: Callable[[int, Message], EngineLink],
         engines: Sequence[EngineLink] = (),
     ) -> None:
-        """`rows` gives work, a result of before that still counts, or None while the next one is
-        not ready. There is an opening for each replica; `engines` may have been started already,
-        with the same openings, to save time."""
+        """`rows` yields work, an earlier result that still counts, or None while the next row is
+        not ready. `openings` has the first message for each replica; `engines` may be started
+        already, with the same messages, to save time."""
         self._journal, self._source, self._costs = journal, rows, RowCosts(openings[0])
         self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
         self._should_stop, self._metrics = should_stop, ReplicaMetrics()
-        self._starved = False  # the source had nothing ready when it was last asked
+        self._starved = False  # the source had no row ready the last time
         self._replicas = ReplicaSet(openings, start, self, engines)
 
     @property
@@ -58,7 +58,7 @@ class Supervisor:
         return self._replicas.num_restarts
 
     def run(self) -> None:
-        """Return when every row has a record on disk; JobStopped where that cannot be now."""
+        """Return when every row has a record on disk; JobStopped if it has to stop before."""
         try:
             while not (self._replicas.feeder.exhausted and self._replicas.idle):
                 self._turn()
@@ -90,7 +90,7 @@ class Supervisor:
         raise JobStopped("stopped cleanly")
 
     def _read_rows(self) -> bool:
-        """Take what there is room for; whether there may be more to take at once."""
+        """Read rows for which there is room; True if more may be read at once."""
         feeder = self._replicas.feeder
         num_bytes = num_taken = 0
         self._starved = False
@@ -116,7 +116,7 @@ class Supervisor:
                 self._keep(self._failed(row, row.error.kind, row.error.message))
         return num_taken > 0
 
-    # What the replicas say.
+    # Callbacks of the replicas.
 
     def answered(self, task: Task, message: Message) -> None:
         row: WorkRow = task.row
@@ -150,7 +150,7 @@ class Supervisor:
         self._watcher.note(line)
 
     def _failed(self, row: WorkRow, kind: str, text: str) -> ResultRecord:
-        if len(text) > LONGEST_ERROR:  # it quotes the row, which may be of any size
+        if len(text) > LONGEST_ERROR:  # an error may quote the row, which can have any size
             text = f"{text[:LONGEST_ERROR]}… ({len(text)} characters)"
         return ResultRecord(row.row, row.key, row.content, self._epoch, error=text, error_type=kind)
 
@@ -159,6 +159,6 @@ class Supervisor:
 
 
 def _extra(message: Message) -> Message:
-    """What not every result has."""
+    """The fields that only some results have."""
     names = ("timings", "continuations", "choice_probs", "body", "transcript")
     return {name: message[name] for name in names if name in message}
