@@ -1,1 +1,1 @@
-"""The first start on a GPU made short: kernels compiled while other things load."""
+"""Makes the first start on a GPU short: kernels are compiled while other things load."""

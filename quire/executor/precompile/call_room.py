@@ -1,4 +1,4 @@
-"""What calls of kernels on next to nothing are made of: a model's types, a block, a few rows."""
+"""Small tensors for calls of kernels: a model's dtypes and shapes, one block, a few rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 16
 
 
 class CallRoom:
-    """Tensors as the model's real calls have them."""
+    """Makes tensors with the dtypes and shapes of the model's real calls."""
 
     def __init__(self, config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
         self.config, self.spec, self.device = config, spec, device
@@ -54,7 +54,7 @@ class CallRoom:
         return DeviceColumns(ROWS, 4, vocab_size=vocab_size, device=device, num_states=num_states)
 
     def head_norms(self) -> HeadNorms | None:
-        """Norms of heads, where the kernel that turns those norms them, too."""
+        """Norms of heads, if the kernel that rotates heads also norms them."""
         plan = self.spec.layers[0].attention.head_norm
         if plan is None:
             return None

@@ -1,7 +1,8 @@
-"""The GPU's context, made while torch is imported, which takes seconds.
+"""Creates the GPU's context while torch is imported, which takes seconds.
 
-The driver works on it without Python; torch finds it done. No torch here, and nothing that a
-thread would import: two threads that import what depends on each other get it half made.
+The driver does it without holding Python's lock, and torch then finds it ready. This file imports
+neither torch nor, in the thread, anything else: two threads that import modules which depend on
+each other may get half-initialised ones.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ TORCH_CUDA = "libtorch_cuda.so"
 
 
 def wake_gpu(wanted: str | None) -> threading.Thread | None:
-    """Begin to make the first GPU's context, if that is what an engine will use; nothing fails
-    by it, and nobody need wait for it."""
-    # A program that has torch already may have chosen another device with it.
+    """Begin to create the first GPU's context in a thread, if an engine will use it. If it fails,
+    nothing else does, and nothing has to wait for it."""
+    # If torch is loaded already, the program may have chosen another device.
     if wanted == "cpu" or "torch" in sys.modules or not torch_knows_cuda():
         return None
     thread = threading.Thread(target=_make_context, name="quire-waking", daemon=True)
@@ -29,7 +30,8 @@ def wake_gpu(wanted: str | None) -> threading.Thread | None:
 
 
 def torch_knows_cuda() -> bool:
-    """Without importing it: an idle context would hold some of the device's memory for nothing."""
+    """Whether the installed torch has CUDA, without importing it: an unused context would only take
+    memory of the device."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False
@@ -37,7 +39,7 @@ def torch_knows_cuda() -> bool:
 
 
 def _make_context() -> None:
-    """Hold the first device's own context, the one that torch uses."""
+    """Retain the first device's primary context, which is the one that torch uses."""
     try:
         driver = ctypes.CDLL(DRIVER)
     except OSError:

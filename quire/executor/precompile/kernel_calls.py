@@ -1,4 +1,4 @@
-"""One call of every kernel of a model, on next to nothing: what the warmup has compiled.
+"""One call of every kernel of a model, on tiny inputs: this makes the warmup compile them.
 
 The arguments have the types and constants of the model's real calls, so that nothing is left to
 compile later.
@@ -29,10 +29,10 @@ from quire.steps.row_schema import NOWHERE
 
 
 class Calls(CallRoom):
-    """One call of every kernel, on a few rows that rest and blocks nobody uses."""
+    """One call of every kernel, on a few idle rows and blocks that are not in use."""
 
     def all(self) -> list[Callable[[], object]]:
-        """What the first steps call of ours, the slowest to compile first."""
+        """quire's kernels for the first steps, the slowest to compile first."""
         by_window = [
             call
             for window in self.windows
@@ -51,28 +51,28 @@ class Calls(CallRoom):
         ]
 
     def of_torch(self) -> list[Callable[[], object]]:
-        """What the first steps call of torch alone."""
+        """Ops of torch that the first steps call."""
         return [self.a_plan, self.products]
 
     def driver(self) -> None:
-        """Triton's own driver, with a library that it loads first."""
+        """Initialise Triton's driver, which loads a library."""
         from triton.runtime import driver
 
         driver.active.get_current_device()
 
     def later(self) -> list[Callable[[], object]]:
-        """What only some plans call: truncation, shared prefixes, many rows."""
+        """Kernels that only some plans call: truncation, shared prefixes, many rows."""
         from quire.backends.triton.tiles import MANY_ROWS, decode_tile
 
         decodes: list[Callable[[], object]]
         if self.config.batch_invariant:  # one tile serves any number of rows
             decodes = [partial(self.decode, w, ROWS, shared=True) for w in self.windows]
             return [partial(self.sample, truncated=True), *decodes]
-        if self.shape.values_in_keys:  # one tile serves any, and nothing is shared
+        if self.shape.values_in_keys:  # one tile serves any number; no shared prefixes
             return [partial(self.sample, truncated=True)]
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
-        # Kernels go by tiles, and tiles not always by the number of rows.
-        done = {(decode_tile(self.shape, ROWS), False)}  # the first steps call that one
+        # Kernels depend on tiles, and tiles not always on the number of rows.
+        done = {(decode_tile(self.shape, ROWS), False)}  # the first steps have this one
         decodes = []
         for size, shared in itertools.product(sizes, (True, False)):
             kind = (decode_tile(self.shape, size, shared=shared), shared)
@@ -82,7 +82,7 @@ class Calls(CallRoom):
         return [partial(self.sample, truncated=True), *decodes]
 
     def features(self) -> list[Callable[[], object]]:
-        """What rows with edits or logprobs call; compiled ahead, but not called before."""
+        """Kernels for rows with edits or logprobs: compiled ahead, but not called ahead."""
         return [
             partial(self.edits, truncated=True),
             partial(self.edits, truncated=False),
@@ -109,7 +109,7 @@ class Calls(CallRoom):
         from quire.executor.cuda.triton_ops import TritonOps
 
         columns = self.columns()
-        # As many rows as the real buffers have: some constants go by it.
+        # The number of rows of the real buffers, on which some constants depend.
         max_rows = max(ROWS, self.config.max_num_seqs)
         steady = self.config.batch_invariant
         ops = TritonOps(
@@ -125,7 +125,7 @@ class Calls(CallRoom):
         fed.attention[0, window].attend(q, *self.cache(), self.sinks())
 
     def small_batch(self) -> list[Callable[[], object]]:
-        """The products of steps with few rows."""
+        """The products for steps with few rows."""
         if self.config.batch_invariant:
             return []
         from quire.backends.triton.small_batch import (
@@ -146,7 +146,7 @@ class Calls(CallRoom):
         return [*packed, *compiled, embed] if products else []
 
     def experts(self) -> list[Callable[[], object]]:
-        """The products of mixtures: compiled for tiles of every size, called by none."""
+        """The products of mixtures of experts: compiled for tiles of every size, but not called."""
         from quire.backends.triton.experts import all_tiles, compile_experts
 
         hidden = self.spec.hidden_size
@@ -157,7 +157,7 @@ class Calls(CallRoom):
         ]
 
     def states(self) -> list[Callable[[], object]]:
-        """Of layers that keep some: a row that rests, and a slice of no token."""
+        """The states of layers that keep some: one idle row, and a slice without tokens."""
         plans = dict.fromkeys(plan for plan in self.spec.states if plan is not None)
         return [partial(self.state, plan, single) for plan in plans for single in (True, False)]
 
@@ -175,7 +175,7 @@ class Calls(CallRoom):
         states.take_up(rule, qkvz[:, : plan.channels], rates, *self.cache())
 
     def packed(self) -> None:
-        """Attention of few rows straight from the packed projection."""
+        """Attention of few rows that reads q, k and v from one packed projection."""
         from quire.executor.cuda.triton_ops import PlannedDecode, TritonOps
 
         columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
@@ -206,7 +206,7 @@ class Calls(CallRoom):
         ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody, ahead=truncated)
 
     def automata(self) -> None:
-        """A grammar of one state, which nobody follows."""
+        """A grammar with one state, which no row follows."""
         from quire.executor.cuda.triton_ops import TritonOps
 
         columns = self.columns(num_states=1)
@@ -274,7 +274,7 @@ class Calls(CallRoom):
                 activate(self.empty(ROWS, mlp.width), mlp.activation)
 
     def a_plan(self) -> None:
-        """What torch itself computes around a pass: it loads a kernel when that is first used."""
+        """Ops of torch around a pass: torch loads a kernel when it is first used."""
         columns, upload, ids = self.columns(), Upload(self.device), np.zeros(2, np.int32)
         start = RowStart(0, RowSampling(), 0, 0, ids, ids[:0], ids[:0], 1)
         assigned = Assigned(ids[:1], ids[:1], ids[:1])
@@ -304,6 +304,6 @@ class Calls(CallRoom):
         ops.copy_blocks(self.caches(), pairs)
 
     def products(self) -> None:
-        """Loads the library of matrix products."""
+        """A matrix product, which loads torch's library for them."""
         x = self.empty(ROWS, self.spec.hidden_size)
         torch.nn.functional.linear(x, x)

@@ -1,10 +1,11 @@
-"""Functions that launch kernels, loaded one at a time.
+"""Loads the functions that launch kernels one at a time.
 
-Triton has one for each signature, in a library of its own, and all of them are modules of one name.
-Python gives who loads such a library a second time the module that came last under that name, with
-the functions of this library put into it: until Triton has taken its function out, another thread
-may have had those of its own put there. Then a kernel is launched with the arguments of another: it
-fails, or computes something else. One of about a thousand loads did, in twelve threads.
+Triton has one such function for each signature, in a library of its own, and all these libraries
+are modules with one name. If a library is loaded a second time, Python returns the module loaded
+last under that name, with this library's functions put into it. Before Triton has read its function
+from it, another thread may have put in those of its own library. The kernel is then launched with
+the arguments of another, and fails or computes something wrong. This happened in one of about a
+thousand loads, with twelve threads.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _LOADING = threading.Lock()
 
 
 def load_launchers_in_turn() -> None:
-    """From now on, who has a launcher loaded in this process waits for others to have theirs."""
+    """From now on, launchers are loaded under a lock in this process."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     load = CudaLauncher.__init__
-    if hasattr(load, "__wrapped__"):  # this was called before
+    if hasattr(load, "__wrapped__"):  # already wrapped
         return
 
     @wraps(load)

@@ -1,7 +1,7 @@
-"""Has kernels compiled by another process while this one imports torch, which takes seconds.
+"""Compiles kernels in another process while this one imports torch, which takes seconds.
 
-A miss costs time and nothing else: what the other process did not compile, or compiled for
-something else, is compiled when it is called (warmup.py).
+A miss only costs time: a kernel that the other process did not compile, or compiled for other
+types, is compiled when it is called (warmup.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from quire.executor.precompile.cuda_context import torch_knows_cuda
 from quire.options import Options
 from quire.spec import ModelSpec, for_kernels
 
-# The device files of a machine that has a GPU, and those of Windows' Linux.
+# Device files of a machine with a GPU, and of one under Windows' Linux.
 DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-# The options that decide what kernels are compiled for.
+# The options on which the compiled variants depend.
 DECIDING = (
     *("dtype", "quantization", "block_size", "kv_cache_dtype"),
     *("max_num_seqs", "max_num_batched_tokens"),
@@ -38,7 +38,7 @@ _KERNELS = Path(__file__).parents[2] / "backends" / "triton"
 
 
 class Compiling:
-    """The process at work; any thread may wait for it, tell it to go on, or end it."""
+    """The process that compiles. Any thread may wait for it, let it go on, or end it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -46,26 +46,26 @@ class Compiling:
         self._num_heard = 0
 
     def wait(self) -> None:
-        """Return when the kernels of the first steps are compiled, or nobody works on them."""
+        """Return when the kernels of the first steps are compiled, or the process has ended."""
         self._hear(1)
 
     def wait_for_later(self) -> None:
-        """Return when those that only some plans call are compiled as well."""
+        """Return when the kernels that only some plans call are compiled as well."""
         self._hear(2)
 
     def go_on(self) -> None:
-        """Have the kernels of sampling's features compiled, now that the first steps are made."""
+        """Let it compile the kernels of sampling's features, now that the first steps are done."""
         with self._talking, suppress(BrokenPipeError):  # it may have ended
             pipe = self._process.stdin
             if pipe is not None and not pipe.closed:
                 os.write(pipe.fileno(), b".")
 
     def wait_for_all(self) -> None:
-        """Return when nothing is being compiled any more."""
+        """Return when the process has ended."""
         self._process.wait()
 
     def _hear(self, stages: int) -> None:
-        """A byte comes for each stage that is over."""
+        """Wait until so many stages are over. The process writes a byte after each."""
         with self._talking:
             heard = self._process.stdout
             while self._num_heard < stages and heard is not None and not heard.closed:
@@ -85,8 +85,9 @@ class Compiling:
 
 
 def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
-    """Start the process, unless there is no GPU to use or all was compiled before; or where the
-    model keeps latents or states, whose kernels are compiled when they are called (warmup.py)."""
+    """Start the process. None if there is no GPU to use or everything is compiled already, or if
+    the model keeps latents or states: those kernels are compiled when they are called
+    (warmup.py)."""
     if spec.keeps_states or spec.layers[0].attention.latent is not None:
         return None
     if options.device == "cpu" or not any(map(os.path.exists, DEVICES)) or not torch_knows_cuda():
@@ -107,7 +108,7 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": import_paths()},
-            process_group=0,  # it ends with this process, not by a Ctrl-C
+            process_group=0,  # a Ctrl-C does not end it; it ends with this process
         )
     except OSError:
         return None
@@ -115,8 +116,8 @@ def begin_compiling(spec: ModelSpec, options: Options) -> Compiling | None:
 
 
 def hash_triton() -> threading.Thread:
-    """Begin to work out Triton's hash of itself, 400 MB, by which it finds what it compiled. It is
-    kept, but of threads that ask for it at once each would work it out: wait for this one."""
+    """Begin to compute Triton's hash of its own 400 MB, which is part of its cache's keys. Triton
+    keeps it, but threads that ask at once would each compute it: wait for this one."""
     import triton.runtime.cache
 
     asked = getattr(triton.runtime.cache, "triton_key", lambda: "")
@@ -126,8 +127,8 @@ def hash_triton() -> threading.Thread:
 
 
 def keep_triton_private() -> None:
-    """Have Triton keep what it compiled in a folder that only this user can write to: it loads
-    libraries from there. Told in the environment, which is where every process looks."""
+    """Set Triton's cache to a folder that only this user can write to, as it loads libraries from
+    there. It is set in the environment, which child processes inherit."""
     folder = _triton_cache()
     if (why := why_not_private(folder)) is None:
         return
@@ -143,18 +144,18 @@ def keep_triton_private() -> None:
 
 
 def _triton_cache() -> Path:
-    """Where Triton keeps what it compiled."""
+    """The folder of Triton's cache."""
     if folder := os.environ.get("TRITON_CACHE_DIR"):
         return Path(folder)
     return Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
 
 
 def _key(what: str, triton: Path) -> str:
-    """Other for other models, kernels, versions and devices."""
+    """A hash that changes with the model, the kernels, versions and devices."""
     facts = [what, sys.version]
     for path in (triton, *sorted(_KERNELS.glob("*.py"))):
         status = path.stat()
         facts.append(f"{path} {status.st_mtime_ns} {status.st_size}")
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        facts.append(path.read_text().partition("\n")[0])  # its name
+        facts.append(path.read_text().partition("\n")[0])  # the model of the GPU
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""What kernels are compiled for in the steps of a model, told without torch.
+"""The variants (types and constants) of all kernels in the steps of a model, without torch.
 
-A process that has no torch compiles it while the engine's imports it (worker.py). Constants come
-from where the launches have them; the types of arguments are written down here, and a test holds
-them to what kernel_calls.py calls. What differs is compiled twice, no more.
+A process without torch compiles them while the engine's process imports it (worker.py). Constants
+come from the code that launches the kernels. Types of arguments are written here; a test compares
+them with kernel_calls.py. A wrong variant only costs time, as the right one is compiled later.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ from quire.steps.row_schema import NUM_COLUMNS
 if TYPE_CHECKING:
     import torch
 
-ROWS = 16  # of the smallest step: tiles go by it
-PREFIX_QUERIES = 64  # of a tile, unless somebody asks for another
+ROWS = 16  # of the smallest step; tiles depend on it
+PREFIX_QUERIES = 64  # default queries of a tile
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a model; `shared_memory`: bytes that one program may have."""
+    """The steps of a model; `shared_memory`: bytes that one thread block may use."""
 
     config: EngineConfig
     spec: ModelSpec
@@ -97,7 +97,7 @@ class Steps:
 
     @property
     def normed_by(self) -> Pointer | None:
-        """To the weights that heads are normed with where they are turned, if they are."""
+        """The weights by which the kernel that rotates heads norms them; None: it does not."""
         norm = self.spec.layers[0].attention.head_norm
         return None if norm is None else self._weight_of(norm)
 
@@ -105,7 +105,7 @@ class Steps:
         return F32 if norm.is_wide else self._own()
 
     def first(self) -> list[Variant]:
-        """What the first steps call, the slowest to compile first."""
+        """Variants for the first steps, the slowest to compile first."""
         return [
             *self._attention(),
             *self._sampling(truncated=False),
@@ -117,7 +117,7 @@ class Steps:
         ]
 
     def later(self) -> list[Variant]:
-        """What only some plans call: truncation, shared prefixes, many rows."""
+        """Variants that only some plans need: truncation, shared prefixes, many rows."""
         own, vocab = self._own(), self.spec.vocab_size
         made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
         made += self._later_attention()
@@ -140,7 +140,7 @@ class Steps:
         return [*made, Variant(merge_parts, given, decode.merge_constants(self.shape))]
 
     def features(self) -> list[Variant]:
-        """What only rows with edits or logprobs call."""
+        """Variants that only rows with edits or logprobs need."""
         from quire.backends.triton import edit
 
         made = [self._scores(), *self._edits(edit.scratch_width(self.spec.vocab_size))]
@@ -149,14 +149,14 @@ class Steps:
         return [one for one in made if one not in known]
 
     def _windows(self) -> list[bool]:
-        """Whether layers have a window, as far as they differ in it."""
+        """Whether layers have a window: [False], [True] or both."""
         return sorted({one is not None for one in self.spec.windows})
 
     def _own(self) -> Pointer:
         return Pointer(self.config.dtype)
 
     def _kept(self) -> Pointer:
-        """To keys or values."""
+        """A pointer to keys or values."""
         return Pointer("float8_e4m3fn") if self.shape.fp8_kv else self._own()
 
     def _prompts(self, has_window: bool) -> Variant:
@@ -189,7 +189,7 @@ class Steps:
     def _decode(self, num_rows: int, *, shared: bool = False) -> Iterator[Variant]:
         own, kept, shape = self._own(), self._kept(), self.shape
         tile = decode_tile(shape, num_rows, shared=shared)
-        sinks = F32 if shape.sinks else own  # where there are none, to something
+        sinks = F32 if shape.sinks else own  # without sinks, any pointer
         given = (own, kept, kept, I32, I32, I32, F32, F32, I32, own, sinks, SOME, self._q_width())
         yield Variant(
             attend_items,
@@ -210,7 +210,7 @@ class Steps:
         return Variant(find_limits, (*given, stride, self.spec.vocab_size), constants)
 
     def _edits(self, width: int) -> Iterator[Variant]:
-        """Edited lines, and what is drawn from them; `width`: of a line of the scratch."""
+        """Editing lines of logits, and drawing from them; `width`: of a line of the scratch."""
         from quire.backends.triton import doubt_kernels, edit
         from quire.backends.triton import edit_kernels as edit_code
 
@@ -231,7 +231,7 @@ class Steps:
         yield self._draw(F32, width, truncated=False)
 
     def _automata(self) -> Iterator[Variant]:
-        """Grammars that the device follows."""
+        """Following grammars on the device."""
         from quire.backends.triton import automata
         from quire.backends.triton import automata_kernels as code
 

@@ -1,4 +1,4 @@
-"""What attention is compiled for where a row gets the same bits in any batch; see signatures.py."""
+"""Variants of attention with the same bits for a row in any batch; see signatures.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quire.executor.precompile.variants import A_FRACTION, F32, I32, I64, SOME, 
 
 @dataclass(frozen=True, slots=True)
 class SteadyAttention:
-    """Of heads of this shape, whose numbers `own` points to."""
+    """For heads of this shape; `own`: a pointer to their dtype."""
 
     shape: HeadShape
     own: Pointer
 
     def first(self, windows: list[bool]) -> list[Variant]:
-        """`windows`: whether layers have one, as far as they differ in it."""
+        """`windows`: whether layers have a window: [False], [True] or both."""
         own, shape, width = self.own, self.shape, self._q_width()
         sinks, constants = F32 if shape.sinks else own, {"SINKS": shape.sinks}
         for_rows, for_prompts = steady_tiles(shape)

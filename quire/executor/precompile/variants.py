@@ -1,17 +1,17 @@
-"""A kernel with what it is compiled for, written down without torch."""
+"""A kernel and what it is compiled for, without torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-SOME = 2  # of an integer that no variant goes by
-A_FRACTION = 0.5  # nor by any fraction
+SOME = 2  # stands for an integer that does not change the variant
+A_FRACTION = 0.5  # the same for a float
 
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """What kernels ask of a torch.dtype."""
+    """The part of torch.dtype that kernels use."""
 
     name: str
 
@@ -25,7 +25,7 @@ class ElementType:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """To numbers of this type, at an address that 16 divides: what Triton asks of a tensor."""
+    """A pointer to this dtype with 16-byte alignment: all that Triton reads of a tensor."""
 
     dtype: str
 
@@ -35,14 +35,14 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel, arguments of the types it is called with, and its constants."""
+    """A kernel, arguments with the types of a real call, and its constants."""
 
     kernel: Any
     given: tuple[Pointer | int | float, ...]
     constants: dict[str, Any]
 
     def compile(self) -> Any:
-        """Into Triton's cache, for the device of its active driver; what it made of the kernel."""
+        """Compile into Triton's cache, for its active driver's device. Returns the kernel."""
         return self.kernel.warmup(*self.given, grid=(1,), **self.constants)
 
 

@@ -1,8 +1,8 @@
-"""Kernels compiled while the weights are loaded.
+"""Compiles kernels while the weights are loaded.
 
-Each kernel is called once (kernel_calls.py), in a thread of its own. What was compiled before, or
-by the process that began before torch was there (parent.py), is found on disk; what was not takes
-a second or more of a core.
+Each kernel is called once (kernel_calls.py), in threads. A kernel that was compiled before, or by
+the process that began before torch was imported (parent.py), is found on disk; any other takes a
+second or more of a core.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from quire.executor.torch_defaults import by_usual_defaults
 from quire.spec import ModelSpec
 
 THREADS, REST_THREADS = 12, 4
-LOADED_AFTER = 1.5  # seconds in which kernels that were compiled before are there
-REST_AFTER = 0.5  # seconds in which the first steps have Python to themselves
+LOADED_AFTER = 1.5  # seconds within which kernels load that were compiled before
+REST_AFTER = 0.5  # seconds in which the first steps run undisturbed
 
 
 class Warmup:
-    """Begins compiling when it is made; `wait` returns when all is compiled that the first steps
-    need. The rest goes on beside them."""
+    """Begins compiling when it is made. `wait` returns when all kernels of the first steps are
+    compiled; the rest goes on beside those steps."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Warmup:
         compiling: Compiling | None = None,
         hashing: threading.Thread | None = None,
     ) -> None:
-        """`compiling`: the process that is at it already, if there is one; `hashing`: what
-        `hash_triton` returned, if that was called."""
+        """`compiling`: the process that compiles already, if any; `hashing`: the result of
+        `hash_triton`, if that was called."""
         load_launchers_in_turn()
         hashing = hashing or hash_triton()
-        # Here, because modules that import each other must not be imported by several threads.
+        # Imported here, because threads must not import modules that import each other.
         import quire.backends.triton.kernels  # noqa: F401
 
         self._pool = ThreadPoolExecutor(THREADS, "quire-compile")
@@ -66,17 +66,17 @@ class Warmup:
         finally:
             self._pool.shutdown(wait=False)
         atexit.register(self.stop)
-        # What was compiled before, or is being compiled elsewhere, is only loaded, one after the
-        # other: Python is wanted elsewhere.
+        # Kernels that were compiled before, or by the other process, are only loaded, by one
+        # thread: more would take Python's lock from the first steps.
         is_new = self._compiling is None and time.monotonic() - self._begun > LOADED_AFTER
         for _ in range(REST_THREADS if is_new else 1):
-            # Daemons, so that a short program need not wait for kernels that it never calls.
+            # Daemons, so that short programs do not wait for kernels that they never call.
             thread = threading.Thread(target=self._go_on, name="quire-compile", daemon=True)
             self._rest.append(thread)
             thread.start()
 
     def stop(self) -> None:
-        """Begin no further kernel, and wait for those at hand."""
+        """Begin no further kernels, and wait for those that are being compiled."""
         atexit.unregister(self.stop)
         self._stopped.set()
         if self._compiling is not None:
@@ -85,8 +85,8 @@ class Warmup:
             thread.join()
 
     def _go_on(self) -> None:
-        """What only some plans call. Kernels of features are loaded when a row has one: many
-        engines never meet such a row."""
+        """Load kernels that only some plans call. Those of features are loaded when a row needs
+        them, which in many engines is never."""
         if self._compiling is not None:
             self._compiling.wait_for_later()
         self._stopped.wait(REST_AFTER)
@@ -103,7 +103,7 @@ class Warmup:
             try:
                 _call(call)
             except torch.OutOfMemoryError:
-                self._later.clear()  # the rest is compiled when it is needed
+                self._later.clear()  # compile the rest when it is needed
 
 
 @by_usual_defaults

@@ -2,13 +2,13 @@
 
     python -m quire.executor.precompile.worker WHAT MARKER
 
-WHAT is JSON made by parent.py. Everything goes to Triton's cache on disk, where the engine finds
-it. A byte on stdout says that the first steps have their kernels, another that those are
-there which only some plans call; the file MARKER is then made if none is missing. The kernels of
-sampling's features wait for a byte on stdin, which says that the engine has made its first steps:
-they take more than all the others, and many engines never need them. The process and all its
-workers end when stdin does, so they never outlive who started them. No torch: importing it would
-take longer than compiling.
+WHAT is JSON made by parent.py. All kernels go to Triton's cache on disk, where the engine finds
+them. The process writes a byte to stdout when the kernels of the first steps are compiled, and
+another one when those that only some plans call are; if none failed, it then makes the file MARKER.
+It compiles the kernels of sampling's features after a byte on stdin, which the engine writes after
+its first steps: they take more than all the others, and many engines never need them. The process
+and all its workers end when stdin ends, so they never outlive the engine. No torch: importing it
+would take longer than compiling.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from quire.executor.precompile.signatures import Steps
 from quire.executor.precompile.variants import Variant
 from quire.options import Options, resolve
 
-SECONDS = 120  # nobody waits for longer
+SECONDS = 120  # after this the process ends
 DONE = b"."  # a stage is over
-POLITE = 10  # how far what nobody waits for steps back, as `nice` counts
+POLITE = 10  # niceness of the work that is not waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What Triton asks of a driver when it compiles without running anything."""
+    """The part of a driver that Triton calls when it compiles without running anything."""
 
     gpu: Gpu
 
@@ -59,16 +59,16 @@ class Device:
 
 
 def main(what: str, marker: str) -> int:
-    # Triton would import it, to know a tensor when it sees one.
+    # Triton would import torch, to recognise tensors.
     sys.modules["torch"] = cast(ModuleType, None)
     signal.alarm(SECONDS)
-    with ThreadPoolExecutor(1) as aside:  # the driver takes its time, too
+    with ThreadPoolExecutor(1) as aside:  # the driver is slow as well
         asked = aside.submit(first_gpu)
         hash_triton().join()
         gpu = asked.result()
     if gpu is None:
         return 1
-    _compile_for(Device(gpu))  # variants go by it, too
+    _compile_for(Device(gpu))  # also decides which variants there are
     steps = steps_of(from_json(what), gpu)
     first: list[Callable[[], None]] = [partial(_compile, one) for one in steps.first()]
     first.insert(1, build_utils)
@@ -85,13 +85,13 @@ def main(what: str, marker: str) -> int:
 
 
 def steps_of(what: dict[str, Any], gpu: Gpu) -> Steps:
-    """Of the model and the options that an engine was given."""
+    """The steps of an engine's model and options."""
     config = resolve(Options(**what["options"]), what["spec"], gpu.facts())
     return Steps(config, what["spec"], gpu.shared_memory)
 
 
 def _compile_for(device: Device) -> None:
-    """Tell Triton of the device, and ask it once what every worker would ask it again."""
+    """Set Triton's device, and compute a hash once that all workers would compute again."""
     import triton
     from triton.compiler import make_backend
 
@@ -104,27 +104,28 @@ def _compile(variant: Variant) -> None:
 
 
 def build_launcher(compiled: Any) -> None:
-    """Triton has a C compiler make the function that launches a kernel, one per signature."""
+    """Build the function that launches a kernel; Triton needs a C compiler for each signature."""
     from triton.backends.nvidia.driver import CudaLauncher
 
     CudaLauncher(compiled.src, compiled.metadata)
 
 
 def build_utils() -> None:
-    """Likewise what its driver needs."""
+    """Build the library that Triton's driver needs."""
     from triton.backends.nvidia.driver import CudaUtils
 
     CudaUtils()
 
 
 def _listen() -> None:
-    """For the word to go on; if that never comes, this is the end."""
+    """Wait for a byte on stdin; if stdin ends, end the whole process group."""
     if not os.read(sys.stdin.fileno(), 1):
         os.killpg(0, signal.SIGKILL)
 
 
 def _share_out(work: Sequence[Callable[[], None]], at_once: int | None = None) -> bool:
-    """Have all of it done, so much at once or as much as there are cores; say whether it was."""
+    """Run all the work in child processes, `at_once` or as many as there are cores. True if all
+    succeeded."""
     waiting, running, num_done, stdin = deque(work), set[int](), 0, sys.stdin.fileno()
     most = max(1, at_once or usable_cores())
     while waiting or running:
@@ -142,10 +143,10 @@ def _share_out(work: Sequence[Callable[[], None]], at_once: int | None = None) -
 
 
 def _start_worker(work: Callable[[], None]) -> int:
-    """A process for one piece of work; the pipe that is returned says when that is done, and ends
-    in any case."""
+    """Fork a process for one piece of work. The returned pipe gets a byte if that succeeds, and is
+    closed in any case."""
     told, tell = os.pipe()
-    if not os.fork():  # we have but one thread
+    if not os.fork():  # safe: this process has only one thread
         try:
             signal.alarm(SECONDS)
             work()

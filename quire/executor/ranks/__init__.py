@@ -1,1 +1,1 @@
-"""Plans run on several ranks, each a process that computes its share of the model."""
+"""Runs plans on several ranks: processes that each compute a share of the model."""

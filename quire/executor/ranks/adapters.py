@@ -1,9 +1,9 @@
-"""LoRA adapters on ranks: read in the engine's process, sent whole, and cut by each rank as the
-products are that they change.
+"""LoRA adapters on ranks: the engine's process reads them and sends them whole; each rank cuts them
+like the products that they change.
 
-A product whose rows are divided takes its rows of B. One whose columns are divided takes its
-columns of A: what ranks add up are then parts of B (A x) beside parts of the product. Of such a
-product an offset is the first rank's alone.
+If the rows of a product are divided, a rank takes its rows of B. If its columns are divided, a rank
+takes its columns of A: ranks then add up parts of B (A x) together with parts of the product. Only
+the first rank has the offset of such a product.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WEIGHT = ".weight"
 
 
 class SentAdapters:
-    """The numbers of adapters that ranks have: as many as main memory is to hold, those used
-    last."""
+    """The numbers of the adapters that ranks have: the most recently used ones, as many as options
+    let main memory hold."""
 
     def __init__(self, options: AdapterOptions | None) -> None:
         self._capacity = 0 if options is None else max(options.max_cpu_loras, options.max_loras)
@@ -39,7 +39,7 @@ class SentAdapters:
         return number in self._sent
 
     def use(self, number: int) -> tuple[int, ...]:
-        """Ranks have it from now on; those that they forget for it."""
+        """Mark an adapter as sent and used. Returns the adapters that ranks must forget for it."""
         self._sent[number] = None
         self._sent.move_to_end(number)
         return tuple(self._sent.popitem(last=False)[0] for _ in range(self._num_over))
@@ -50,7 +50,7 @@ class SentAdapters:
 
 
 def for_ranks(number: int, forgotten: tuple[int, ...], weights: AdapterWeights) -> RankAdapter:
-    """What goes to every rank."""
+    """The message about an adapter, the same for all ranks."""
     parts = tuple(
         AdapterPart(
             site,
@@ -76,7 +76,7 @@ def for_ranks(number: int, forgotten: tuple[int, ...], weights: AdapterWeights) 
 
 
 def _bytes(matrix: Tensor) -> Bytes:
-    """numpy has no name for every type of float."""
+    """The matrix as bytes, as numpy lacks some float types."""
     found: Bytes = matrix.contiguous().view(torch.uint8).numpy()
     return found
 
@@ -116,7 +116,7 @@ class RankAdapters:
 
 
 def site_cuts(spec: ModelSpec, share: RankShare) -> dict[str, Cut]:
-    """What a rank has of each product."""
+    """The part of each product that a rank has, by the product's name."""
     return {
         weight.name.removesuffix(_WEIGHT): cut_of(weight, spec, share)
         for weight in rank_weights(spec, share)
@@ -125,7 +125,7 @@ def site_cuts(spec: ModelSpec, share: RankShare) -> dict[str, Cut]:
 
 
 def share_of(whole: AdapterWeights, cuts: Mapping[str, Cut], *, is_first: bool) -> AdapterWeights:
-    """What a rank adds to its products; an embedding is every rank's."""
+    """A rank's share of an adapter. Every rank has all of an embedding."""
     added = {}
     for site, some in whole.added.items():
         own = some if site == EMBEDDING else tuple(_part(one, cuts[site]) for one in some)
@@ -155,7 +155,7 @@ def _own_share(one: OwnNumbers, cut: Cut, is_first: bool) -> OwnNumbers:
 
 
 def _part(one: Added, cut: Cut) -> Added | None:
-    """Of one part of a product; None where the rank has no row of it."""
+    """A rank's share of one part of a product; None if the rank has no row of it."""
     places, before = [], 0
     for wanted in cut.rows:
         first = max(wanted.start, one.first)
@@ -167,7 +167,7 @@ def _part(one: Added, cut: Cut) -> Added | None:
         before += len(wanted)
     if not places:
         return None
-    # Ranges follow each other, and so do a part's rows of them.
+    # The ranges are in order, and so are the rows that a part has of them.
     rows = [place for _, place in places]
     columns = cut.columns
     return Added(

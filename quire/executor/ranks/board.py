@@ -1,4 +1,4 @@
-"""What each rank is at, in memory that all share: looked at when nothing is heard."""
+"""Each rank's progress, in memory shared by all: read when no messages come."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 
 class Column(IntEnum):
-    """Plans that a rank began and finished, sums it began, and parts of its tower. Of a plan its
-    number and a checksum are one value, so that nobody sees the one without the other: begun, of
-    what it was given; finished, of all that it drew so far and of the number of its sums."""
+    """Plans that a rank began and finished, sums that it began, and parts of its tower. The number
+    of a plan and a checksum are in one value, so that they are always read together. Checksum of
+    begun: the plan as received; of finished: all tokens drawn so far and the number of sums."""
 
     BEGUN, FINISHED, SUMS, ENCODED = range(4)
 
@@ -22,7 +22,7 @@ _CHECKSUM_BITS = 32
 
 
 class Board:
-    """One line of numbers for each rank, which only that rank writes."""
+    """A line of numbers for each rank, written only by that rank."""
 
     def __init__(self, file: int, size: int) -> None:
         self.file, self._map = file, mmap.mmap(file, size * len(Column) * 8)
@@ -48,12 +48,12 @@ class Board:
         self.lines[rank, column] = number
 
     def movement(self) -> bytes:
-        """Another value whenever a rank has moved."""
+        """A value that changes whenever a rank makes progress."""
         return self.lines.tobytes()
 
     def disagreement(self) -> str | None:
-        """How ranks at one plan differ in what they were given or made of it; None where they do
-        not, or are not at one plan."""
+        """How ranks that are at the same plan differ in what they got or computed. None if they
+        agree or are at different plans."""
         for column, what in (
             (Column.BEGUN, "were given different plans under"),
             (Column.FINISHED, "drew different tokens, or made different sums, up to"),

@@ -1,6 +1,6 @@
-"""RanksExecutor: plans go to processes that each compute a share of the model, results come back.
+"""RanksExecutor: sends plans to processes that each compute a share of the model.
 
-This process schedules, runs the code of requests, and computes nothing: it never opens a GPU.
+This process schedules and runs the code of requests. It computes nothing and never opens a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RankStep:
-    """A plan that is on its way."""
+    """A plan in flight."""
 
     executor: RanksExecutor
     plan: StepPlan
@@ -47,7 +47,8 @@ class RanksExecutor:
         *,
         silence: float = SILENCE,
     ) -> None:
-        """`module` is what each rank runs, with one of `jobs`; see session/rank.py."""
+        """`module`: the Python module that each rank runs with one of `jobs`; see
+        session/rank.py."""
         if config.batch_processors:
             names = ", ".join(getattr(c, "__qualname__", repr(c)) for c in config.batch_processors)
             raise NotSupported(
@@ -62,7 +63,7 @@ class RanksExecutor:
         self._ranks: RankProcesses | None = RankProcesses(module, jobs, silence=silence)
 
     def start(self) -> ExecutorFacts:
-        """Wait for the ranks, which began to load when this was made."""
+        """Wait until the ranks are ready. They began to load when this object was made."""
         try:
             facts: ExecutorFacts = from_json(self._alive.wait_started())
         except BaseException:
@@ -93,7 +94,7 @@ class RanksExecutor:
         return RankStep(self, plan, self._alive.tell(Kind.PLAN, data))
 
     def _send_adapter(self, number: int) -> None:
-        """Have an adapter on every rank before a plan that uses it. Unread it is not sent."""
+        """Send an adapter to all ranks before a plan that uses it, if they do not have it."""
         weights = None if number in self._sent else self.handles.adapter(number)
         forgotten = self._sent.use(number)
         if weights is not None:
@@ -101,12 +102,12 @@ class RanksExecutor:
             self._alive.answers(self._alive.tell(Kind.ADAPTER, data), reading=True)
 
     def land(self, step: RankStep) -> StepResult:
-        """Wait for a plan's result, once, in the order of plans."""
+        """Wait for a plan's result. Called once for each plan, in their order."""
         answers = self._alive.answers(step.number)
         return self._held.taken(step.plan, decode(answers[0].data))
 
     def reset(self) -> None:
-        """End every row. Of ranks that died there is nothing to end: the next plan says so."""
+        """End all rows. If ranks have died there are none to end; the next plan reports that."""
         self._held.clear()
         if self._alive.failed:
             return
@@ -128,7 +129,7 @@ class RanksExecutor:
         )
 
     def close(self) -> None:
-        """End the ranks; their memory goes back at once."""
+        """End the ranks, which frees their memory."""
         if self._ranks is not None:
             self._ranks.close()
             self._held.clear()

@@ -14,17 +14,17 @@ from torch import Tensor
 from quire.layers.tp import added
 from quire.ranks.shares import RankShare
 
-# Longer than any step: who does not come is noticed by the engine's process, which ends all ranks.
+# Longer than any step: the engine's process notices a missing rank and ends all ranks.
 PATIENCE = timedelta(days=1)
 
 
 class GlooExchange:
-    """One rank's end. Ranks find each other by the file `meeting`."""
+    """One rank's end. Ranks find each other through the file `meeting`."""
 
     def __init__(
         self, share: RankShare, meeting: Path, begun: Callable[[int], None] = lambda number: None
     ) -> None:
-        """`begun` hears the number of each exchange before it begins."""
+        """`begun` is called with the number of each exchange before it begins."""
         made: Any = torch.distributed
         options = made.ProcessGroupGloo._Options()
         options._devices = [made.ProcessGroupGloo.create_device(hostname="127.0.0.1")]

@@ -1,5 +1,5 @@
-"""How ranks on GPUs exchange their parts: through each other's memory where every GPU reaches every
-other one's, else through NCCL. All ranks choose alike."""
+"""Chooses how ranks on GPUs exchange their parts: through each other's memory if every GPU can read
+that of every other, else through NCCL. All ranks choose the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from quire.ranks.shares import OPTION, RankShare
 def gpu_exchange(
     share: RankShare, meeting: Path, half_bytes: int, begun: Callable[[int], None]
 ) -> PeerExchange | NcclExchange:
-    """One rank's end, on its current GPU. Parts of at most `half_bytes` are exchanged at once."""
+    """One rank's end, on its current GPU. At most `half_bytes` are exchanged at once."""
     on_host = GlooExchange(share, meeting)
     far = far_gpu(torch.cuda.current_device(), share.size)
-    # Every rank's answer, so that none takes another way than the rest.
+    # The answers of all ranks, so that all choose the same way.
     found = [int(one) for one in on_host.gather(torch.tensor([-1 if far is None else far]))]
     pairs = [(rank, other) for rank, other in enumerate(found) if other >= 0]
     if not pairs:
@@ -38,7 +38,7 @@ def gpu_exchange(
 
 
 def far_gpu(own: int, size: int) -> int | None:
-    """The first GPU of another rank whose memory this one cannot read."""
+    """The first GPU of another rank whose memory this GPU cannot read."""
     others = [i for i in range(min(size, torch.cuda.device_count())) if i != own]
     far = (i for i in others if not torch.cuda.can_device_access_peer(own, i))
     return next(far, None)

@@ -1,4 +1,4 @@
-"""Rows whose logits processors run in the engine's process, for ranks in others."""
+"""Runs the logits processors of rows in the engine's process, for ranks in other processes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quire.steps.ranked import RankPlan, RankResult
 
 
 class HeldRows:
-    """Whose processors are at work on what. Rows begin and end here in the order of results, so
-    that logits which come late are not taken for those of a row's next sequence."""
+    """The processors of rows and their running calls. Rows begin and end here in the order of
+    results, so that late logits are not taken for those of the row's next sequence."""
 
     def __init__(self, handles: Handles) -> None:
         self._handles, self._lanes = handles, CallThreads()
@@ -24,7 +24,7 @@ class HeldRows:
         self._calls: dict[int, Call[Tensor]] = {}
 
     def given(self, plan: StepPlan) -> RankPlan:
-        """The plan, with what processors made for the rows that it releases."""
+        """The plan, with the processed logits of the rows that it releases."""
         rows = plan.released.tolist()
         calls = [self._calls.pop(row) for row in rows]
         made, logits, failed = settle([self._processors[row] for row in rows], calls)
@@ -35,7 +35,7 @@ class HeldRows:
         return RankPlan(plan, processed, failures)
 
     def taken(self, plan: StepPlan, made: RankResult) -> StepResult:
-        """The result of a plan; processors begin with the logits that came with it."""
+        """The result of a plan. Processors begin to work on the logits that came with it."""
         for row in plan.ends.tolist():
             self._forget(row)
         for start in plan.starts:

@@ -1,4 +1,4 @@
-"""What ranks write to stderr: read so that none of them waits, and the end of it kept."""
+"""Reads what ranks write to stdout and stderr, so that no rank blocks, and keeps the end of it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import selectors
 import threading
 from collections.abc import Sequence
 
-_KEPT = 4 << 10  # bytes of each
+_KEPT = 4 << 10  # bytes for each rank
 
 
 class LastWords:
-    """A thread that reads pipes until they end."""
+    """Reads pipes in a thread until they end."""
 
     def __init__(self, pipes: Sequence[int]) -> None:
-        """It takes over the pipes, one for each rank."""
+        """It reads and closes the pipes, one for each rank."""
         self._ends = [b""] * len(pipes)
         self._pipes = list(pipes)
         self._thread = threading.Thread(target=self._read, name="quire-ranks", daemon=True)
         self._thread.start()
 
     def of(self, rank: int) -> str:
-        """The last line that a rank wrote; empty where it wrote none."""
+        """The last line that a rank wrote; empty if it wrote none."""
         lines = self._ends[rank].decode(errors="replace").strip().splitlines()
         return lines[-1].strip() if lines else ""
 
     def wait(self, seconds: float) -> None:
-        """Until all have ended, at most so long: what dying ranks wrote is there then."""
+        """Wait until all pipes have ended, at most so long. Then all output of dying ranks is
+        there."""
         self._thread.join(seconds)
 
     def _read(self) -> None:

@@ -2,7 +2,7 @@
 rank adds them up in the same order.
 
 NCCL's own sums are not used: their order, and so their bits, depend on sizes and on how the GPUs
-are connected. What lies in main memory goes through gloo. Not yet run on a GPU.
+are connected. Tensors in main memory go through gloo. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quire.ranks.shares import RankShare
 
 
 def is_there() -> bool:
-    """Whether this torch was built with it."""
+    """Whether this torch was built with NCCL."""
     found: Any = torch.distributed
     return bool(found.is_nccl_available())
 
 
 class NcclExchange:
-    """One rank's end, on its current GPU. Passes with it are not captured."""
+    """One rank's end, on its current GPU. Passes that use it are not captured."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class NcclExchange:
         options = made.ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         self._group = made.ProcessGroupNCCL(store, share.rank, share.size, options)
-        # The first one makes the connections, and takes the memory that they need.
+        # The first exchange makes the connections and allocates the memory that they need.
         self.gather(torch.zeros(1, device="cuda"))
         torch.cuda.synchronize()
 

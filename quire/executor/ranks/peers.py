@@ -1,7 +1,7 @@
-"""Sums over ranks on GPUs that can read each other's memory, which torch's symmetric memory maps.
+"""Sums over ranks on GPUs that can read each other's memory, mapped by torch's symmetric memory.
 
-What lies in main memory goes through gloo. Torch calls its symmetric memory alpha: whatever changes
-there is met in this file.
+Tensors in main memory go through gloo. Torch calls its symmetric memory alpha; only this file uses
+it, so changes there need changes only here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.backends.triton.exchange import PeerMemory, new_counts, signal_bytes
 from quire.executor.ranks.gloo import GlooExchange
 from quire.ranks.shares import RankShare
 
-_SIGNALS_AT = 256  # bytes to which the beginning of the halves is rounded
+_SIGNALS_AT = 256  # the buffers begin at a multiple of so many bytes
 
 
 class PeerExchange:
@@ -34,13 +34,13 @@ class PeerExchange:
         half_bytes: int,
         begun: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """Parts of at most `half_bytes` are exchanged at once."""
+        """At most `half_bytes` are exchanged at once."""
         self._size, self._begun, self._number = share.size, begun, 0
         self._on_host = on_host
         device = torch.device("cuda", torch.cuda.current_device())
         self._memory, self._mapped = _peer_memory(share, meeting, half_bytes, device)
         torch.cuda.synchronize()
-        self._on_host.gather(torch.zeros(1))  # every rank's signals are zeros
+        self._on_host.gather(torch.zeros(1))  # wait until all ranks have zeroed their signals
 
     def sum(self, part: Tensor) -> Tensor:
         if not part.is_cuda:
@@ -68,11 +68,11 @@ class PeerExchange:
 def _peer_memory(
     share: RankShare, meeting: Path, half_bytes: int, device: torch.device
 ) -> tuple[PeerMemory, Any]:
-    """The memory of all ranks, and what keeps it mapped."""
+    """The memory of all ranks, and an object that keeps it mapped."""
     made: Any = torch.distributed
     symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
     store = made.PrefixStore("peers", made.FileStore(str(meeting), share.size))
-    # Torch finds peers by a group of its own, which gloo is enough for: it carries addresses.
+    # Torch finds peers through a process group; gloo is enough, as it only carries addresses.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     made.init_process_group("gloo", store=store, rank=share.rank, world_size=share.size)
     at = -(-signal_bytes(share.size) // _SIGNALS_AT) * _SIGNALS_AT

@@ -1,8 +1,8 @@
-"""The ranks as processes: started, told, heard, watched, and ended together.
+"""Starts the processes of the ranks, exchanges messages with them, watches them and ends them.
 
-Ranks wait for each other in every layer, so one that died, stopped or computes something else stops
-them all. That is noticed here, by the end of a process, by boards that differ or by boards on which
-nothing moves, and then every rank is killed: no rank is ever asked to leave.
+Ranks wait for each other in every layer, so one that died, hangs or computes something else stops
+them all. It is noticed by the end of a process, by boards that differ, or by boards that do not
+change. Then all ranks are killed; they are never asked to leave.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from quire.executor.ranks.board import Board
 from quire.executor.ranks.last_words import LastWords
 from quire.executor.ranks.wire import SLOTS, Channel, Kind, Message, Ring, broadcast
 
-SILENCE = 60.0  # seconds in which no rank moves, after which they are taken for stuck
-SLOW_STEPS = 20  # or so many times as long as steps took in the mean
-READING_SILENCE = 1800.0  # the same while a model is read, which moves nothing
-_GRACE = 0.3  # seconds in which the others may say why, after one ended
-_LOOK = 0.25  # seconds between two looks at the boards
-_LEAVING = 2.0  # seconds for the last that killed ranks wrote to arrive
+SILENCE = 60.0  # seconds without progress of any rank, after which they are ended
+SLOW_STEPS = 20  # or so many times the mean duration of a step
+READING_SILENCE = 1800.0  # the same while a model is read, which shows no progress
+_GRACE = 0.3  # seconds in which other ranks may report errors after one ended
+_LOOK = 0.25  # seconds between two reads of the board
+_LEAVING = 2.0  # seconds for the last output of killed ranks to arrive
 
 
 class RankProcesses:
-    """Children that run `module`, one for each rank, and the messages to and from them."""
+    """Child processes that run `module`, one for each rank, and the messages to and from them."""
 
     def __init__(
         self, module: str, jobs: Sequence[Mapping[str, object]], *, silence: float = SILENCE
     ) -> None:
-        """Each child is given one of `jobs`, plain data, with the name of a file where ranks may
-        meet as `meeting`. It is one without a place on disk, so none is left, whoever is killed."""
+        """Each child gets one of `jobs` (plain data), to which `meeting` is added: a file where
+        ranks may meet. The file is only in memory, so none is left behind, whatever is killed."""
         self.size, self._silence = len(jobs), silence
         self.board, self._ring = Board.create(self.size), Ring.create()
         meeting = os.memfd_create("quire-meeting")
-        # At one end of it a thread of each rank waits; the other ends with this process.
+        # A pipe: a thread of each rank waits at one end; the other end closes with this process.
         held, lifeline = os.pipe()
         self._children: list[subprocess.Popen[bytes]] = []
         self._channels: list[Channel] = []
@@ -75,7 +75,7 @@ class RankProcesses:
         for rank, channel in enumerate(self._channels):
             self._selector.register(channel, selectors.EVENT_READ, rank)
             self._selector.register(self._deaths[rank], selectors.EVENT_READ)
-        # Messages that were sent, each with the answers that came.
+        # Sent messages by number, each with the answers so far by rank.
         self._number, self._open = 0, {0: dict[int, Message]()}
         self._complaints: list[_Complaint] = []
         self._failure: QuireError | None = None
@@ -83,7 +83,7 @@ class RankProcesses:
         self._mean_step, self._started = 0.0, False
         for channel, job in zip(self._channels, jobs, strict=True):
             data = to_json({**job, "meeting": f"/proc/self/fd/{meeting}"})
-            self._send(Kind.JOB, 0, data, [channel], ring=None)  # whose places are for all ranks
+            self._send(Kind.JOB, 0, data, [channel], ring=None)  # its slots are for all ranks
 
     @property
     def pids(self) -> list[int]:
@@ -94,17 +94,17 @@ class RankProcesses:
         return self._failure is not None
 
     def wait_started(self) -> bytes:
-        """Until every rank is ready; what the first says of itself."""
+        """Wait until all ranks are ready. Returns what the first one reports."""
         data = self.answers(0, reading=True)[0].data
         self._started, self._moved = True, time.monotonic()
         return data
 
     def tell(self, kind: Kind, data: bytes = b"") -> int:
-        """Send all ranks a message; its number."""
+        """Send all ranks a message. Returns its number."""
         if self._failure is not None:
             raise self._failure
         self._number += 1
-        # A place of the ring is written again when every rank is through with what was there.
+        # A slot of the ring is reused when all ranks have answered its earlier message.
         self._wait_for(self._number - SLOTS)
         if not self._open:
             self._moved = time.monotonic()
@@ -113,21 +113,21 @@ class RankProcesses:
         return self._number
 
     def answers(self, number: int, *, reading: bool = False) -> dict[int, Message]:
-        """What every rank said to a message, once all have; `reading` where they take weights."""
+        """Wait for all ranks' answers to a message. `reading`: they read weights meanwhile."""
         begun = time.monotonic()
-        self._wait_for(number - 1)  # plans before it have no more time than others
+        self._wait_for(number - 1)  # earlier plans get the usual time
         self._wait_for(number, reading=reading)
         if not reading:
             self._mean_step += (time.monotonic() - begun - self._mean_step) / 8
         return self._open.pop(number)
 
     def settle(self) -> None:
-        """Wait for all answers that were not asked for, and forget them."""
+        """Wait for all outstanding answers, and drop them."""
         self._wait_for(self._number)
         self._open.clear()
 
     def close(self) -> None:
-        """End every rank. Twice is fine."""
+        """End all ranks. It may be called twice."""
         self._end()
         if self._failure is None:
             self._failure = EngineClosed("the ranks were ended.")
@@ -148,11 +148,11 @@ class RankProcesses:
     ) -> None:
         try:
             broadcast(channels, kind, number, data, ring)
-        except OSError:  # one of them is gone; why, is known in a moment
+        except OSError:  # a rank is gone; _fail finds out why
             self._fail("")
 
     def _wait_for(self, number: int, *, reading: bool = False) -> None:
-        """Until every rank answered the message of that number, if it is still open."""
+        """Wait until all ranks have answered this message, if it is still open."""
         while len(self._open.get(number, range(self.size))) < self.size:
             if self._failure is not None:
                 raise self._failure
@@ -160,7 +160,8 @@ class RankProcesses:
             self._look(reading=reading)
 
     def _hear(self, seconds: float) -> None:
-        """Take what comes within so many seconds; a rank that ended, or complains, ends all."""
+        """Read the messages that come within so many seconds. If one ended or has an error, all
+        end."""
         is_over = False
         for key, _ in self._selector.select(seconds):
             if key.data is None:
@@ -174,12 +175,12 @@ class RankProcesses:
                 self._complaints.append(_Complaint(key.data, **from_json(message.data)))
             else:
                 self._open[message.number][key.data] = message
-                self._moved = time.monotonic()  # not all that is answered moves the board
+                self._moved = time.monotonic()  # not every answer changes the board
         if (is_over or self._complaints) and seconds > 0:
             self._fail("")
 
     def _look(self, *, reading: bool = False) -> None:
-        """Whether ranks disagree, or have not moved for too long."""
+        """End all ranks if they disagree or have made no progress for too long."""
         found = self.board.disagreement()
         if found is not None:
             self._fail(found)
@@ -192,9 +193,9 @@ class RankProcesses:
             self._fail(f"no rank moved for {longest:.0f} s")
 
     def _fail(self, why: str) -> NoReturn:
-        """Kill every rank, and raise what was the reason."""
+        """Kill all ranks, and raise the reason."""
         until = time.monotonic() + _GRACE
-        while not why and time.monotonic() < until:  # others may say more, or die of it as well
+        while not why and time.monotonic() < until:  # other ranks may report errors, or die too
             self._hear(0)
             time.sleep(0.01)
         ended = [child.poll() for child in self._children]
@@ -208,7 +209,7 @@ class RankProcesses:
 
 @dataclass(frozen=True, slots=True)
 class _Complaint:
-    """What a rank says went wrong, and when."""
+    """The error that a rank reports, and when."""
 
     rank: int
     type: str
@@ -225,8 +226,8 @@ def _reason(
     *,
     started: bool,
 ) -> QuireError:
-    """The error that the engine ends with. A rank that a signal ended comes first: what others
-    complain of then is that it is gone."""
+    """The error that ends the engine. A rank that was killed by a signal counts first: the others
+    then only report that it is gone."""
     killed = [(rank, -code) for rank, code in enumerate(ended) if code is not None and code < 0]
     first = min(complaints, key=lambda one: one.at, default=None)
     if not why and not killed and first is not None:
@@ -256,7 +257,7 @@ def _signal(number: int) -> str:
 def _spawn(
     module: str, place: tuple[int, int], inherited: tuple[int, int], board: Board, ring: Ring
 ) -> tuple[subprocess.Popen[bytes], Channel, int]:
-    """A rank, our end of its channel, and the pipe of what it writes."""
+    """Start a rank. Returns the process, this end of its channel, and the pipe with its output."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening, writing = os.pipe()
     held, meeting = inherited
@@ -270,7 +271,7 @@ def _spawn(
             stderr=writing,
             pass_fds=(*numbers, meeting),
             env={**kept, "PYTHONPATH": import_paths()},
-            process_group=0,  # a Ctrl-C in the terminal is for the engine's process to act on
+            process_group=0,  # a Ctrl-C in the terminal goes to the engine's process only
         )
     except OSError:
         ours.close()

@@ -1,8 +1,8 @@
-"""RankSampler: draws on a rank, where the code of requests is not.
+"""RankSampler: draws tokens on a rank, where the code of requests does not run.
 
-Every rank draws from the same logits with the same noise, so none has to be told what another drew.
-A row with logits processors is always held, for as long as they take: a rank that waited for them,
-or did not, by its own clock would go another way than the others.
+Every rank draws from the same logits with the same noise, so ranks need not exchange tokens. A row
+with logits processors is always held while they run in the engine's process: if ranks waited for
+them by their own clocks, one rank might compute another pass than the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.steps.handles import Handles
 
 
 class RankSampler(Holding):
-    """Rows with processors draw from logits that come back with a plan."""
+    """Rows with processors draw from processed logits that come with a later plan."""
 
     def __init__(
         self, config: EngineConfig, vocab_size: int, device: torch.device, handles: Handles
@@ -29,17 +29,17 @@ class RankSampler(Holding):
         sampler = plain_sampler(config, vocab_size, device, handles)
         super().__init__(sampler, max_rows=config.max_num_seqs, device=device)
         self._asked: dict[int, Floats] = {}
-        # What the plan that is run brought along for rows that it releases.
+        # From the running plan, for the rows that it releases.
         self.processed: dict[int, Floats] = {}
         self.failures: dict[int, str] = {}
 
     def take_asked(self) -> dict[int, Floats]:
-        """The logits of rows that were held since this was last asked."""
+        """The logits of rows that were held since the last call."""
         asked, self._asked = self._asked, {}
         return asked
 
     def _begin(self, logits: Tensor, lines: Longs, rows: Ints) -> None:
-        # Brought home here, on the stream that makes them: read from another they may not be there.
+        # Copied to the host on the stream that computes them: another stream might read too early.
         at_home = logits[torch.from_numpy(lines).to(self._device)].float().cpu().numpy()
         self._asked |= zip(rows.tolist(), at_home, strict=True)
 
@@ -59,4 +59,4 @@ class RankSampler(Holding):
         return made, torch.from_numpy(lines).to(self._device), failed
 
     def _drew(self, rows: Ints, tokens: Tensor) -> None:
-        """Processors are told where they run."""
+        """Nothing: processors learn tokens in the process that runs them."""

@@ -1,9 +1,9 @@
-"""Messages between the engine's process and a rank: packets on a socket, with what is large in
-shared memory.
+"""Messages between the engine's process and ranks: packets on a socket, large data in shared
+memory.
 
-What goes to all ranks is written once, into a ring in a memfd, and each gets a packet that says
-where; what does not fit there lies in a memfd of its own, which travels with the packet. Nothing is
-in /dev/shm, which is small in containers, and nothing has a name that could be left behind.
+Data for all ranks is written once, into a ring in a memfd, and each rank gets a packet that says
+where it is. Data that does not fit is in a memfd of its own, which is sent with the packet. Nothing
+is in /dev/shm, which is small in containers, and nothing has a name that could be left behind.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quire.base.system import write_all
 from quire.errors import EngineError
 
 SLOTS, SLOT_BYTES = 8, 256 << 10
-INLINE_BYTES = 32 << 10  # well below what a socket takes at once
+INLINE_BYTES = 32 << 10  # well below the largest packet of a socket
 _header = struct.Struct("<BBQQI")  # kind, place, number, size, checksum
 _INLINE, _IN_RING, _IN_MEMFD = range(3)
 
 
 class Kind(IntEnum):
-    """What a message is: to a rank, and from one."""
+    """The kind of a message: first those to a rank, then those from one."""
 
     JOB, PLAN, RESET, SLEEP, WAKE, ADAPTER = range(6)
     STARTED, DONE, ERROR = range(10, 13)
@@ -36,13 +36,13 @@ class Kind(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Message:
     kind: Kind
-    number: int  # that the sender gave it; answers repeat it
+    number: int  # set by the sender; answers repeat it
     data: bytes
     checksum: int
 
 
 class Ring:
-    """SLOTS places of SLOT_BYTES, which the engine's process writes and ranks read."""
+    """SLOTS slots of SLOT_BYTES, written by the engine's process and read by ranks."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -80,7 +80,7 @@ class Channel:
         broadcast([self], kind, number, data, ring=None)
 
     def receive(self) -> Message | None:
-        """The next message; None where the other end is gone."""
+        """The next message; None if the other end is closed."""
         try:
             packet, files, _, _ = socket.recv_fds(self.end, _header.size + INLINE_BYTES, 1)
         except ConnectionError:
@@ -105,7 +105,7 @@ class Channel:
 def broadcast(
     channels: Sequence[Channel], kind: Kind, number: int, data: bytes, ring: Ring | None
 ) -> None:
-    """The same message to all. BrokenPipeError, or another OSError, where one is gone."""
+    """Send a message to all channels. OSError (BrokenPipeError) if one is closed."""
     place, files = _INLINE, []
     if len(data) > INLINE_BYTES:
         if ring is not None and len(data) <= SLOT_BYTES:
