@@ -1,1 +1,1 @@
-"""Plans run on one GPU."""
+"""Runs plans on one GPU."""

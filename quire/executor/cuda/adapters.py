@@ -1,5 +1,5 @@
-"""LoRA adapters of a plan on the device: lines that cross in its parcel, at addresses that captured
-passes know."""
+"""LoRA adapters of a plan on the device: the slots of its lines are sent in its upload, and are
+copied to fixed addresses for captured passes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quire.request import Ints
 
 @dataclass(frozen=True, slots=True)
 class PackedLines:
-    """Lines in a parcel, under a name."""
+    """The slots of some lines, in an upload under this name."""
 
     name: str
     slots: Ints
 
 
 class CudaAdapters:
-    """The rows' adapters, and the lines of passes."""
+    """The adapters of rows, and the slots of the lines of passes."""
 
     def __init__(self, rows: RowAdapters, num_slots: int, device: torch.device) -> None:
         self.rows, self._num_slots, self._device = rows, num_slots, device
@@ -32,22 +32,22 @@ class CudaAdapters:
 
     @property
     def variant(self) -> int:
-        """What a graph with adapters was captured for."""
+        """The number of the kernels that loaded adapters need: part of a graph's key."""
         return self.rows.sites.variant
 
     def pack(self, upload: Upload, name: str, slots: Ints) -> PackedLines | None:
-        """Before the parcel is sent; None where no line has an adapter."""
+        """Called before the upload is sent. None if no line has an adapter."""
         if not (slots >= 0).any():
             return None
         upload.add(name, np.append(tiled(slots, self._num_slots).ravel(), slots))
         return PackedLines(name, slots)
 
     def lines(self, upload: Upload, packed: PackedLines) -> TiledLines:
-        """As they came: for a pass that is not captured."""
+        """The sent lines themselves, for a pass that is not captured."""
         return TiledLines(*self._taken(upload, packed), packed.slots, self._num_slots)
 
     def fixed(self, name: str, num_lines: int) -> TiledLines:
-        """The lines of captured passes of this size; no line has a slot until some are brought."""
+        """The lines of captured passes of this size; at first no line has a slot."""
         key = (name, num_lines)
         if key not in self._fixed:
             with torch.inference_mode(False):
@@ -56,7 +56,7 @@ class CudaAdapters:
         return self._fixed[key]
 
     def bring(self, upload: Upload, packed: PackedLines) -> TiledLines:
-        """Write lines that were sent to where captured passes of their size look."""
+        """Copy sent lines to the addresses that captured passes of their size read."""
         fixed = self.fixed(packed.name, len(packed.slots))
         tiles, by_line = self._taken(upload, packed)
         fixed.tiles.copy_(tiles)
@@ -65,11 +65,11 @@ class CudaAdapters:
         return fixed
 
     def use(self, lines: TiledLines | None) -> None:
-        """What is computed next has these lines."""
+        """Set the lines of the next pass."""
         self.rows.use_pass(lines)
 
     def _taken(self, upload: Upload, packed: PackedLines) -> tuple[Tensor, Tensor]:
-        """Their tiles, and of each line its slot."""
+        """The tiles of the lines, and the slot of each line."""
         taken, count = upload.take(packed.name), len(packed.slots)
         return taken[:-count].to(torch.int32).view(-1, 1 + tile_rows(count)), taken[-count:]
 

@@ -1,7 +1,7 @@
-"""Grammars that the device follows by itself: their states there, and the lines of bits of these.
+"""Grammars that the device follows by itself: their states, and a line of allowed tokens for each.
 
-A grammar comes with the first row that follows it. Rows then draw by the line of the state they
-are in, and every token takes them to the next, without the host.
+A grammar is sent with the first row that uses it. A row then draws with the mask of its state, and
+each token takes it to the next state, without the host.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from quire.request import Ints
 from quire.step import RowStart
 from quire.steps.automata import AutomatonPlace, AutomatonRoom, TokenTexts
 
-ABOUT = 3  # whether a state ends, whether it accepts, and its only token
+ABOUT = 3  # per state: whether it ends, whether it accepts, its only token
 Bytes = npt.NDArray[np.uint8]
 
 
 class MakesLines(Protocol):
     def make_lines(self, first: int, count: int) -> None:
-        """The lines of bits of so many states."""
+        """Make the masks (lines of bits) of `count` states from `first` on."""
 
 
 class DeviceAutomata:
-    """The states of all grammars, each at the place that the host's room gives it."""
+    """The states of all grammars, each at the place in the tables that the host gives it."""
 
     def __init__(self, num_states: int, vocab_size: int, device: torch.device) -> None:
         self._num_states, self._vocab_size, self._device = num_states, vocab_size, device
         self._room: AutomatonRoom | None = None
         self._there: set[int] = set()
         self._texts: TokenTexts | None = None
-        self._tables: tuple[Tensor, Tensor] | None = None  # made when the first grammar comes
+        self._tables: tuple[Tensor, Tensor] | None = None  # allocated with the first grammar
         self._vocabulary: tuple[Tensor, Tensor, Tensor] | None = None
 
     @property
@@ -60,7 +60,7 @@ class DeviceAutomata:
     def bring(
         self, starts: Sequence[RowStart], room: AutomatonRoom | None, ops: MakesLines
     ) -> None:
-        """Have the grammars of these rows on the device."""
+        """Send the grammars of these rows that are not on the device."""
         for number in {start.automaton for start in starts} - self._there - {0}:
             if room is None:
                 raise RuntimeError("a row follows a grammar in a room that is not there")
@@ -79,7 +79,7 @@ class DeviceAutomata:
         about[:, here].copy_(self._sent(told))
 
     def learn(self, texts: TokenTexts) -> None:
-        """The vocabulary is one and the same as long as the engine lives, at one address."""
+        """Send the vocabulary. It stays the same, at one address."""
         if self._texts is texts:
             return
         ends = np.zeros(-(-self._vocab_size // 32) * 32, np.uint8)
@@ -96,7 +96,7 @@ class DeviceAutomata:
         self._texts = texts
 
     def _sent(self, array: Ints | Bytes) -> Tensor:
-        """On its way to the device, without waiting for it."""
+        """Copy to the device without waiting."""
         made = torch.from_numpy(array.copy())
         if self._device.type == "cuda":
             made = made.pin_memory()

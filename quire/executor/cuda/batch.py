@@ -1,6 +1,6 @@
 """A pass over the prompts of a StepPlan as a Batch, made without waiting for the device.
 
-Everything the host knows crosses in the plan's parcel; the tables of blocks are on the device.
+All that the host knows is sent in the plan's upload; the block tables are on the device.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from quire.step import Slice, StepPlan, no_ints
 
 
 class PromptPass:
-    """The slices of a plan.
-
-    Made in two moments: before the parcel is sent, and after the plan's changes were applied.
+    """The constructor adds arrays to the upload before it is sent; `batch` is called after the
+    plan's changes were applied.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class PromptPass:
         num_sequences: int = 0,
         resting: int = 0,
     ) -> None:
-        """It may be rounded up to `num_tokens` and `num_sequences`; what is added belongs to the
-        row that rests, and is neither stored nor read."""
+        """The pass is padded to `num_tokens` and `num_sequences`. Padding belongs to the idle row,
+        and its KV is neither stored nor read."""
         self.prefill, self._upload, self._block_size = prefill, upload, block_size
         lengths = np.array([len(s.token_ids) for s in prefill], int)
         starts = np.array([s.start for s in prefill], int)
@@ -44,7 +43,7 @@ class PromptPass:
         contexts = starts + lengths
         self.longest_query = int(lengths.max(initial=0))
         self.longest_context = int(contexts.max(initial=0))
-        # Where each drawn token will stand, in the order of plan.sampled_rows().
+        # The position of each drawn token, in the order of plan.sampled_rows().
         drawn = [i for i, s in enumerate(prefill) for _ in s.sample_into]
         self.drawn_at: Ints = contexts[drawn].astype(np.int32)
         used = int(self.query_starts[-1])
@@ -69,13 +68,13 @@ class PromptPass:
         upload.add("draws", draws)
 
     def batch(self, columns: DeviceColumns) -> Batch:
-        """After the plan's changes."""
+        """Called after the plan's changes."""
         take, size = self._upload.take, self._block_size
         rows, positions = take("rows"), take("positions")
         blocks = columns.tables[:, take("token rows"), positions // size]
         slots = aligned_lines(len(blocks), len(positions), torch.int64, blocks.device)
         torch.add(blocks * size, positions % size, out=slots)
-        # A multiple of four: every table then begins at a multiple of 16 bytes.
+        # A multiple of 4, so that every table begins at a multiple of 16 bytes.
         width = min(-(-self.longest_context // size) + 3 & ~3, columns.tables.shape[2])
         return Batch(
             token_ids=take("prompt ids"),
@@ -104,7 +103,7 @@ def padded(numbers: Longs, count: int, value: int) -> Longs:
 
 
 def places_of(plan: StepPlan, first: int = 0) -> list[Ints]:
-    """The members of each group as places: decode row i of the plan is at first + i."""
+    """The members of each group as indices: decode row i of the plan has index first + i."""
     if not plan.groups:
         return []
     place = np.full(int(plan.decode.rows.max(initial=0)) + 1, -1, np.int32)

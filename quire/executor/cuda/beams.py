@@ -1,4 +1,4 @@
-"""Beams on the GPU: tokens that the host chose go down, candidates come home."""
+"""Beam search on the GPU: the host sends the tokens that it chose, and gets candidates back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.steps.handles import Handles
 
 @dataclass(frozen=True, slots=True)
 class CandidateLetter:
-    """Candidates on their way home."""
+    """Candidates that are being copied to the host."""
 
     lines: Ints
     tokens: HostCopy
@@ -32,13 +32,13 @@ class CandidateLetter:
 
 
 class CudaBeams:
-    """What a plan says of beams, done beside its pass."""
+    """The beam search of a plan."""
 
     def __init__(self, columns: DeviceColumns, host_copies: HostCopies, handles: Handles) -> None:
         self._columns, self._host_copies, self._handles = columns, host_copies, handles
 
     def pack(self, plan: StepPlan, upload: Upload) -> None:
-        """Before the parcel is sent."""
+        """Called before the upload is sent."""
         decode, chosen = plan.decode, plan.chosen
         if not len(chosen.rows):
             return
@@ -47,14 +47,14 @@ class CudaBeams:
         upload.add("chosen", np.stack([chosen.tokens, decode.positions[place]]))
 
     def searched(self, plan: StepPlan, upload: Upload, name: str, rows: Ints) -> Ints:
-        """Which lines of a block, that draw for these rows, are searched; before the parcel is
-        sent, where they have this name."""
+        """The lines of a block (it draws for these rows) that are searched. They are added to the
+        upload under this name."""
         lines = np.flatnonzero(np.isin(rows, plan.searched)).astype(np.int32)
         upload.add(name, lines)
         return lines
 
     def choose(self, plan: StepPlan, upload: Upload) -> None:
-        """After the plan's changes: the rows go on from the tokens the host chose."""
+        """Called after the plan's changes: set the last tokens that the host chose."""
         if not len(plan.chosen.rows):
             return
         self._columns.go_on_from(upload.take("chosen rows"), upload.take("chosen").view(2, -1))
@@ -62,8 +62,7 @@ class CudaBeams:
     def rank(
         self, plan: StepPlan, lines: Tensor, rows: Ints, first: Ints, logits: Tensor
     ) -> CandidateLetter:
-        """The candidates of some lines of a block, which belong to these rows and have the numbers
-        `first` in the result."""
+        """The candidates of some lines of a block, for these rows; `first`: lines in the result."""
         some = logits.index_select(0, lines)[:, : self._columns.vocab_size]
         tokens, logprobs = candidates(some, rows, plan.masks, plan.num_candidates, self._handles)
         sent = self._host_copies.send(tokens.to(torch.int32)), self._host_copies.send(logprobs)
@@ -71,7 +70,7 @@ class CudaBeams:
 
 
 def joined_candidates(letters: Sequence[CandidateLetter]) -> Candidates | None:
-    """Of all blocks of a plan."""
+    """The candidates of all blocks of a plan."""
     if not letters:
         return None
     read = [letter.read() for letter in letters]

@@ -1,4 +1,4 @@
-"""Decode rows that the device draws for by itself: a step, repeated without the host."""
+"""Decode steps on the device, repeated without the host."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from quire.steps.row_schema import NOWHERE
 if TYPE_CHECKING:
     from quire.executor.cuda.adapters import CudaAdapters, PackedLines
 
-ADAPTED = "decode adapters"  # in a parcel, and at fixed addresses
+ADAPTED = "decode adapters"  # a name in uploads and of fixed lines
 
 
 class LogitsUses(Protocol):
-    """What is done with the logits of a block beside the device's draw; see looks.py."""
+    """Other uses of the logits of a block than the device's draw; see looks.py."""
 
     @property
     def replaces(self) -> bool: ...
@@ -66,8 +66,8 @@ class SmallBatchRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What every pass works with; `few_rows` is for small decode steps, where there is one, and
-    `least_places` are the fewest of any."""
+    """What every pass needs. `few_rows` computes small decode steps, if it can; `least_places` is
+    the smallest bucket."""
 
     model: Model
     cache: KVCache
@@ -85,7 +85,7 @@ class Parts:
         return self.columns.device
 
     def logits(self, token_ids: Tensor, shared: Pass, *, adapted: bool = False) -> Tensor:
-        """Of a decode step: [rows, V]; `adapted`: some rows have adapters."""
+        """The logits of a decode step, [rows, V]. `adapted`: some rows have adapters."""
         few = self.few_rows is not None and len(token_ids) <= self.few_rows.most_rows
         if self.few_rows is not None and few and not adapted:
             return self.few_rows(token_ids, shared, self.cache)
@@ -94,8 +94,8 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Graphs of steps that are made in two: the model, and the draw of the first and of later ones,
-    for which masks are lifted."""
+    """Graphs of a step in two halves: the model; and the draw, of the first step and of later ones,
+    which draw without masks."""
 
     forward: GraphKey
     first: GraphKey
@@ -111,32 +111,32 @@ class Seated:
     num_rows: int
     repeat: int
     asking: Asking
-    halves: Halves | None = None  # where some steps are made in two
-    num_halved: int = 0  # of the steps, from the first on
-    adapted: PackedLines | None = None  # where some rows have adapters
+    halves: Halves | None = None  # None: no step is in two halves
+    num_halved: int = 0  # so many steps, the first ones, are in two halves
+    adapted: PackedLines | None = None  # None: no row has an adapter
 
 
 class Decoding:
-    """Whole decode steps: feed, model, draw, judge.
+    """Whole decode steps: feed, model, draw, accept.
 
-    A plan's first step is made in two halves where rows draw by masks: the model is at work while
-    the masks are still being filled, and the draw waits for them. So are as many of its steps as
-    somebody looks at the logits of.
+    If rows draw with masks, a plan's first step is computed in two halves: the model runs while the
+    host still fills the masks, and only the draw waits for them. Steps whose logits have other uses
+    are computed in two halves as well.
     """
 
     def __init__(self, parts: Parts, *, max_repeat: int) -> None:
         self._parts, self._max_repeat = parts, max_repeat
         self._buckets = buckets(parts.columns.num_rows, parts.least_places)
         self._places: dict[int, DecodePlaces] = {}
-        self._entries: Tensor | None = None  # of one plan, whatever its bucket
-        self._logits: Tensor | None = None  # of one first half, likewise
+        self._entries: Tensor | None = None  # of one plan; shared by all buckets
+        self._logits: Tensor | None = None  # of one first half; shared by all buckets
         self._fed: dict[GraphKey, Feed] = {}
         self._drawn: dict[GraphKey, Tensor] = {}
         self._heard: dict[GraphKey, HeardPages] = {}
 
     def seat(self, plan: StepPlan, upload: Upload, looks: LogitsUses, first: int = 0) -> Seated:
-        """Before the parcel is sent: find places, and capture their step if it is new. Its rows
-        begin at line `first` of the result."""
+        """Before the upload is sent: find places for the rows, and capture their step if it is new.
+        The rows begin at line `first` of the result."""
         columns, num_rows = self._parts.columns, len(plan.decode)
         places = self._bucket(num_rows)
         drawing = columns.drawing(plan.decode.rows)
@@ -164,7 +164,7 @@ class Decoding:
     def _pack_adapters(
         self, plan: StepPlan, upload: Upload, num_places: int
     ) -> tuple[PackedLines | None, int | None]:
-        """Which places have adapters, and the kernels that takes."""
+        """The adapters of all places, and the number of the kernels that these need."""
         adapters = self._parts.adapters
         if adapters is None:
             return None, None
@@ -173,8 +173,8 @@ class Decoding:
         return packed, None if packed is None else adapters.variant
 
     def run(self, seated: Seated, upload: Upload, masks: StepMasks, looks: LogitsUses) -> Tensor:
-        """After the plan's changes: what became of every row in every step. int32 [K, rows]
-        `looks` are at the logits and tokens of steps that are made in halves."""
+        """Called after the plan's changes. Returns each row's token, FAILED or RESTS for every
+        step, int32 [K, rows]. `looks` uses the logits and tokens of steps in two halves."""
         places, key = seated.places, seated.key
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
@@ -186,16 +186,16 @@ class Decoding:
             self._run_halves(seated, seated.halves, masks, looks)
         whole = seated.repeat - seated.num_halved
         self._parts.graphs.run(key, lambda: self._step(places, key), whole)
-        # A copy: the next plan may write here before this one's tokens are home.
+        # A copy, as the next plan may write here before this one's tokens are on the host.
         block = places.made[: seated.repeat, : seated.num_rows].clone()
-        # Everybody rests, so that the step can be run for another capture.
+        # All places are idle again, so that the step can run for another capture.
         places.rows.fill_(self._parts.columns.resting)
         places.step.zero_()
         return block
 
     def entries(self, seated: Seated) -> Tensor | None:
-        """The entries that the run wrote, [K, places, ENTRY], if somebody asked for some; the
-        next one writes there, too."""
+        """The logprob entries that the run wrote, [K, places, ENTRY], or None if no row asked. The
+        next run overwrites them."""
         return self._entries_of(seated.places)[: seated.repeat] if seated.asking else None
 
     def _entries_of(self, places: DecodePlaces) -> Tensor:
@@ -217,7 +217,7 @@ class Decoding:
         return self._places[size]
 
     def _step(self, places: DecodePlaces, key: GraphKey) -> None:
-        """Feed every row's last token, draw the next, judge it."""
+        """Feed every row's last token, draw the next, accept it."""
         fed = self._parts.ops.feed(places, key.prefixes)
         self._draw(places, key, fed, self._pass(fed, key))
 
@@ -230,8 +230,8 @@ class Decoding:
         graphs.prepare(forward, lambda: self._forward(places, forward))
 
         def rest() -> None:
-            # The first half may have been captured long ago: its rows are those of the last plan,
-            # which would count, and go on by, what is drawn here.
+            # The first half may have been captured by an earlier plan, whose rows would then count
+            # and keep what is drawn here.
             self._fed[forward] = self._parts.ops.feed(places, forward.prefixes)
 
         for draw in (first, later) if num_halved > 1 else (first,):
@@ -260,7 +260,7 @@ class Decoding:
                 masks.lift()
 
     def _forward(self, places: DecodePlaces, key: GraphKey) -> None:
-        """Feed every row's last token; its logits wait for the second half."""
+        """Feed every row's last token, and keep the logits for the second half."""
         fed = self._fed[key] = self._parts.ops.feed(places, key.prefixes)
         logits = self._pass(fed, key)
         self._logits_of(logits).copy_(logits)
@@ -277,7 +277,7 @@ class Decoding:
         self._draw(places, key, self._fed[forward], self._logits[: places.size], replace)
 
     def _logits_of(self, like: Tensor) -> Tensor:
-        """Room for logits at one address for all buckets."""
+        """Memory for logits, at the same address for all buckets."""
         if self._logits is None:
             shape = (self._buckets[-1], like.shape[1])
             with torch.inference_mode(False):
@@ -291,7 +291,7 @@ class Decoding:
         turns = parts.model.rotary(parts.media.turned_at(fed))
         shared = Pass(fed.positions, turns, fed.slots, fed.attention, states=fed.states)
         if (heard := parts.media.heard(parts.model.kernels, fed.rows)) is not None:
-            self._heard[key] = heard  # a graph reads what its attention was planned with
+            self._heard[key] = heard  # kept alive: a graph reads its tensors
             shared = changed(shared, heard=heard)
         return parts.logits(fed.token_ids, shared, adapted=adapted)
 
@@ -303,7 +303,7 @@ class Decoding:
         logits: Tensor,
         replace: Callable[[Tensor, Tensor, Tensor], None] | None = None,
     ) -> None:
-        """Draw and judge; `replace` may put other tokens in between."""
+        """Draw and accept. `replace` may change the tokens in between."""
         parts = self._parts
         edited = places.edited[: key.num_edited] if key.num_edited else None
         tokens, failed = parts.ops.draw(
@@ -331,7 +331,7 @@ class Decoding:
 
 
 def _goes_ahead_within_limits(plan: StepPlan, truncated: npt.NDArray[np.bool_]) -> bool:
-    """Whether a row of the plan draws without its mask for some steps, and has top_k or such."""
+    """Whether a row with top_k, top_p or min_p draws without its mask in some steps."""
     if plan.masks is None or plan.repeat == 1:
         return False
     ahead = plan.tried[(plan.num_tried > 1) & np.isin(plan.tried, plan.masks.rows)]

@@ -1,17 +1,17 @@
-"""What edits rows' logits before they draw, kept on the device: allowed tokens, banned ones, those
-that may not come yet (stop ids under min_tokens, what a model rules out as a first token), biases,
-and the tokens that penalties count.
+"""Data on the device for editing logits before rows draw: allowed and banned tokens, tokens that
+may not come yet (stop ids under min_tokens, ids that may not be first), biases, and the tokens that
+penalties count.
 
-Lists of all rows lie in one arena of int32; the host hands out a span to each row that has some:
+The lists of all rows are in one arena of int32. The host gives each row with lists a span:
 
     allowed ids | banned ids | phrases | tail | early ids | bias ids | biases | seen ids | how often
 
-Phrases are the bad words of several tokens, tail is what the row wrote last, as far back as the
-longest of them reaches (_Phrases). The last two lists, of tokens and how often each is in the
-output, have room for every token that the row may still write. What a span cannot be found for is
-left to the sampler; a few words each row has for itself. A row that follows a grammar has a
-line of bits besides, one for each token that it may draw next: line `row`, which comes with every
-plan, or the line of the state it is in, where the device follows its grammar (automata.py).
+Phrases are bad words of several tokens; the tail is the row's last output, as long as the longest
+phrase needs (_Phrases). The last two lists, tokens and their counts in the output, have room for
+all tokens that the row may still write. If no span is free, the sampler draws for the row; a few
+words of the arena are reserved for each row. A row that follows a grammar also has a line of bits,
+one for each token that it may draw next: line `row`, which is sent with every plan, or the line of
+the row's state if the device follows the grammar (automata.py).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from quire.steps.arena import Arena
 
 WORDS_PER_ROW = 8192  # of the arena: 4,096 seen tokens with their counts
 LEAST_WORDS = 1 << 20
-OWN_WORDS = FEW_LISTED  # each row has these for itself, before the arena
+OWN_WORDS = FEW_LISTED  # reserved for each row, before the shared part
 NO_LIST = -1
 _NOTHING: Longs = np.empty(0, np.int64)
 _NO_LISTS = [_NOTHING] * 9
-ANY_TOKEN, NO_TOKEN = -1, -2  # of a phrase that is shorter than the longest; of a tail
+ANY_TOKEN, NO_TOKEN = -1, -2  # pad a short phrase; pad a short tail
 
 
 class EditColumn(IntEnum):
-    """Lines of the integer matrix, one column per row."""
+    """Lines of the integer matrix; it has one column per row."""
 
-    SPAN = 0  # where its lists begin
-    NUM_ALLOWED = 1  # NO_LIST: all tokens are
+    SPAN = 0  # offset of its lists in the arena
+    NUM_ALLOWED = 1  # NO_LIST: all tokens are allowed
     NUM_BANNED = 2
     NUM_EARLY = 3
     NUM_BIASES = 4
     NUM_SEEN = 5  # changes as the row writes
     ROOM_SEEN = 6
-    FREE_FROM = 7  # from this position on early ids may stand
-    LINE = 8  # the line of bits that it draws by, NO_LIST: none
+    FREE_FROM = 7  # the first position at which early ids may come
+    LINE = 8  # its line of bits; NO_LIST: none
     NUM_PHRASES = 9
     NUM_TAIL = 10
 
@@ -60,7 +60,7 @@ def arena_words(num_rows: int) -> int:
 
 
 def fits_edits(sampling: RowSampling) -> bool:
-    """Whether a row's edits, if it has any, can be made on the device."""
+    """Whether the device can do all of a row's edits."""
     return can_forbid(sampling.bad_words, sampling.not_first_ids, sampling.min_tokens)
 
 
@@ -83,17 +83,17 @@ class DeviceEdits:
     def __init__(
         self, num_rows: int, vocab_size: int, device: torch.device, num_states: int = 0
     ) -> None:
-        """`num_states` of automata that the device follows have lines of bits, too."""
-        self.first_line = num_rows + 1  # of those of states
+        """`num_states`: of grammars that the device follows; each has a line of bits as well."""
+        self.first_line = num_rows + 1  # the first line of a state
         self._mask_shape = self.first_line + num_states, -(-vocab_size // 32)
         self._masks: Tensor | None = None
         self._device, self._num_words = device, arena_words(num_rows)
         self._room = Arena(self._num_words, first=OWN_WORDS * num_rows)
         self._spans: dict[int, tuple[int, int]] = {}
-        self._new: dict[int, list[Longs]] = {}  # the lists of rows that begin with this plan
+        self._new: dict[int, list[Longs]] = {}  # lists of rows that the current plan begins
         self._last: tuple[RowSampling, _Listed] | None = None
         self.edited = np.zeros(num_rows + 1, np.bool_)
-        self.walking = np.zeros(num_rows + 1, np.bool_)  # the device follows their grammar
+        self.walking = np.zeros(num_rows + 1, np.bool_)  # rows whose grammar the device follows
         shape = (len(EditColumn), num_rows + 1)
         self.ints = torch.zeros(shape, dtype=torch.int32, device=device)
         # Repetition, frequency and presence penalty.
@@ -102,7 +102,7 @@ class DeviceEdits:
 
     @property
     def words(self) -> Tensor:
-        """The arena; made when the first row needs it."""
+        """The arena, allocated when a row needs it."""
         if self._words is None:
             with torch.inference_mode(False):
                 self._words = torch.zeros(self._num_words, dtype=torch.int32, device=self._device)
@@ -110,9 +110,9 @@ class DeviceEdits:
 
     @property
     def masks(self) -> Tensor:
-        """Bit lines [rows and states, words] int32: bit t % 32 of word t // 32 allows token t.
-        Made when the first row has edits of any kind: what is captured for one with a bias alone
-        may be run for one that follows a grammar."""
+        """Lines of bits [rows + states, words] int32: bit t % 32 of word t // 32 allows token t.
+        Allocated with the first row that has any edit: a graph that is captured for a bias alone
+        may later run for a row with a grammar."""
         if self._masks is None:
             with torch.inference_mode(False):
                 shape, device = self._mask_shape, self._device
@@ -123,7 +123,7 @@ class DeviceEdits:
         self.masks.index_fill_(0, rows, -1)
 
     def set_masks(self, rows: Tensor, lines: Tensor) -> None:
-        """What these rows may draw next."""
+        """Set the tokens that these rows may draw next."""
         self.masks.index_copy_(0, rows, lines)
 
     def end(self, rows: Ints) -> None:
@@ -137,7 +137,7 @@ class DeviceEdits:
         self.end(np.flatnonzero(self.edited).astype(np.int32))
 
     def begin(self, start: RowStart) -> bool:
-        """Find room for a row that has edits; False where there is none."""
+        """Find a span for a row with edits; False if none is free."""
         lists = self._lists_of(start)
         size = sum(len(part) for part in lists) + 2 * _room_to_write(start)
         first = start.row * OWN_WORDS if size <= OWN_WORDS else self._room.take(size)
@@ -149,7 +149,7 @@ class DeviceEdits:
         return True
 
     def _lists_of(self, start: RowStart) -> list[Longs]:
-        """A row's lists, in their order. Rows that begin together often share parameters."""
+        """A row's lists, in order. Rows that begin together often share parameters."""
         sampling = start.sampling
         if _lists_nothing(sampling):
             return _NO_LISTS
@@ -163,7 +163,7 @@ class DeviceEdits:
         return [listed.allowed, listed.banned, phrases.words, tail, early, *biases, *_seen(start)]
 
     def pack(self, upload: Upload, starts: Sequence[RowStart]) -> None:
-        """The lists of those starts that have edits; `change` then applies them."""
+        """Add the lists of rows with edits to the upload; `change` applies them."""
         mine = [start for start in starts if self.edited[start.row]]
         upload.add("edited rows", [start.row for start in mine])
         if not mine:
@@ -181,7 +181,7 @@ class DeviceEdits:
             counted = (banned, early, biases, len(seen), room_seen)
             spelled = (phrases // (tail + 1), tail)
             columns.append([first, allowed, *counted, until, line, *spelled])
-            if lists is _NO_LISTS:  # hundreds of rows that follow a grammar and ask for no more
+            if lists is _NO_LISTS:  # usual for rows with a grammar alone
                 continue
             at = first + np.arange(num_fixed + len(seen))
             places += [at, first + num_fixed + room_seen + np.arange(len(counts))]
@@ -197,7 +197,7 @@ class DeviceEdits:
         self._new.clear()
 
     def _line_of(self, start: RowStart) -> int:
-        """The line of bits that the row draws by at first."""
+        """The row's first line of bits."""
         if start.automaton:
             return self.first_line + start.state
         return start.row if start.sampling.guided else NO_LIST
@@ -211,13 +211,13 @@ class DeviceEdits:
         penalties = upload.take("edit penalties").view(3, len(rows))
         self.penalties.index_copy_(1, rows, penalties.to(torch.float32))
         if self._masks is not None:
-            self.lift_masks(rows)  # nothing is forbidden before the first comes
+            self.lift_masks(rows)  # all tokens are allowed until the first mask comes
         words = upload.take("edit words").to(torch.int32)
         self.words.index_copy_(0, upload.take("edit places"), words)
 
 
 def _lists_nothing(sampling: RowSampling) -> bool:
-    """Whether a row's grammar is all that edits its logits."""
+    """Whether a row has no edits but its grammar."""
     return not (
         len(sampling.bias_ids)
         or sampling.bad_words
@@ -229,22 +229,21 @@ def _lists_nothing(sampling: RowSampling) -> bool:
 
 
 def _least_tokens(sampling: RowSampling) -> int:
-    """So many must be there before early ids may come."""
+    """The number of outputs before early ids may come."""
     return max(sampling.min_tokens, int(len(sampling.not_first_ids) > 0))
 
 
 def _room_to_write(start: RowStart) -> int:
-    """Tokens that the row may add to those it has seen."""
+    """How many tokens a row may add to the list of seen ones."""
     left = start.max_tokens - len(start.output_ids)
     return max(left, 0) if start.sampling.has_penalties else 0
 
 
 class _Phrases(NamedTuple):
-    """Bad words of several tokens, so that a device compares all of them at once.
+    """Bad words of several tokens, stored so that a device compares all of them at once.
 
-    [4 5 6] and [8 9], of which the last is never written behind the others: their last tokens,
-    then what stands one before, two before, ...: 6 9 | 5 8 | 4 any. Output .. 4 5 has the tail
-    5 4."""
+    [4 5 6] and [8 9], whose last tokens are forbidden after the others: all last tokens, then the
+    tokens one before, two before, ...: 6 9 | 5 8 | 4 any. The output .. 4 5 has the tail 5 4."""
 
     words: Longs
     reach: int
@@ -265,7 +264,7 @@ class _Phrases(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """The lists that all rows with the same parameters have."""
+    """The lists that rows with the same parameters share."""
 
     allowed: Longs
     banned: Longs
@@ -286,11 +285,11 @@ class _Listed(NamedTuple):
 
 
 def _seen(start: RowStart) -> tuple[Longs, Longs]:
-    """The tokens that a row's penalties count, and how often each is in its output."""
+    """The tokens that a row's penalties count, and their counts in its output."""
     sampling = start.sampling
     if not sampling.has_penalties:
         return _NOTHING, _NOTHING
-    # Only the repetition penalty looks at the prompt.
+    # Only the repetition penalty counts the prompt.
     prompt = start.prompt_ids if sampling.repetition_penalty != 1 else start.prompt_ids[:0]
     seen = np.unique(np.concatenate([prompt, start.output_ids])).astype(np.int64)
     counts = np.zeros(len(seen), np.int64)

@@ -1,8 +1,8 @@
-"""What the CUDA runner asks of its kernels beside those of a model.
+"""The kernels that the CUDA runner needs beside those of a model.
 
-A decode step is: `feed` (what the rows in the places feed), the model over `attention`, `draw`,
-`score` where logprobs are wanted, `accept`, `walk` where grammars are followed. All of it runs
-without the host and at fixed addresses, so it can be captured.
+A decode step is: `feed` (inputs of the rows in the places), the model with `attention`, `draw`,
+`score` if logprobs are wanted, `accept`, and `walk` for grammars. All of it runs without the host
+and at fixed addresses, so it can be captured.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from quire.step import PrefixGroup
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What the rows of a step feed, place by place; see backends/triton/steps.py."""
+    """The inputs of a step, place by place; see backends/triton/steps.py."""
 
     token_ids: Tensor
     positions: Tensor
     slots: tuple[Tensor, ...]  # for each group of layers
-    rows: Tensor  # -1 for a row that rests
+    rows: Tensor  # -1 for an idle place
     next_at: Tensor
     attention: dict[Kind, AttentionStep]
-    states: dict[int, StateStep] = field(default_factory=dict)  # of groups of layers that keep some
+    states: dict[int, StateStep] = field(default_factory=dict)  # by group of layers
 
 
 class DeviceOps(Protocol):
@@ -38,13 +38,13 @@ class DeviceOps(Protocol):
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
     ) -> Any:
-        """Write the groups, whose members sit in these places, into the work list of a bucket.
-        Says which list it is (part of a graph's key); None where there is nothing to share."""
+        """Write the groups, whose members are in these places, into the work list of a bucket.
+        Returns which list it is (part of a graph's key); None if no prefix is shared."""
 
     def feed(self, places: DecodePlaces, prefixes: Any) -> Feed: ...
 
     def feed_guesses(self, places: GuessPlaces, shortest: int, longest: int, prefixes: Any) -> Feed:
-        """What rows that guess feed, line by line; see backends/triton/guess_steps.py."""
+        """The inputs of rows that guess, line by line; see backends/triton/guess_steps.py."""
 
     def draw(
         self,
@@ -56,15 +56,16 @@ class DeviceOps(Protocol):
         edited: Tensor | None = None,
         ahead: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """A token (int64) per line, drawn as rows[i] (int32; -1: nobody) asks, and whether the
-        line's logits failed. `edited` (int32; -1: none) names the lines whose rows have edits,
-        which are made first, and which remember what was drawn. `ahead`: rows that draw by masks go
-        without them; those that may have drawn another token than within their limits freeze."""
+        """A token (int64) for each line, drawn with the parameters of rows[i] (int32; -1: no row),
+        and whether the line's logits failed. `edited` (int32; -1: none): lines whose rows have
+        edits; these are applied first, and updated with the drawn token. `ahead`: rows with masks
+        draw without masks and limits (top_k ...); a row freezes if with them it might have drawn
+        another token."""
 
     def draw_beside(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
     ) -> tuple[Tensor, Tensor]:
-        """As `draw`, without edits, and on any stream, whatever the others draw meanwhile."""
+        """As `draw`, without edits, on any stream, also while other tokens are drawn."""
 
     def score(
         self,
@@ -75,21 +76,21 @@ class DeviceOps(Protocol):
         out: Tensor,
         step: Tensor,
     ) -> None:
-        """The entry (drawn_scores.py) of what `draw` drew last from each line, for rows that
-        want logprobs of the device, goes to out[step[0], line]."""
+        """Write the logprob entries (drawn_scores.py) of the tokens that `draw` drew last to
+        out[step[0]], for rows that want logprobs from the device."""
 
     def accept(self, places: DecodePlaces, tokens: Tensor, failed: Tensor) -> None: ...
 
     def walk(self, edited: Tensor, rows: Tensor, tokens: Tensor, failed: Tensor) -> None:
-        """After `accept`: of the lines `edited`, those whose rows the device follows through their
-        grammars go on by what they drew."""
+        """Called after `accept`. Of the lines `edited`, rows whose grammar the device follows go to
+        the state after their token."""
 
     def make_lines(self, first: int, count: int) -> None:
-        """The lines of bits of so many states of grammars, from the first on."""
+        """Make the masks (lines of bits) of `count` states from `first` on."""
 
     def accept_guesses(
         self, places: GuessPlaces, fed: Feed, tokens: Tensor, failed: Tensor
     ) -> None: ...
 
     def copy_blocks(self, cache: Tensor, pairs: Tensor) -> None:
-        """pairs [n, 2]: block `to` becomes block `from`."""
+        """pairs [n, 2] of (from, to): copy block `from` to block `to`."""

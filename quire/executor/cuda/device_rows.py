@@ -1,10 +1,9 @@
-"""What a decode step needs of every row, kept on the device as columns.
+"""The state of every row on the device, as columns.
 
-A row's last token, where that token stands, how much it has written, when it must stop and how
-it draws: with these a step copies nothing from the host. Changes come with a plan's parcel.
+A row's last token, its position, how much it has written, when it must stop and how it draws: with
+these a step needs no data from the host. Changes are sent in a plan's upload.
 
-One row more than asked for rests for ever; the empty places of a batch that was rounded up
-point to it.
+There is one more row than asked for, which is always idle; unused places of a bucket point to it.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from quire.request import Ints
 from quire.step import Assigned, RowStart
 from quire.steps.row_schema import NOWHERE, Column, row_ints
 
-GREEDY_BELOW = 1e-5  # a temperature below this takes the likeliest token
-MOST_TOP = 20  # likeliest tokens that the device gives beside a drawn one
+GREEDY_BELOW = 1e-5  # below this the likeliest token is taken
+MOST_TOP = 20  # most likeliest tokens in a logprob entry
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """How each row draws. Off is: temperature 0 (greedy), top_k 0, top_p 1, log_min_p -inf."""
+    """How each row draws. Off: temperature 0 (greedy), top_k 0, top_p 1, log_min_p -inf."""
 
     temperature: Tensor  # float32 [rows]
     top_k: Tensor  # int32
@@ -41,7 +40,7 @@ class SamplingColumns:
     log_min_p: Tensor  # float32
     noise_key: Tensor  # int64, the bits of the unsigned key
     sample: Tensor  # int32
-    num_logprobs: Tensor  # int32, -1 = none are wanted of the device
+    num_logprobs: Tensor  # int32; -1: none from the device
 
     def columns(self) -> tuple[Tensor, ...]:
         return (
@@ -57,7 +56,7 @@ class SamplingColumns:
 
 @dataclass(frozen=True, slots=True)
 class MoreAsked:
-    """Logprobs beyond what an entry holds: of so many likeliest tokens (-1: of all), or of ids."""
+    """Logprobs that do not fit into an entry: of num_top likeliest tokens (-1: all), or of ids."""
 
     num_top: int
     ids: tuple[int, ...] = ()
@@ -65,10 +64,10 @@ class MoreAsked:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What a set of rows asks of sampling, known on the host."""
+    """What a set of rows needs of sampling; known on the host."""
 
-    truncated: bool  # some have top_k, top_p or min_p
-    scored: bool  # some want logprobs of the device
+    truncated: bool  # a row has top_k, top_p or min_p
+    scored: bool  # a row wants logprobs from the device
 
 
 class DeviceColumns(RowColumns):
@@ -90,14 +89,14 @@ class DeviceColumns(RowColumns):
         windows: Windows = ONE_GROUP,
         num_states: int = 0,
     ) -> None:
-        """`all_special`: every row needs the sampler. `windows` of the groups of layers, those that
-        see everything first. `num_states` of grammars can be followed here."""
+        """`all_special`: all rows need the sampler. `windows`: of the groups of layers, those
+        without a window first. `num_states`: room for states of grammars."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows + 1, dtype=dtype, device=device)
 
         self.device, self.num_rows, self.vocab_size = device, num_rows, vocab_size
-        self.resting = num_rows  # the row that never does anything
+        self.resting = num_rows  # the idle row
         super().__init__(num_rows + 1, device)
         self.sampling_columns = SamplingColumns(
             temperature=column(torch.float32),
@@ -111,15 +110,15 @@ class DeviceColumns(RowColumns):
         self.num_full = windows.count(None)
         shape = (len(windows), num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
-        # Rows that the sampler draws for, and rows whose next token is planned when the host has
-        # seen the last.
+        # Rows for which the sampler draws, and rows whose next token is planned only after the host
+        # has the last one.
         self.special = np.zeros(num_rows + 1, np.bool_)
         self.paced = np.zeros(num_rows + 1, np.bool_)
         self.all_special = all_special
         self.truncated = np.zeros(num_rows + 1, np.bool_)
-        # As on the device: how many logprobs it gives, -1 for none.
+        # As on the device: the number of logprobs, -1 for none.
         self.num_logprobs = np.full(num_rows + 1, NOWHERE, np.int32)
-        # Rows whose logprobs are made apart (more_scores.py), and what they ask for.
+        # Rows whose logprobs do not fit into entries (more_scores.py), and their number or ids.
         self.asks_more = np.zeros(num_rows + 1, np.bool_)
         self.more_asked: dict[int, MoreAsked] = {}
         self.edits = DeviceEdits(num_rows, vocab_size, device, num_states)
@@ -129,7 +128,7 @@ class DeviceColumns(RowColumns):
         self.clear()
 
     def clear(self) -> None:
-        """No row belongs to anybody."""
+        """Make all rows idle."""
         self.rest_all()
         self.tables.fill_(NOWHERE)
         self.edits.clear()
@@ -143,7 +142,7 @@ class DeviceColumns(RowColumns):
     def pack(
         self, upload: Upload, ends: Ints, starts: Sequence[RowStart], assigned: Assigned
     ) -> None:
-        """Put what a plan changes into a parcel; `change` then applies it."""
+        """Add a plan's changes to an upload; `change` applies them."""
         self.edits.end(ends)
         for start in starts:
             self._note(start)
@@ -158,7 +157,7 @@ class DeviceColumns(RowColumns):
         upload.add("assigned blocks", assigned.blocks)
 
     def _note(self, start: RowStart) -> None:
-        """What the host keeps of a row, to know which kernels its plans need."""
+        """Note on the host which kernels the row needs."""
         row, num_logprobs = start.row, start.sampling.num_logprobs
         self.edits.end(np.array([row], np.int32))
         special = self.all_special or needs_sampler(start, scores_raw=self._scores_raw)
@@ -177,7 +176,7 @@ class DeviceColumns(RowColumns):
         self.num_logprobs[row] = min(num_logprobs or 0, self.vocab_size) if in_entry else NOWHERE
 
     def change(self, upload: Upload) -> None:
-        """Ends, then starts, then assigned blocks."""
+        """Apply ends, then starts, then assigned blocks."""
         ends, starts = upload.take("ends"), upload.take("starts")
         if len(ends):
             self.ints[Column.FROZEN].index_fill_(0, ends, 1)
@@ -193,21 +192,21 @@ class DeviceColumns(RowColumns):
             self.tables[:, *at] = blocks.to(torch.int32).view(len(self.tables), -1)
 
     def draw_some(self, rows: Tensor, counts: Tensor) -> None:
-        """These rows wake, and rest again after so many tokens."""
+        """Unfreeze these rows for `counts` more tokens."""
         num_outputs = self.ints[Column.NUM_OUTPUTS].index_select(0, rows)
         self.ints[Column.MAX_TOKENS].index_copy_(0, rows, num_outputs + counts)
         self.ints[Column.FROZEN].index_fill_(0, rows, 0)
 
     def go_on_from(self, rows: Tensor, drawn: Tensor) -> None:
-        """These rows feed the tokens drawn[0], which stand at drawn[1], whatever they drew, and
-        how far they went on from that."""
+        """Set the last tokens of these rows to drawn[0] at positions drawn[1], in place of what
+        they drew and how far they went on from that."""
         further = drawn[1] - self.ints[Column.POSITION].index_select(0, rows)
         self.ints[Column.NUM_OUTPUTS].index_add_(0, rows, further)
         self.ints[Column.LAST_TOKEN].index_copy_(0, rows, drawn[0])
         self.ints[Column.POSITION].index_copy_(0, rows, drawn[1])
 
     def _sampling_columns(self, start: RowStart) -> tuple[float, int, float, float, int, int, int]:
-        """A row's knobs, in the order of SamplingColumns."""
+        """A row's values, in the order of SamplingColumns."""
         params, key = start.sampling, start.noise_key & (2**64 - 1)
         return (
             params.temperature if params.temperature >= GREEDY_BELOW else 0.0,
@@ -226,14 +225,14 @@ class DeviceColumns(RowColumns):
 
 
 def aligned_lines(count: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros [count, width], each line at an address that 16 bytes divide, as kernels like it."""
+    """Zeros [count, width], each line aligned to 16 bytes, as kernels want it."""
     each = 16 // dtype.itemsize
     return torch.zeros(count, -(-width // each) * each, dtype=dtype, device=device)[:, :width]
 
 
 def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
-    """Whether a row asks for more than the device's own sampling has: temperature, top_k, top_p,
-    min_p, edits and masks (device_edits.py), and logprobs, if these are of the raw logits."""
+    """Whether a row needs more than the device's own sampling, which has temperature, top_k, top_p,
+    min_p, edits and masks (device_edits.py), and logprobs of raw logits."""
     sampling = start.sampling
     return (
         not fits_edits(sampling)
@@ -243,11 +242,11 @@ def needs_sampler(start: RowStart, *, scores_raw: bool = True) -> bool:
 
 
 def _tries_edited(sampling: RowSampling) -> bool:
-    """Whether a row that the sampler draws for tries ahead with its edits: those that depend on no
-    token drawn before, which may be taken back, and on no mask."""
+    """Whether a row for which the sampler draws may go on with the device's tokens and edits: only
+    edits that depend neither on earlier tokens, which may be taken back, nor on a mask."""
     return fits_edits(sampling) and not (sampling.has_penalties or sampling.guided)
 
 
 def _fits_entry(sampling: RowSampling) -> bool:
-    """Whether a row's logprobs have room in an entry."""
+    """Whether a row's logprobs fit into an entry."""
     return 0 <= (sampling.num_logprobs or 0) <= MOST_TOP and sampling.logprob_ids is None

@@ -1,7 +1,7 @@
-"""Logprobs of drawn tokens on their way home: written on the device beside the tokens.
+"""Logprobs of drawn tokens: written on the device with the tokens, and copied to the host.
 
-An entry is [logprob, rank, id, logprob, id, logprob ..] in int32, floats by their bits: one block
-for all, of which a plan sends the lines and the width that its rows asked for.
+An entry is [logprob, rank, id, logprob, id, logprob ..] in int32, floats by their bits. There is
+one block for all rows; a plan copies the lines and the width that its rows asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENTRY = 2 + 2 * MOST_TOP
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Those lines of a block that asked: their numbers in the result, and how many likeliest
+    """The lines of a block that want logprobs: their lines in the result, and how many likeliest
     tokens each of them wants."""
 
     name: str
@@ -33,7 +33,7 @@ class Asking:
 
     @staticmethod
     def pack(upload: Upload, name: str, num_logprobs: Ints, first: int = 0) -> Asking:
-        """Of lines whose rows want so many, -1 for none; before the parcel is sent. The first
+        """`num_logprobs`: of each line, -1 for none. Called before the upload is sent. The first
         line of the block is line `first` of the result."""
         lines = np.flatnonzero(num_logprobs >= 0).astype(np.int32)
         upload.add(f"asking {name}", lines)
@@ -43,7 +43,7 @@ class Asking:
         return len(self.lines) > 0
 
     def send(self, host_copies: HostCopies, upload: Upload, entries: Tensor) -> DrawnLetter:
-        """entries [K, lines, ENTRY] of the block; what is sent is a copy."""
+        """Copy entries [K, lines, ENTRY] to the host; they may be overwritten at once."""
         width = 2 + 2 * int(self.num_top.max())
         asked = upload.take(f"asking {self.name}")
         block = entries[:, :, :width].index_select(1, asked)
@@ -52,16 +52,15 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class DrawnLetter:
-    """Entries [K, lines, 2 + 2 k] of the tokens that these lines of a result drew."""
+    """Entries [K, lines, 2 + 2 k] of these lines of a result, being copied to the host."""
 
     host_copy: HostCopy
     lines: Ints
     num_top: Ints
 
     def read(self, tokens: Ints, counts: Ints, order: Longs | None = None) -> Iterator[DrawnScores]:
-        """Of real tokens: tokens [rows, K] of the result, of which a row has counts[i]. Where rows
-        guess, lines are not rows: `order` [rows, K] says which of a row's lines, step by step, its
-        tokens are from."""
+        """The scores of real tokens: row i of tokens [rows, K] has counts[i] of them. If rows
+        guess, they have several lines, and `order` [rows, K] is the line and step of each token."""
         entries = self.host_copy.read().transpose(1, 0, 2).astype(np.int32, copy=False)
         own, tops = self.lines, self.num_top
         if order is not None:

@@ -1,4 +1,4 @@
-"""What a GPU refuses, in our words and with its numbers."""
+"""Turns errors of a GPU into quire's errors, with its numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.errors import EngineError, NotEnoughMemory
 
 @contextmanager
 def gpu_errors(when: str) -> Iterator[None]:
-    """`when` is said behind what happened: "in a step"."""
+    """`when` ends the sentence about what happened: "in a step"."""
     try:
         yield
     except torch.OutOfMemoryError as error:

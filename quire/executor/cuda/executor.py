@@ -1,4 +1,4 @@
-"""CudaExecutor: the model on one GPU, fed by plans, computing while the host plans on."""
+"""CudaExecutor: runs the model on one GPU, while the host plans the next steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from quire.steps.handles import Handles
 if TYPE_CHECKING:
     from quire.executor.cuda.adapters import CudaAdapters
 
-# A step of few rows, and a pass over a short prompt or two: a library has kernels for either.
+# Numbers of rows of a small step and of a short prompt: the library has kernels for each.
 TOUCHED_ROWS = (4, 256)
 SPARE_BYTES = 1 << 30
 
@@ -57,8 +57,7 @@ SPARE_BYTES = 1 << 30
 class CudaExecutor:
     """Runs plans on one GPU; `submit` returns before they are computed.
 
-    It takes over `weights`, which are on the GPU already: the dict is emptied while the model
-    is built.
+    `weights` are on the GPU already. The dict is emptied while the model is built.
     """
 
     def __init__(
@@ -73,9 +72,9 @@ class CudaExecutor:
         tp: TensorParallel | None = None,
         make_sampler: MakeSampler = sampler_for,
     ) -> None:
-        """`warmup`: kernels that are being compiled, if that was begun before; `read_again` reads
-        the same weights once more, after a sleep that dropped them; `tower` makes what encodes
-        media. On one of several ranks `tp` says which, and `spec` is of its share."""
+        """`warmup`: compiles kernels already, if given. `read_again` reads the weights again after
+        a sleep that dropped them. `tower` makes the encoder of media. `tp`: this rank, if there are
+        several; `spec` is then of its share."""
         if config.kv_cache_dtype not in ("auto", "fp8", config.dtype):
             raise NotSupported(
                 f"kv_cache_dtype={config.kv_cache_dtype!r}: the KV cache has the model's type "
@@ -98,14 +97,14 @@ class CudaExecutor:
         self._sites: AdapterSites | None = None
 
     def start(self) -> ExecutorFacts:
-        """Build the model, size the KV pool, and say what came of it."""
+        """Build the model and the KV pool, and return facts about them."""
         if self._weights is None:
             raise EngineClosed("this executor was started or closed before; make a new one.")
         weights, self._weights = self._weights, None
         config, dtype = self.config, DTYPES[self.config.dtype]
         with gpu_errors("while starting"):
             self._model = model = self._build(weights)
-            self.shelf.load()  # before what is left is counted
+            self.shelf.load()  # before free memory is read
             if isinstance(model, Decoder):
                 _touch(model, self.spec, dtype, self._device)
             if self._warmup is not None:
@@ -114,7 +113,7 @@ class CudaExecutor:
                 torch.cuda.synchronize(self._device)
             self._drop_garbage(dtype)
             free, total = torch.cuda.mem_get_info(self._device)
-            one = self.spec.heard_rows  # sounds, of which each goes to its pages at once
+            one = self.spec.heard_rows  # sounds: each is copied to its pages at once
             encoded = one or config.max_num_batched_tokens
             free -= self.shelf.reserved_bytes(encoded, dtype.itemsize)
             if not one:
@@ -144,19 +143,19 @@ class CudaExecutor:
             raise EngineClosed("this executor does not run; call start() before submit().")
         with gpu_errors("in a step"):
             step = self._runner.run(plan)
-            if plan.masks is not None:  # also where no row that draws looked at them
+            if plan.masks is not None:  # also if no row that draws has used them
                 self.handles.wait_for(plan.masks)
             return step
 
     def reset(self) -> None:
-        """End every row; the model and the KV cache stay."""
+        """End all rows. The model and the KV cache stay."""
         if self._runner is not None:
             with gpu_errors("in a reset"):
                 self._runner.end_all()
         self.shelf.clear()
 
     def close(self) -> None:
-        """Drop everything on the device; its memory goes back at once."""
+        """Drop everything on the device, which frees its memory at once."""
         if self._warmup is not None:
             self._warmup.stop()
         if self._runner is not None:
@@ -166,13 +165,13 @@ class CudaExecutor:
         give_back()
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Free the KV cache with all that was captured over it, and the GPU's memory of the
-        weights; those to be kept wait in main memory."""
+        """Free the KV cache, the graphs that use it, and the GPU memory of the weights. Weights to
+        be kept are copied to main memory."""
         with gpu_errors("while going to sleep"):
             if self._runner is not None:
                 self._runner.close()
             self._runner = None
-            self.shelf.drop_tower()  # its files are read again
+            self.shelf.drop_tower()  # it is read from files again
             if self._sites is not None:
                 self._sites.release()
             if not keep_weights:
@@ -205,8 +204,8 @@ class CudaExecutor:
             return NewWeights(self._model, self.spec).load(named)
 
     def _drop_garbage(self, dtype: torch.dtype) -> None:
-        """An engine before this one that nobody closed may hold its memory still, as garbage.
-        Collecting takes a tenth of a second, so only where more is held than this model takes."""
+        """Free the memory of an earlier engine that was not closed and is garbage now. Collecting
+        takes a tenth of a second, so it is done only if more is allocated than this model needs."""
         ours = (self.spec.body_weights + 2 * self.spec.head_weights) * dtype.itemsize
         if torch.cuda.memory_reserved(self._device) > 2 * ours + SPARE_BYTES:
             give_back()
@@ -236,7 +235,7 @@ class CudaExecutor:
         return model
 
     def _adapters(self) -> CudaAdapters | None:
-        """The rows of LoRA adapters, if the model has slots for some."""
+        """The LoRA adapters of rows, None if the model has no slots."""
         rows = row_adapters(self.config, self._sites, self.handles)
         if rows is None or self.config.adapters is None:
             return None
@@ -247,7 +246,7 @@ class CudaExecutor:
         return CudaAdapters(rows, self.config.adapters.max_loras, self._device)
 
     def _free_bytes(self) -> int:
-        """What the device has left, with what torch keeps of it and does not use."""
+        """The device's free bytes, with those that torch has reserved but does not use."""
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return torch.cuda.mem_get_info(self._device)[0] + kept
 
@@ -263,7 +262,7 @@ class CudaExecutor:
         cache = make_cache(spec, self._num_blocks, size, shape.kv_dtype, device, groups)
         longest = longest_sequence(config, self._num_blocks, windows)
         model.rotary.reach(longest)
-        width = -(-longest // size) + 3 & ~3  # 16 bytes divide a line
+        width = -(-longest // size) + 3 & ~3  # lines of 16 bytes
         columns = DeviceColumns(
             config.max_num_seqs,
             width,
@@ -310,8 +309,8 @@ class CudaExecutor:
         )
 
     def _captured(self) -> Captured:
-        """Alike on all ranks, though their shares may differ: a captured pass runs once more. So
-        none is where layers keep states: those would take up its tokens twice."""
+        """The same on all ranks, though their shares may differ. To be captured a pass runs once
+        more, so passes with states are not: states would take the tokens twice."""
         if self.spec.keeps_states:
             return NOTHING_CAPTURED
         own = Captured.of(self.spec)
@@ -320,8 +319,8 @@ class CudaExecutor:
 
 @torch.inference_mode()
 def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-    """Have the vendor's library load what it multiplies with, while kernels are still on their
-    way: its handle belongs to the thread that runs the passes."""
+    """Make the vendor's library load its kernels while others are still being compiled. Its handle
+    belongs to this thread, which runs the passes."""
     layer = model.layers[0]
     products = (
         (layer.attention.products[0], spec.hidden_size),

@@ -1,4 +1,4 @@
-"""Whether a GPU has fp8."""
+"""Checks that the GPU has fp8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 def check_fp8(config: EngineConfig) -> None:
-    """NotSupported where fp8 is asked of a GPU that does not have it."""
+    """NotSupported if fp8 is wanted and the GPU does not have it."""
     if config.kv_cache_dtype != "fp8":
         return
     found = torch.cuda.get_device_capability()

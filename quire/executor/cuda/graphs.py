@@ -1,8 +1,8 @@
-"""Whole passes as CUDA graphs, one per bucket, captured when they are needed.
+"""Whole passes as CUDA graphs, one for each bucket, captured when needed.
 
-A graph reads and writes tensors at fixed addresses; for decode steps these are `DecodePlaces`.
-Which rows sit in the places, how long they are and where their blocks lie is data, so a graph
-of 64 places serves any 33 to 64 rows; in the others sits the row that rests for ever.
+A graph reads and writes tensors at fixed addresses; for decode steps these are `DecodePlaces`. The
+rows in the places, their lengths and blocks are data, so a graph of 64 places serves 33 to 64 rows;
+unused places hold the idle row.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ EDIT_BUCKETS = (8, 64, 256)
 
 
 def buckets(max_rows: int, least: int = 1) -> tuple[int, ...]:
-    """How many rows graphs are made for: few enough graphs, little padding.
+    """The sizes of buckets: few graphs, little padding.
 
-    max_rows 300 -> 1 2 4 8 16 32 64 96 .. 256 300; with `least` 64, of those from 64 on
+    max_rows 300 -> 1 2 4 8 16 32 64 96 .. 256 300; with `least` 64 the same from 64 on
     """
     sizes = [*SMALL_BUCKETS, *range(64, 257, 32), *range(384, max_rows, 128)]
     return (*(size for size in sizes if least <= size < max_rows), max_rows)
 
 
 def edit_bucket(num_lines: int) -> int:
-    """How many edited lines a graph is made for: 1 -> 8, 60 -> 64, 300 -> 512; 0 stays 0."""
+    """The number of edited lines, rounded up: 1 -> 8, 60 -> 64, 300 -> 512; 0 stays 0."""
     if num_lines == 0:
         return 0
     small = next((size for size in EDIT_BUCKETS if size >= num_lines), 0)
@@ -39,9 +39,9 @@ def edit_bucket(num_lines: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """The fixed tensors of one bucket: `rows` [places] int32 sit there; pass k writes line k of
-    `made` [max_repeat, places] int32, and `step` [1] int32 is k. `edited` int32 lists the places
-    whose rows have edits, -1 where there are no more."""
+    """The fixed tensors of one bucket: `rows` [places] int32 has the row in each place; step k
+    writes line k of `made` [max_repeat, places] int32; `step` [1] int32 is k. `edited` int32 lists
+    the places whose rows have edits, then -1."""
 
     rows: Tensor
     made: Tensor
@@ -64,9 +64,9 @@ class DecodePlaces:
 
 @dataclass(frozen=True, slots=True)
 class GuessPlaces:
-    """The same for rows that guess, with `count` + 1 lines for each place: `made` [max_repeat,
-    lines], `edited` lists lines. `histories` [any, room] int32 are the tokens that a row looks
-    among, of which the first `lengths` [places] int32 are there."""
+    """As DecodePlaces, for rows that guess, with `count` + 1 lines for each place: `made`
+    [max_repeat, lines]; `edited` lists lines. `histories` [any, room] int32 has the tokens in which
+    a row looks for guesses; the first `lengths` [places] int32 are valid."""
 
     rows: Tensor
     made: Tensor
@@ -74,7 +74,7 @@ class GuessPlaces:
     edited: Tensor
     histories: Tensor
     lengths: Tensor
-    line_rows: Tensor  # [lines] int32: the row that each belongs to
+    line_rows: Tensor  # [lines] int32: the row of each line
 
     @staticmethod
     def make(
@@ -103,23 +103,23 @@ class GuessPlaces:
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """What a graph was captured for: anything that changes which kernels run."""
+    """Everything that decides which kernels a graph runs."""
 
     # "decode", its halves "forward" and "draw", "guessed", "prompts" or "prompts with media"
     kind: str
     size: int  # places or tokens
     truncated: bool
-    scored: bool = False  # some want logprobs
+    scored: bool = False  # a row wants logprobs
     num_edited: int = 0  # places that may have edits
-    walks: bool = False  # some of these follow grammars without the host
+    walks: bool = False  # the device follows a row's grammar
     # decode: the list of shared prefixes, and how rows guess; prompts: how many sequences
     prefixes: Any = None
-    adapters: int | None = None  # which kernels add adapters; None: no line has one
-    ahead: bool = False  # some go ahead of masks and have limits (doubt_kernels.py)
+    adapters: int | None = None  # number of the adapters' kernels; None: no adapter
+    ahead: bool = False  # rows with limits go ahead of masks
 
 
 class Graphs:
-    """Runs work as often as asked: captured where that is wanted, else eagerly."""
+    """Runs work a number of times, as a graph if wanted, else eagerly."""
 
     def __init__(self, *, capture: bool) -> None:
         self._capture = capture
@@ -129,9 +129,9 @@ class Graphs:
     def prepare(
         self, key: GraphKey, work: Callable[[], None], rest: Callable[[], None] = lambda: None
     ) -> None:
-        """Capture the work if it is new. It is done for real first, so that its kernels are
-        compiled and loaded; whoever calls sees to it that this changes nothing, by what `rest`
-        does right before, if need be."""
+        """Capture the work if it is new. It first runs once without capturing, so that its kernels
+        are compiled and loaded. This must not change anything that matters; `rest` is called before
+        it to ensure that."""
         if not self._capture or key in self._graphs:
             return
         rest()
@@ -143,7 +143,7 @@ class Graphs:
         self._graphs[key] = graph
 
     def run(self, key: GraphKey, work: Callable[[], None], repeat: int) -> None:
-        """The work, `repeat` times in a row."""
+        """Run the work `repeat` times."""
         graph = self._graphs.get(key)
         again = work if graph is None else graph.replay
         for _ in range(repeat):

@@ -1,11 +1,11 @@
-"""Decode steps whose rows guess: several lines a row, looked up, drawn and judged on the device.
+"""Decode steps of rows that guess: several lines a row, looked up, drawn and checked on the device.
 
-A step is that of decoding.py with more lines than rows: the model, the draw and the scores go line
-by line and know nothing of guesses. What was right is counted at its end, where the row moves on by
-as many tokens, so that steps repeat without the host.
+A step is like that of decoding.py with more lines than rows: the model, the draw and the scores
+compute lines and know nothing of guesses. At its end right guesses are counted, and the row moves
+on by as many tokens, so that steps repeat without the host.
 
-The plan's rows are all drawn for by the device alone, and none has an adapter (`takes`); elsewhere
-a plan is run as if it had no guesses, which are a leave and no duty.
+It runs only plans for whose rows the device alone draws, and without adapters (`takes`); other
+plans run as if they had no guesses, which are optional.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MOST_ROWS = 16
 
 
 def most_lines(least_places: int) -> int:
-    """The most lines that a step may have: of sixteen rows with a few guesses each, or the
-    fewest that any step has, rounded up to whole rows."""
+    """The most lines that a step may have: 16 rows with a few guesses each, or the smallest bucket,
+    rounded up to whole rows."""
     return max(4 * MOST_ROWS, least_places + MOST_GUESSES)
 
 
@@ -60,7 +60,7 @@ class GuessedDecoding:
         self._entries: dict[int, Tensor] = {}
 
     def takes(self, plan: StepPlan) -> bool:
-        """Whether the rows of a plan may guess, and can."""
+        """Whether the plan allows guesses and all its rows can guess here."""
         guessing, rows, columns = plan.guessing, plan.decode.rows, self._parts.columns
         if guessing is None or not 0 < len(rows) <= MOST_ROWS:
             return False
@@ -71,7 +71,8 @@ class GuessedDecoding:
         return not (apart.any() or adapted or plan.masks is not None or len(plan.searched))
 
     def seat(self, plan: StepPlan, upload: Upload) -> SeatedGuesses:
-        """Before the parcel is sent: find places, and capture their step if it is new."""
+        """Before the upload is sent: find places for the rows, and capture their step if it is
+        new."""
         if plan.guessing is None:
             raise ValueError("a plan without guesses has no places for them.")
         guessing, columns, num_rows = plan.guessing, self._parts.columns, len(plan.decode)
@@ -97,7 +98,8 @@ class GuessedDecoding:
         return SeatedGuesses(places, key, num_rows, plan.repeat, asking, guessing)
 
     def run(self, seated: SeatedGuesses, upload: Upload) -> Tensor:
-        """After the plan's changes: what became of every line in every step. int32 [K, lines]"""
+        """Called after the plan's changes. Returns each line's token, FAILED or RESTS for every
+        step, int32 [K, lines]."""
         places, key, num_rows = seated.places, seated.key, seated.num_rows
         places.rows.copy_(upload.take("seated"))
         places.step.zero_()
@@ -108,13 +110,13 @@ class GuessedDecoding:
         places.lengths[:num_rows].copy_(upload.take("lengths"))
         self._parts.graphs.run(key, lambda: self._step(places, key), seated.repeat)
         block = places.made[: seated.repeat, : num_rows * seated.lines_each].clone()
-        # Everybody rests, so that the step can be run for another capture.
+        # All places are idle again, so that the step can run for another capture.
         places.rows.fill_(self._parts.columns.resting)
         places.step.zero_()
         return block
 
     def entries(self, seated: SeatedGuesses) -> Tensor | None:
-        """The entries that the run wrote, [K, lines, ENTRY], if somebody asked for some."""
+        """The logprob entries that the run wrote, [K, lines, ENTRY], or None if no row asked."""
         if not seated.asking:
             return None
         return self._entries_of(seated.places)[: seated.repeat]
@@ -127,7 +129,7 @@ class GuessedDecoding:
         return self._entries[size]
 
     def _bucket(self, num_rows: int, count: int) -> GuessPlaces:
-        """Places for the rows, and so many that their lines are no fewer than steps have."""
+        """Places for the rows, with no fewer lines than the smallest bucket."""
         size = next(size for size in SMALL_BUCKETS if size >= num_rows)
         size = max(size, -(-self._parts.least_places // (1 + count)))
         if (size, count) not in self._places:
@@ -139,7 +141,7 @@ class GuessedDecoding:
         return self._places[size, count]
 
     def _histories(self) -> Tensor:
-        """Room for the tokens that rows look among, with those that a plan may add."""
+        """Memory for the tokens in which rows look for guesses, and those that a plan may add."""
         if self._history is None:
             parts, added = self._parts, self._max_repeat * (1 + MOST_GUESSES)
             longest = parts.columns.tables.shape[2] * parts.block_size
@@ -148,7 +150,7 @@ class GuessedDecoding:
         return self._history
 
     def _step(self, places: GuessPlaces, key: GraphKey) -> None:
-        """Feed every row's last token and its guesses, draw after each, judge."""
+        """Feed every row's last token and its guesses, draw after each, accept."""
         parts, (prefixes, _, shortest, longest) = self._parts, key.prefixes
         fed = parts.ops.feed_guesses(places, shortest, longest, prefixes)
         if parts.adapters is not None:

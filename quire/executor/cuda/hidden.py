@@ -1,4 +1,4 @@
-"""Hidden states that slices ask for, on a GPU and without waiting for it."""
+"""Hidden states that slices ask for, on a GPU, without waiting for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = ("tokens", "summed", "lengths")
 
 @dataclass(frozen=True, slots=True)
 class HiddenLetter:
-    """Hidden states on their way home."""
+    """Hidden states that are being copied to the host."""
 
     wanted: Wanted
     host_copy: HostCopy
@@ -29,7 +29,7 @@ class HiddenLetter:
 
 
 def pack_hidden(prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -> Wanted | None:
-    """Before the upload is sent."""
+    """Called before the upload is sent."""
     wanted = Wanted.of(prefill, query_starts)
     if wanted is not None:
         for name in _FIELDS:
@@ -40,7 +40,7 @@ def pack_hidden(prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -
 def send_hidden(
     wanted: Wanted | None, upload: Upload, hidden: Tensor, host_copies: HostCopies
 ) -> list[HiddenLetter]:
-    """After the layers of the pass."""
+    """Called after the layers of the pass."""
     if wanted is None:
         return []
     fields = (upload.take(f"hidden {name}") for name in _FIELDS)

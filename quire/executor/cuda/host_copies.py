@@ -1,7 +1,7 @@
-"""Result blocks on their way home, beside the computation.
+"""Copies results to the host beside the computation.
 
-A block is copied into pinned memory on a stream of its own, while the device computes the next
-plan; whoever wants it waits for its copy and for nothing else.
+A block is copied into pinned memory on a stream of its own while the device computes the next plan.
+A reader waits for the copy of its block only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A block that arrives; `sent` is the event of its copy, None where there is none."""
+    """A block being copied; `sent` is the event after its copy, None on a CPU."""
 
     home: Tensor
     sent: Any = None
@@ -29,7 +29,7 @@ class HostCopy:
 
 
 class HostCopies:
-    """Sends blocks home in the order they are given."""
+    """Copies blocks to the host, in the order in which they are given."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -37,7 +37,7 @@ class HostCopies:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, block: Tensor) -> HostCopy:
-        """`block` is not written again by whoever made it."""
+        """The caller must not write to `block` again."""
         stream = self._stream
         if stream is None:
             return HostCopy(block)

@@ -1,8 +1,8 @@
-"""InlineExecutor: a model on one GPU that is computed where submit is called, as on a CPU.
+"""InlineExecutor: runs a model on one GPU inside the call of submit, as on a CPU.
 
-CudaExecutor leaves the lengths of rows to the device, and plans on while it computes. Code of
-others that computes a sequence at a time asks the host for them, so here the host waits for every
-pass: right, and slow.
+CudaExecutor keeps the lengths of rows on the device and plans on while it computes. Code of
+Transformers that computes a sequence at a time needs the lengths on the host, so here the host
+waits for every pass: correct, but slow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class InlineExecutor(LocalExecutor):
             return super().start()
 
     def load_tower(self) -> None:
-        super().load_tower()  # plans alone encode: one thread launches on a GPU
+        super().load_tower()  # returns None: plans alone encode, as one thread uses a GPU
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         with gpu_errors("in a step"):
@@ -45,7 +45,7 @@ class InlineExecutor(LocalExecutor):
         with gpu_errors("while going to sleep"):
             super().sleep(keep_weights=keep_weights)
             if self._model is None:
-                self._on_host = None  # of an earlier sleep, which kept them
+                self._on_host = None  # copies of an earlier sleep that kept them
             elif self._on_host is None:
                 self._on_host = HostCopies(self._model)
             give_back()
@@ -58,13 +58,13 @@ class InlineExecutor(LocalExecutor):
             super().wake_up(part)
 
     def _free_memory(self) -> int:
-        """Less what is left to passes: what those take only their code knows."""
-        give_back()  # what the trial took
+        """A share of the free memory. The rest is for passes, whose needs are unknown."""
+        give_back()  # memory of the trial
         return int(torch.cuda.mem_get_info()[0] * POOL_SHARE)
 
     def _computes_with(self) -> str:
         return torch.cuda.get_device_name()
 
     def _kernels(self) -> Kernels:
-        """Those that any device has: attention is the model's own."""
+        """Kernels in plain torch; the model computes attention itself."""
         return torch_kernels(self._shape, batch_invariant=False)

@@ -1,5 +1,5 @@
-"""What is done with the logits of a block beside the device's draw: logprobs that have no room in
-an entry, candidates of beams, and what the sampler draws from.
+"""Other uses of the logits of a block than the device's draw: logprobs that do not fit into an
+entry, candidates of beams, and draws by the sampler.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.step import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Lookers:
-    """Those who may look at logits."""
+    """The parts that may use logits."""
 
     more: MoreScores
     beams: CudaBeams
@@ -29,8 +29,8 @@ class Lookers:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines of logits of a plan: they draw for `rows`, what rows[i] draws will stand at
-    positions[i], and the first of them is line `first` of the result."""
+    """Lines of logits of a plan, for `rows`; the token of rows[i] will have position positions[i].
+    Its first line is line `first` of the result."""
 
     name: str
     rows: Ints
@@ -39,7 +39,7 @@ class Block:
 
 
 class NoLooks:
-    """Nobody looks at the logits, as in nearly every plan."""
+    """For plans without other uses of logits, which is nearly all."""
 
     replaces, num_steps = False, 0
 
@@ -51,7 +51,7 @@ class NoLooks:
 
 
 class Looks:
-    """What one block of a plan asks for. Made before the upload is sent."""
+    """What one block of a plan needs. Made before the upload is sent."""
 
     def __init__(
         self,
@@ -72,26 +72,26 @@ class Looks:
 
     @property
     def replaces(self) -> bool:
-        """The sampler draws for some rows in every step, before tokens are judged."""
+        """Whether the sampler draws for some rows in every step, before tokens are accepted."""
         return bool(self._now)
 
     @property
     def num_steps(self) -> int:
-        """Of the plan's steps so many, from the first on, have their logits looked at."""
+        """For how many of the plan's steps, from the first on, logits are used."""
         if self._more or self._now:
             return self._plan.repeat
         return self._num_kept or int(len(self._searched) > 0)
 
     @property
     def _num_kept(self) -> int:
-        """Whoever the host draws for rests after the first step, or after some that it tries."""
+        """Rows for which the sampler draws late freeze after the first step, or those they try."""
         if not self._later:
             return 0
         mine = np.isin(self._plan.tried, self._later.rows)
         return int(self._plan.num_tried[mine].max(initial=1))
 
     def replace(self, logits: Tensor, tokens: Tensor, failed: Tensor, step: int) -> None:
-        """Between the draw and the judgement: put in what the sampler draws."""
+        """Called between draw and accept: put in the tokens that the sampler draws."""
         if not self._now:
             return
         draws, masks = self._lookers.draws, self._plan.masks
@@ -102,7 +102,8 @@ class Looks:
         self._extras.add(sampled, self._now.lines)
 
     def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None:
-        """After a draw: of each line the token, and what the row made of it (row_schema.py)."""
+        """Called after a draw, with the token of each line, and what the row made of it
+        (row_schema.py)."""
         lookers, upload, extras = self._lookers, self._upload, self._extras
         extras.more_letters += lookers.more.score(self._more, upload, logits, tokens, step)
         if step < self._num_kept:

@@ -1,7 +1,7 @@
-"""Masks of guided rows on their way to the device, while it computes the pass they belong to.
+"""Sends the masks of guided rows to the device, while it computes the pass they belong to.
 
-Only the draw needs a mask, so a plan's masks may still be being filled when its pass begins. They
-cross from pinned memory on a stream of their own.
+Only the draw needs a mask, so the host may still fill a plan's masks when the pass begins. They are
+copied from pinned memory on a stream of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.steps.handles import Handles
 
 
 def pinned_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
-    """Room for masks that a device can fetch by itself."""
+    """Pinned memory for masks, from which a device can copy by itself."""
     shape = (num_rows, num_words)
     room = torch.empty(shape, dtype=torch.int32, device="cpu", pin_memory=True)
     found: npt.NDArray[np.uint32] = room.numpy().view(np.uint32)
@@ -25,7 +25,7 @@ def pinned_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
 
 
 class MaskUploads:
-    """Brings the masks of plans to the rows that draw by them."""
+    """Writes the masks of plans to the lines of their rows."""
 
     def __init__(self, edits: DeviceEdits, device: torch.device, handles: Handles) -> None:
         self._edits, self._device, self._handles = edits, device, handles
@@ -39,11 +39,11 @@ class MaskUploads:
         return MaskUpload(self, masks, upload)
 
     def lift(self, upload: Upload) -> None:
-        """From here on all tokens are allowed."""
+        """Allow all tokens from here on."""
         self._edits.lift_masks(upload.take("masked rows"))
 
     def send(self, masks: Masks, upload: Upload) -> None:
-        """Wait for the masks, and have them there for what is launched after this."""
+        """Wait until the masks are filled, and copy them for later work on the stream."""
         self._handles.wait_for(masks)
         lines = torch.from_numpy(masks.bits.view(np.int32))
         if self._stream is None:
@@ -58,8 +58,8 @@ class MaskUploads:
 
 
 class MaskUpload:
-    """The masks of one plan; whoever draws first calls this before. For the steps that rows try
-    without masks (`StepPlan.tried`) they are lifted."""
+    """The masks of one plan, sent by a call before the first draw. They are lifted for the steps
+    that rows try without masks (`StepPlan.tried`)."""
 
     def __init__(self, uploads: MaskUploads, masks: Masks | None, upload: Upload) -> None:
         self._uploads, self._masks, self._upload = uploads, masks, upload
@@ -71,6 +71,6 @@ class MaskUpload:
             self._uploads.send(masks, self._upload)
 
     def lift(self) -> None:
-        """After the first step."""
+        """Allow all tokens; called after the first step."""
         if self._has_some:
             self._uploads.lift(self._upload)

@@ -1,7 +1,7 @@
-"""How much of a GPU the KV cache may have: what is free, less what a step needs beside it.
+"""How much of a GPU's memory the KV cache may have: what is free, less what a step needs.
 
-Counted, not tried out: a pass of the most tokens a plan may hold is a few tensors of known size,
-and a trial run would cost seconds of every start.
+This is computed, not measured: the largest pass of a plan is a few tensors of known size, and a
+trial run would cost seconds of every start.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from quire.step import MOST_TRIED
 from quire.steps.automata import num_states_for
 
 MIB = 1 << 20
-# What libraries take when they are first used: matrix products' workspace, kernels' code, the
+# Memory that libraries take when first used: workspace of matrix products, code of kernels, and
 # fragments that the allocator keeps.
 LIBRARIES = 768 * MIB
-# Captured passes over prompts have memory of their own: the largest, and all the smaller ones
-# together about as much again.
+# Captured passes over prompts have their own memory: the largest, and all smaller ones together
+# about as much again.
 CAPTURED_COPIES = 2
-# Logits in graphs of different sizes do not all share their memory, and sampling reads a few
-# lines as float32.
+# Logits in graphs of different sizes share only some memory, and sampling reads a few lines as
+# float32.
 LOGITS_COPIES = 4
-# Masks of guided rows: those in use, and those of two plans on their way.
+# Masks of guided rows: those in use, and those of two plans in flight.
 MASK_COPIES = 3
-# Of grammars that the device follows: a state after each byte, and the text of a token.
+# Of grammars that the device follows: the state after each byte, and the text of a token.
 STATE_BYTES, TEXT_BYTES = 4 * 259, 16
-# Lists of blocks: every row's, and those that captured passes over prompts have.
+# Block tables: those of all rows, and those of captured passes over prompts.
 TABLE_COPIES = 2
 SOUNDS_PER_ROW = 2
-# Left free at least, unless more than the rest is asked for: what others have may grow.
+# Share left free at least, unless gpu_memory_utilization says less: other programs may grow.
 SPARED = 0.08
 
 
 def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """The most memory that passes hold at once beside weights and KV cache."""
+    """The most bytes that passes use at once, beside weights and KV cache."""
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     attended = spec.num_heads * spec.head_dim
-    # Residual, normed, and the widest moment: qkv with q and what attention made of it, or gate, up
+    # The residual, its norm, and the widest moment: qkv with q and the attended values, or gate, up
     # and their product.
     around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
     mixed = max(map(_state_numbers, spec.states)) * 4 // dtype.itemsize
@@ -56,14 +56,14 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
     activations = (most + CAPTURED_COPIES * captured) * per_token
-    if config.kv_cache_dtype == "fp8":  # captured passes have room of their own here, too
+    if config.kv_cache_dtype == "fp8":  # also here captured passes have their own memory
         widened = MOST_WIDENED * 2 * spec.num_kv_heads * spec.head_dim
         activations += widened * (2 if captured else 1)
-    # Those of a step made in two halves, which wait for their masks, have room of their own.
+    # Logits of a step in two halves, which wait for masks, have their own memory.
     lines = (LOGITS_COPIES + 1) * config.max_num_seqs
-    lines += min(MOST_TRIED, config.max_num_seqs * config.max_repeat)  # that wait for the host
+    lines += min(MOST_TRIED, config.max_num_seqs * config.max_repeat)  # of late draws
     logits = lines * spec.vocab_size
-    # Partial results of attention, float32: of every piece where it is cut by position alone.
+    # Partial results of attention, float32; for all pieces if these are cut by position alone.
     each = most_pieces(config.max_model_len) if config.batch_invariant else 4
     parts = each * config.max_num_seqs * attended * 4
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
@@ -76,8 +76,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
 
 
 def _state_numbers(plan: DeltaNetPlan | None) -> int:
-    """What a layer that keeps a state makes of a token, as numbers of float32: the products, their
-    convolution, what was read, its norm and its gate."""
+    """The float32 numbers that a layer with a state makes for a token: products, convolution, what
+    was read, its norm and its gate."""
     return 0 if plan is None else 2 * plan.channels + 5 * plan.value_width
 
 
@@ -109,8 +109,8 @@ def num_cuda_blocks(
 def num_cuda_sounds(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, *, free: int, total: int
 ) -> int:
-    """How many sounds have room beside the KV blocks: as on a CPU, but no more than rows can hear
-    and what will be asked for again soon."""
+    """How many sounds have room beside the KV blocks: as on a CPU, but at most SOUNDS_PER_ROW per
+    row."""
     if not spec.heard_rows:
         return 0
     budget = 0 if config.num_blocks is not None else _budget(config, spec, dtype, free, total)[0]
@@ -119,7 +119,7 @@ def num_cuda_sounds(
 
 
 def _sound_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Of a sound's keys and values, in whole blocks."""
+    """The bytes of a sound's keys and values, in whole blocks."""
     blocks = -(-spec.heard_rows // config.block_size)
     return blocks * block_bytes(spec, config.block_size, dtype)
 
@@ -127,31 +127,31 @@ def _sound_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> i
 def _budget(
     config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: int, total: int
 ) -> tuple[int, str]:
-    """Bytes for what is kept of tokens and sounds, and how they came about."""
+    """Bytes for KV of tokens and sounds, and how they were computed, in words."""
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     needed = step_bytes(config, spec, dtype)
     spared = total * (1 - config.gpu_memory_utilization)
-    # What others have is part of what is spared.
+    # What other programs use counts as left free.
     kept = int(max(spared - config.memory_taken, min(spared, total * SPARED)))
     why = (
         f"{_gib(free)} free of {_gib(total)} after the weights, less {_gib(kept)} left alone "
         f"(gpu_memory_utilization={config.gpu_memory_utilization}) and {_gib(needed)} for "
         f"steps of {config.max_num_batched_tokens} tokens and {config.max_num_seqs} rows"
     )
-    # Whoever had some of it then may have given it back since.
+    # Other programs may have freed memory since.
     return min(free - kept, total - int(spared)) - needed, why
 
 
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
-    """How many blocks of `size` bytes fit beside the tables of the longest sequence that they
-    hold: cos and sin of each position in float32, and each row's lists of blocks."""
+    """How many blocks of `size` bytes fit beside the tables of the longest sequence that they hold:
+    cos and sin of each position in float32, and the block tables of all rows."""
     windows = windows_of(groups_of(config, spec))
     positions = config.block_size * 2 * 4 * (spec.head_dim // 2) * len(spec.ropes)
     lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1) * len(windows)
     longest = -(-config.max_model_len // config.block_size)
     count = budget // (size + positions + lists)
-    if count > longest or windows != ONE_GROUP:  # few blocks may hold a long sequence
+    if count > longest or windows != ONE_GROUP:  # with windows, few blocks may hold a long sequence
         count = (budget - longest * (positions + lists)) // size
     return max(count, 1)
 

@@ -1,5 +1,5 @@
-"""Logprobs that have no room in an entry (drawn_scores.py): of more tokens than that, of the whole
-vocabulary, or of named ones. Made by torch from the logits of those lines alone, after each draw.
+"""Logprobs that do not fit into an entry (drawn_scores.py): of more tokens, of the whole
+vocabulary, or of named ids. Torch computes them after each draw, from the lines that want them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from quire.sampling.logprobs import likeliest, log_probabilities
 from quire.sampling.scan import count_larger
 from quire.step import DrawnScores, Scores
 
-AT_ONCE = 1 << 26  # logits of lines that are scored together
+AT_ONCE = 1 << 26  # most logits that are scored at once
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Lines of a block that asked for the same, under this name in an upload."""
+    """Lines of a block that want the same, in an upload under this name."""
 
     name: str
     asked: MoreAsked
-    lines: Ints  # in the result
+    lines: Ints  # their lines in the result
 
 
 @dataclass(frozen=True, slots=True)
 class MoreLetter:
-    """Scores of what lines of a result drew in step `step`, on their way home."""
+    """Scores of the tokens that lines of a result drew in step `step`, being copied to the host."""
 
     lines: Ints
     step: int
     columns: tuple[HostCopy, ...]
 
     def read(self, tokens: Ints, counts: Ints) -> Iterator[DrawnScores]:
-        """Of real tokens: tokens [rows, K] of the result, of which a row has counts[i]."""
+        """The scores of real tokens: row i of tokens [rows, K] has counts[i] of them."""
         real = np.flatnonzero(counts[self.lines] > self.step)
         if len(real):
             columns: list[Any] = [column.read()[real] for column in self.columns]
@@ -50,14 +50,14 @@ class MoreLetter:
 
 
 class MoreScores:
-    """Finds the lines that asked for more, scores them, and sends the scores home."""
+    """Finds the lines that want more, scores them, and copies the scores to the host."""
 
     def __init__(self, columns: DeviceColumns, host_copies: HostCopies) -> None:
         self._columns, self._host_copies = columns, host_copies
 
     def pack(self, upload: Upload, name: str, rows: Ints, first: int = 0) -> list[Group]:
-        """Of a block whose lines draw for these rows, and begin with line `first` of the result;
-        before the upload is sent."""
+        """The groups of a block whose lines draw for these rows and begin with line `first` of the
+        result. Called before the upload is sent."""
         found: dict[MoreAsked, list[int]] = {}
         for line in np.flatnonzero(self._columns.asks_more[rows]).tolist():
             found.setdefault(self._columns.more_asked[int(rows[line])], []).append(line)
@@ -73,7 +73,7 @@ class MoreScores:
     def score(
         self, groups: Sequence[Group], upload: Upload, logits: Tensor, tokens: Tensor, step: int
     ) -> list[MoreLetter]:
-        """After the draw, from logits [lines, vocab or more] of the block."""
+        """Called after the draw, with logits [lines, vocab or more] of the block."""
         copies, vocab = [], self._columns.vocab_size
         some = max(1, AT_ONCE // vocab)
         for group in groups:

@@ -1,7 +1,7 @@
-"""A model's weights out of the GPU's memory and back, without building the model anew.
+"""Moves a model's weights out of the GPU's memory and back, without building the model again.
 
-The tensors stay the same objects; only the memory behind them goes. When it comes back it may lie
-elsewhere, so nothing that was captured before may be run after.
+The tensors stay the same objects; only their memory is freed. Later they may have other addresses,
+so graphs that were captured before must not run.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from quire.models.model import ModuleModel
 
 
 class HostCopies:
-    """The weights of a model in main memory, while the GPU has none."""
+    """A model's weights in main memory, while the GPU does not have them."""
 
     def __init__(self, model: Decoder | ModuleModel) -> None:
-        """Take them out."""
+        """Copy the weights and free their GPU memory."""
         self._copies: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
         seen: set[int] = set()
         for tensor in _tensors(model):
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:  # head and table may be one
+            if storage.data_ptr() not in seen:  # head and embedding may share it
                 seen.add(storage.data_ptr())
                 copy = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
                 self._copies.append((storage, copy.copy_(storage, non_blocking=False)))
@@ -34,7 +34,7 @@ class HostCopies:
             storage.resize_(0)
 
     def bring_back(self) -> None:
-        """Put them back where the model looks for them."""
+        """Copy the weights back into the model's tensors."""
         for storage, copy in self._copies:
             storage.resize_(copy.nbytes())
             storage.copy_(copy)
@@ -42,14 +42,14 @@ class HostCopies:
 
 
 def give_back() -> None:
-    """To the GPU, what nobody holds any more: layers and closures hold each other in cycles."""
+    """Free unused GPU memory, after collecting garbage: layers are in reference cycles."""
     gc.collect()
     with WHOLE_DEVICE:
         torch.cuda.empty_cache()
 
 
 def _tensors(model: Decoder | ModuleModel) -> Iterator[Tensor]:
-    """What takes memory on the device: matrices, tables, biases and norms."""
+    """All tensors that use memory on the device: matrices, tables, biases and norms."""
     if not isinstance(model, Decoder):
         yield from model.tensors()
         return

@@ -1,9 +1,9 @@
-"""Passes over prompts alone: many tokens, logits for the few that draw.
+"""Passes over prompts: many tokens, logits for the few that draw.
 
-A large pass keeps the device busy while the host launches its kernels one by one. A small one
-does not, and neither has the host time to spare while it admits hundreds of sequences. So the
-layers of a pass are captured, too: rounded up to a bucket of tokens and of sequences, and only
-when a bucket is needed a second time, since a capture costs as much as three passes.
+A large pass keeps the device busy while the host launches its kernels one by one. A small one does
+not, and the host has no time to spare while it admits hundreds of sequences. So the layers of small
+passes are captured as well, padded to a bucket of tokens and of sequences, and only when a bucket
+is needed a second time, as a capture costs as much as three passes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from quire.steps.row_schema import NOWHERE
 if TYPE_CHECKING:
     from quire.executor.cuda.adapters import PackedLines
 
-# Operations of a pass that takes about as long as launching it: some 30 ms on one H200.
+# Operations of a pass that takes as long as its launches: about 30 ms on an H200.
 WORTH_CAPTURING = 20 * 10**12
 LEAST_TOKENS = 256
-# Rounding up costs time on the device; above this many tokens at most an eighth of them.
+# Padding costs time on the device: above this many tokens, at most an eighth of them.
 FREE_ROUNDING = 2048
 LARGE_TOKENS = 4096
 SEQUENCES = (32, 256, 1024)
@@ -44,16 +44,16 @@ LONG_SLICE = 4096  # tokens
 @dataclass(frozen=True, slots=True)
 class Captured:
     """The most tokens of a pass that is worth capturing, and the most (query, key) pairs of its
-    long slices: more keep the device busy for longer than the host takes to launch kernels one by
-    one, and rounding their tokens up costs the more."""
+    long slices. Larger passes keep the device busy longer than the host needs for launching, and
+    padding them costs more."""
 
     num_tokens: int
     num_pairs: int
 
     @staticmethod
     def of(spec: ModelSpec) -> Captured:
-        """Attention takes about twice as long as products of as many operations, and may take half
-        of the time that launching does."""
+        """Attention is about half as fast as products per operation, and may take half of the time
+        of the launches."""
         attended = sum(
             4 * layer.attention.num_heads * layer.attention.head_dim
             for layer in spec.layers
@@ -75,17 +75,17 @@ NOTHING_CAPTURED = Captured(-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tokens and sequences of a captured pass."""
+    """The padded numbers of tokens and sequences of a captured pass."""
 
     num_tokens: int
     num_sequences: int
 
 
 def bucket_for(num_tokens: int, num_sequences: int, most_tokens: int) -> Bucket | None:
-    """The bucket of a pass; None where rounding up would cost too much time or memory.
+    """The bucket of a pass; None if padding would cost too much time or memory.
 
-    Tokens come in quarters of powers of two, 256 320 384 448 512 640 .. 4096, and in the most a
-    plan may have: 700 -> 768.
+    Sizes are quarters between powers of two, 256 320 384 448 512 640 .. 4096, and the most tokens
+    of a plan: 700 -> 768.
     """
     power = max(LEAST_TOKENS, 1 << max(num_tokens - 1, 1).bit_length() - 1)
     size = power + -(-max(0, num_tokens - power) // (power // 4)) * (power // 4)
@@ -99,20 +99,20 @@ def bucket_for(num_tokens: int, num_sequences: int, most_tokens: int) -> Bucket 
 
 @dataclass(frozen=True, slots=True)
 class LaidOut:
-    """The slices of a plan, before the parcel that carries them is sent."""
+    """The slices of a plan, before its upload is sent."""
 
     work: PromptPass
     bucket: Bucket | None
     truncated: bool
     asking: Asking
-    walks: bool = False  # some rows follow grammars without the host
-    adapted: PackedLines | None = None  # where some tokens have adapters
+    walks: bool = False  # the device follows a row's grammar
+    adapted: PackedLines | None = None  # None: no token has an adapter
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a pass made: `block` int32 [1, rows], what became of every row that drew; the hidden
-    states, which the next pass may overwrite; and the entries of rows that want logprobs."""
+    """The results of a pass: `block` int32 [1, rows], the token (or FAILED, RESTS) of every row
+    that drew; the hidden states, which the next pass may overwrite; and logprob entries."""
 
     block: Tensor
     hidden: Tensor
@@ -120,21 +120,21 @@ class Computed:
 
 
 class Prompts:
-    """Computes the slices of plans whose rows all draw with the device's own sampling."""
+    """Computes the slices of plans."""
 
     def __init__(
         self, parts: Parts, media: PassMedia, *, most_tokens: int, captured: Captured
     ) -> None:
-        """A plan has at most `most_tokens`; passes that are not in `captured` are not captured."""
+        """Plans have at most `most_tokens`. Only passes within `captured` are captured."""
         self._parts, self._media, self._most_tokens = parts, media, most_tokens
         self.captured = captured
         self._seen: set[tuple[Bucket, bool]] = set()
-        self._overlay: WholeOverlay | None = None  # of all buckets
+        self._overlay: WholeOverlay | None = None  # shared by all buckets
         self._places: dict[Bucket, Batch] = {}
         self._hidden: dict[GraphKey, Tensor] = {}
 
     def lay_out(self, plan: StepPlan, upload: Upload) -> LaidOut:
-        """Put the slices into the parcel, rounded up if their bucket is known already."""
+        """Add the slices to the upload, padded if their bucket was seen before."""
         rows = np.array([row for s in plan.prefill for row in s.sample_into], np.int32)
         num_tokens = sum(len(s.token_ids) for s in plan.prefill)
         bucket = None
@@ -169,7 +169,7 @@ class Prompts:
         bring_masks: Callable[[], None],
         looks: LogitsUses,
     ) -> Computed:
-        """After the plan's changes. `looks` are at the logits and tokens of what is drawn."""
+        """Called after the plan's changes. `looks` uses the logits and tokens that are drawn."""
         parts, work = self._parts, laid_out.work
         batch = self._media.joined(work.batch(parts.columns), work.prefill)
         heard = parts.media.heard(parts.model.kernels, upload.take("token rows"))
@@ -204,7 +204,7 @@ class Prompts:
         return Computed(block, hidden, entries)
 
     def _layers(self, batch: Batch, laid_out: LaidOut, upload: Upload) -> Tensor:
-        """The last hidden states, by a graph where there is a bucket."""
+        """The last hidden states, computed by a graph if there is a bucket."""
         parts, bucket = self._parts, laid_out.bucket
         variant = self._use_adapters(laid_out, upload)
         if bucket is None:
@@ -220,12 +220,12 @@ class Prompts:
         def compute() -> None:
             self._hidden[key] = parts.model(fixed, parts.cache)
 
-        parts.graphs.prepare(key, compute)  # computing a prompt twice changes nothing
+        parts.graphs.prepare(key, compute)  # a prompt may be computed twice
         parts.graphs.run(key, compute, 1)
         return self._hidden[key]
 
     def _use_adapters(self, laid_out: LaidOut, upload: Upload) -> int | None:
-        """Have the pass add its adapters; the kernels that takes, None where it has none."""
+        """Set the pass's adapters. Returns the number of their kernels, None without adapters."""
         adapters, packed = self._parts.adapters, laid_out.adapted
         if adapters is None:
             return None
@@ -237,7 +237,7 @@ class Prompts:
         return adapters.variant
 
     def _fixed(self, batch: Batch, bucket: Bucket) -> Batch:
-        """The batch at the addresses of its bucket's graph."""
+        """The batch, copied to the addresses of its bucket's graph."""
         moving = ("token_ids", "positions", "slots", "query_starts", "context_lens", "tables")
         if bucket not in self._places:
             with torch.inference_mode(False):
@@ -245,8 +245,8 @@ class Prompts:
                 num_groups, _, width = self._parts.columns.tables.shape
                 shape = (num_groups, bucket.num_sequences, width)
                 kept["tables"] = batch.tables.new_zeros(shape)
-            # Slices that may be here stand at their positions: the first pass's coordinates, which
-            # say the same, would stay those of its tokens.
+            # Slices here have their positions as coordinates, so the first pass's coordinates,
+            # which are the same for its tokens only, must not stay.
             kept |= {"coordinates": None, "overlay": None}
             self._places[bucket] = replace(
                 batch, **kept, longest_query=bucket.num_tokens, longest_context=0
@@ -260,7 +260,7 @@ class Prompts:
         return replace(fixed, overlay=self._fixed_overlay(batch.overlay, bucket.num_tokens))
 
     def _fixed_overlay(self, overlay: Overlay, num_tokens: int) -> WholeOverlay:
-        """The rows at their tokens, at the addresses of all graphs."""
+        """The overlay, copied to addresses that all graphs share."""
         if self._overlay is None:
             most, like = max(self._most_tokens, LARGE_TOKENS), self._parts.model.dtype
             with torch.inference_mode(False):

@@ -1,4 +1,4 @@
-"""What rows have of media on the device: what each adds to its positions, and what it hears."""
+"""The media of rows on the device: offsets of positions, and the sounds they attend to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from quire.step import StepPlan
 
 
 class RowMedia:
-    """Two columns, each where the model needs it; the row that rests has nothing."""
+    """Two columns, each only if the model needs it. The idle row has neither."""
 
     def __init__(
         self, num_rows: int, device: torch.device, *, has_axes: bool, pages: SoundPages | None
     ) -> None:
-        """`has_axes`: positions have three coordinates. `pages`: the sounds that rows hear."""
+        """`has_axes`: positions have three coordinates. `pages`: the sounds, None without
+        cross-attention."""
         self._pages = pages
 
         def column(value: int) -> Tensor:
@@ -29,7 +30,7 @@ class RowMedia:
         self._places = None if pages is None else column(NO_SOUND)
 
     def pack(self, plan: StepPlan, upload: Upload) -> None:
-        """What the rows that a plan starts have; `change` then applies it."""
+        """Add the media of started rows to the upload; `change` applies them."""
         if self._deltas is not None:
             upload.add("deltas", [start.delta for start in plan.starts])
         if self._pages is not None:
@@ -43,15 +44,15 @@ class RowMedia:
             self._places.index_copy_(0, started, upload.take("sounds"))
 
     def turned_at(self, fed: Feed) -> Tensor:
-        """Where heads are turned in a decode step."""
+        """The positions for rope in a decode step."""
         if self._deltas is None:
             return fed.positions
         added = self._deltas.index_select(0, fed.rows.clamp(min=0))
-        return (fed.positions + added).clamp_(min=0)  # a row that rests is anywhere
+        return (fed.positions + added).clamp_(min=0)  # the idle row may have any position
 
     def heard(self, kernels: Kernels, rows: Tensor) -> HeardPages | None:
-        """By the tokens of a pass, token i of rows[i] (below 0: of none). Each is a row of its own
-        to attention: it hears the whole sound, whichever tokens stand before it."""
+        """The sounds of a pass, token i being of rows[i] (-1: no row). For attention each token is
+        a row of its own, as it sees the whole sound."""
         if self._pages is None or self._places is None:
             return None
         places = self._places.index_select(0, rows.clamp(min=0))

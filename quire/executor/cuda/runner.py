@@ -1,11 +1,11 @@
-"""CudaRunner: StepPlan -> passes on the device -> a result that comes home by itself.
+"""CudaRunner: StepPlan -> passes on the device -> a result that is copied to the host.
 
-A plan is its decode steps (decoding.py), then a pass over its prompts (prompts.py), both as graphs,
-whatever its rows ask for. The device draws for all of them, with temperature, limits, edits, masks
-and logprobs; what a row asks for beyond that looks at its logits beside the others (looks.py). Both
-read and change the same columns (device_rows.py), and a row always draws in the same way, so its
-tokens do not depend on the plan it is in. Nothing here waits for the device, but where the sampler
-must draw at once (sampler_draws.py).
+A plan is run as its decode steps (decoding.py), then a pass over its prompts (prompts.py), as
+graphs where possible. The device draws for all rows, with temperature, limits, edits, masks and
+logprobs; other needs of rows use its logits beside that (looks.py). Both parts share the same
+columns (device_rows.py), and a row always draws in the same way, so its tokens do not depend on the
+plan it is in. Nothing here waits for the device, except where the sampler must draw at once
+(sampler_draws.py).
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class CudaRunner:
         shelf: Shelf | None = None,
         adapters: CudaAdapters | None = None,
     ) -> None:
-        """A plan has at most `max_tokens`; of passes over prompts those in `captured` are
-        captured, if anything is. `groups` of layers, whose blocks `cache`
-        holds; none given: one of all. `scores_as_logits`: prompt logprobs are to be plain logits.
-        `adapters`: the slots of LoRA adapters, if the model has some."""
+        """Plans have at most `max_tokens`. Only passes over prompts within `captured` are captured,
+        if any. `groups`: of layers, whose blocks `cache` holds; empty: one of all layers.
+        `scores_as_logits`: prompt logprobs are plain logits. `adapters`: the slots of LoRA
+        adapters, None without."""
         self.model, self.cache, self.columns = model, cache, columns
         self.sampler, self.ops, self.block_size = sampler, ops, block_size
         self.device, self.graphs = columns.device, Graphs(capture=capture)
@@ -151,7 +151,7 @@ class CudaRunner:
             blocks.append(self._guessed.run(guessed, upload))
             self._send_entries(guessed.asking, upload, self._guessed.entries(guessed), extras)
         if seated is not None:
-            # First: while the device decodes, the host launches what the prompts need.
+            # Before the prompts: the host launches these while the device decodes.
             blocks.append(self._decoding.run(seated, upload, bring_masks, decoded))
             self._send_entries(seated.asking, upload, self._decoding.entries(seated), extras)
         if laid_out is not None:
@@ -174,8 +174,8 @@ class CudaRunner:
     def _sent(
         self, blocks: list[Tensor], extras: Extras, late: LateDraws, lines_each: int
     ) -> CudaStep:
-        """What the plan made is on its way home."""
-        if not blocks:  # of a plan that only releases rows
+        """Begin to copy the plan's results to the host."""
+        if not blocks:  # the plan only releases rows
             blocks = [torch.empty(1, 0, dtype=torch.int32, device=self.device)]
         sent = self._host_copies.send(blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1))
         waiting = self._draws.send(late)
@@ -190,7 +190,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def end_all(self) -> None:
-        """Every row is free."""
+        """End all rows."""
         self.columns.clear()
         self._draws.clear()
         self.sampler.end(np.arange(self.columns.num_rows, dtype=np.int32))
@@ -198,7 +198,7 @@ class CudaRunner:
             self._adapters.rows.end_all()
 
     def forget_adapters(self) -> None:
-        """What lies in slots of LoRA adapters is not used again."""
+        """Forget what the slots of LoRA adapters hold."""
         if self._adapters is not None:
             self._adapters.rows.forget()
 
@@ -211,11 +211,11 @@ class CudaRunner:
             self._adapters.close()
 
     def _change(self, plan: StepPlan, upload: Upload) -> None:
-        """Send the parcel, and do what the plan says before its pass."""
+        """Send the upload, and apply all changes of the plan that come before its pass."""
         upload.send()
         self.columns.change(upload)
         self._row_media.change(upload)
-        self._beams.choose(plan, upload)  # from where they are, rows draw so many tokens
+        self._beams.choose(plan, upload)  # before the next lines, which count from there
         if len(plan.single) or len(plan.tried):
             self.columns.draw_some(upload.take("paced rows"), upload.take("paced steps"))
         if len(plan.ends):

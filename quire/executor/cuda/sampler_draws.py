@@ -1,15 +1,15 @@
-"""Rows that the sampler draws for, beside those that the device draws for by itself.
+"""Rows for which the sampler draws, beside those for which the device draws by itself.
 
-Such a row goes through the same passes as all others, and the device draws for it, too, without
-what only the sampler has. Its logits are kept, and the sampler draws from them when the plan's
-result is asked for, beside the device, which is at later steps by then; so a row with a logits
-processor costs the others nothing. In a plan of several steps the row goes on by the device's
-tokens (`StepPlan.tried`), and the sampler draws from the logits of one step after the other: as
-long as it draws what the device drew. Then the token it drew is put in the place of the other one;
-the scheduler plans nothing for the row before it has seen that (`RowStart.paced`).
+Such a row goes through the same passes as all others, and the device draws for it as well, without
+what only the sampler has. Its logits are kept. When the plan's result is read, the sampler draws
+from them, while the device computes later steps, so a row with a logits processor does not slow
+others down. In a plan of several steps the row goes on with the device's tokens (`StepPlan.tried`),
+and the sampler draws from the logits of one step after the other, as long as it draws the same
+tokens. At the first other token, that takes the place of the device's; the scheduler plans nothing
+more for the row before it has seen this (`RowStart.paced`).
 
-A row that is not paced (its edits found no room on the device) cannot wait: the sampler draws
-for it between the device's draw and its judgement, and everybody waits for that.
+A row that is not paced (no span was free for its edits) cannot wait: the sampler draws for it
+between the device's draw and accept, and all rows wait for that.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from quire.steps.row_schema import FAILED, RESTS
 
 @dataclass(frozen=True, slots=True)
 class SomeLines:
-    """Lines of a block of logits, under this name in an upload: `lines` are their numbers in the
-    result, and the token that rows[i] draws will stand at positions[i]."""
+    """Lines of a block of logits, in an upload under this name. `lines` are their lines in the
+    result; the token of rows[i] will have position positions[i]."""
 
     name: str
     lines: Ints
@@ -48,8 +48,8 @@ class SomeLines:
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """Of the same lines in one step the logits, and what the device made of them: tokens, or why
-    there is none. `ready` is when they are there."""
+    """The logits of the same lines in one step, and the device's tokens for them (or FAILED,
+    RESTS). `ready`: the event after both."""
 
     logits: Tensor
     made: Tensor
@@ -58,17 +58,17 @@ class KeptStep:
 
 @dataclass(slots=True, eq=False)
 class LateDraws:
-    """What the sampler still has to draw for one plan, from logits as they were then."""
+    """What the sampler still has to draw for one plan, from kept logits."""
 
     masks: Masks | None
-    beside_others: bool  # rows that the device draws for are in the plan
-    num_begun: int  # lines of the result, its first ones: of rows behind their prompts
+    beside_others: bool  # the plan has rows for which the device draws
+    num_begun: int  # the first lines of the result, of rows after their prompts
     released: Ints
-    first_released: int  # their first line in the result
+    first_released: int  # the line of the first in the result
     blocks: dict[str, tuple[SomeLines, list[KeptStep]]] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)  # rows that have ended since
-    launched: torch.cuda.Event | None = None  # when all of the plan is computed
-    sent: float = 0.0  # when it was launched
+    gone: set[int] = field(default_factory=set)  # rows that ended meanwhile
+    launched: torch.cuda.Event | None = None  # the event after the whole plan
+    sent: float = 0.0  # time of the launch
 
     def is_computed(self) -> bool:
         return self.launched is None or bool(self.launched.query())  # type: ignore[no-untyped-call]
@@ -79,13 +79,13 @@ class LateDraws:
 
 @dataclass(frozen=True, slots=True)
 class LateTokens:
-    """What came of it: of line lines[i] of the result the tokens [lines, steps], then RESTS, or
-    FAILED where there could be none. The result has `num_lines`, those released included."""
+    """The sampler's draws: for line lines[i] of the result tokens [lines, steps], then RESTS, or
+    FAILED. The result has `num_lines`, with those of released rows."""
 
     num_lines: int
     lines: Ints
     tokens: Ints
-    drawn: list[tuple[Sampled, Ints]]  # with the number that each of its lines has in the result
+    drawn: list[tuple[Sampled, Ints]]  # each with its lines in the result
 
 
 class SamplerDraws:
@@ -96,8 +96,8 @@ class SamplerDraws:
         self._pending: list[LateDraws] = []
         self._stream: torch.cuda.Stream | None = None
         if columns.device.type == "cuda":
-            # With work of its own, so that it waits for no later plan; and before others, because
-            # it is little, and somebody waits for it.
+            # A stream of its own, so that it does not wait for later plans; with priority, as its
+            # work is short and the host waits for it.
             self._stream = torch.cuda.Stream(columns.device, priority=-1)  # type: ignore[no-untyped-call]
 
     def begin(self, plan: StepPlan) -> LateDraws:
@@ -110,8 +110,8 @@ class SamplerDraws:
     def pack(
         self, upload: Upload, name: str, rows: Ints, positions: Ints, first: int, *, late: bool
     ) -> SomeLines:
-        """Which lines of a block, that draw for `rows` and begin with line `first` of the result,
-        the sampler draws for, late or at once; before the upload is sent."""
+        """The lines of a block (it draws for `rows`, and begins with line `first` of the result)
+        for which the sampler draws, late or at once. Called before the upload is sent."""
         columns = self._columns
         mine = np.flatnonzero(columns.special[rows] & (columns.paced[rows] == late))
         upload.add(name, mine)
@@ -121,8 +121,7 @@ class SamplerDraws:
     def keep(
         self, late: LateDraws, some: SomeLines, upload: Upload, logits: Tensor, made: Tensor
     ) -> None:
-        """Some lines of these logits, and what the device made of them, for later; those of one
-        step after the other."""
+        """Keep some lines of logits, and the device's tokens for them. Called step by step."""
         if not some:
             return
         at = upload.take(some.name)
@@ -130,7 +129,7 @@ class SamplerDraws:
         late.blocks.setdefault(some.name, (some, []))[1].append(kept)
 
     def _event(self) -> torch.cuda.Event | None:
-        """When what is launched so far will be done."""
+        """An event after all work that is launched so far."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -138,7 +137,7 @@ class SamplerDraws:
         return event
 
     def send(self, late: LateDraws) -> LateDraws | None:
-        """All of the plan is launched: from here on it may be drawn; None if there is nothing."""
+        """Called when the whole plan is launched. None if there is nothing to draw."""
         if not late:
             return None
         late.launched, late.sent = self._event(), time.perf_counter()
@@ -146,7 +145,7 @@ class SamplerDraws:
         return late
 
     def forget(self, plan: StepPlan) -> None:
-        """What was to be drawn for rows that end with this plan, or begin again, is of no use."""
+        """Drop draws for rows that this plan ends or begins again."""
         for late in self._pending:
             late.gone.update(plan.ends.tolist(), (start.row for start in plan.starts))
 
@@ -156,17 +155,17 @@ class SamplerDraws:
     def now(
         self, some: SomeLines, upload: Upload, logits: Tensor, step: int, masks: Masks | None
     ) -> tuple[Tensor, Sampled]:
-        """What some lines of a block drew, and which of its lines they are."""
+        """Draw for some lines of a block now. Returns their lines in the block, and the draws."""
         at = upload.take(some.name)
         positions = some.positions + np.int32(step)
         return at, self._sampler.sample(logits.index_select(0, at), some.rows, positions, masks)
 
     @torch.inference_mode()
     def draw(self, late: LateDraws) -> LateTokens:
-        """What was left for later. Waits for the logits."""
+        """Draw what was left for later. Waits for the logits."""
         if late in self._pending:
             self._pending.remove(late)
-        else:  # every row ended meanwhile
+        else:  # cleared: all rows ended meanwhile
             blocks = late.blocks.values()
             late.gone.update(late.released.tolist(), *(some.rows.tolist() for some, _ in blocks))
         drawn = [self._draw_block(late, *block) for block in late.blocks.values()]
@@ -184,7 +183,7 @@ class SamplerDraws:
 
     @contextmanager
     def _after(self, ready: torch.cuda.Event | None) -> Iterator[None]:
-        """On a stream of our own, after what made the logits."""
+        """On the sampler's stream, after the work that made the logits."""
         if self._stream is None or ready is None:
             yield
             return
@@ -193,8 +192,8 @@ class SamplerDraws:
             yield
 
     def _draw_block(self, late: LateDraws, some: SomeLines, steps: list[KeptStep]) -> _Drawn:
-        """A token for each line; for one that tried ahead the next, while it drew what the device
-        did."""
+        """Draw a token for each line. A line that went on with the device's tokens draws in the
+        next step as well, as long as it draws the same."""
         patience = Patience(
             late.sent,
             beside_others=late.beside_others,
@@ -206,7 +205,7 @@ class SamplerDraws:
         for number, step in enumerate(steps):
             with self._after(step.ready):
                 made = step.made.cpu().numpy()
-                if number > 0:  # in the first nobody rests
+                if number > 0:  # in the first step no row is frozen
                     left = left[made[left] != RESTS]
                 if not len(left):
                     break
@@ -225,7 +224,7 @@ class SamplerDraws:
         return drawn
 
     def _draw_released(self, late: LateDraws) -> _Drawn:
-        """From logits that an earlier plan held, and that processors are done with."""
+        """Draw from logits that an earlier plan held, now that processors have run."""
         left = [i for i, row in enumerate(late.released.tolist()) if row not in late.gone]
         rows, lines = late.released[left], np.array(left, np.int32) + np.int32(late.first_released)
         held = [self._sampler.position_held(row) for row in rows.tolist()]
@@ -238,15 +237,14 @@ class SamplerDraws:
 
     @staticmethod
     def _tokens(sampled: Sampled) -> Ints:
-        """The tokens, waiting for them; or why a line has none."""
+        """The tokens, FAILED or RESTS; waits for them."""
         tokens = sampled.tokens.cpu().numpy().astype(np.int32)
         tokens[list(sampled.failed)] = FAILED
         tokens[list(sampled.held)] = RESTS
         return tokens
 
     def _put(self, rows: Ints, positions: Ints, tokens: Ints) -> None:
-        """Each row goes on from the last of its tokens, which begin at its position, whatever the
-        device drew for it."""
+        """Set each row's last token and position to those of the sampler's last draw."""
         counts = (tokens >= 0).sum(axis=1)
         some = np.flatnonzero(counts)
         if not len(some):
@@ -261,7 +259,7 @@ class SamplerDraws:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What lines of one block drew: tokens [lines, steps], and what else the sampler said."""
+    """The draws of one block: tokens [lines, steps], and the sampler's results."""
 
     some: SomeLines
     tokens: Ints

@@ -1,7 +1,6 @@
 """Scores of given tokens on a GPU, without waiting for it.
 
-What is asked crosses with the plan's parcel, and the scores come home in letters, beside the
-tokens.
+Targets are sent in the plan's upload, and scores are copied to the host beside the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from quire.step import Scores, Slice
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Targets whose pieces are in a parcel, under these names."""
+    """Targets whose pieces are in an upload, under these names."""
 
     asked: ScoredTargets
     names: tuple[str, ...]
@@ -30,9 +29,9 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class ScoreLetter:
-    """Scores on their way: [targets, 2 + 2 k] in float64, which holds every id and float32.
+    """Scores being copied: [targets, 2 + 2 k] in float64, which represents ids and float32 exactly.
 
-    A line is the logprob, the rank, and ids and logprobs of the k tokens beside.
+    A line is logprob, rank, and ids and logprobs of the k other tokens.
     """
 
     packed: Packed
@@ -46,13 +45,13 @@ class ScoreLetter:
 
 
 class CudaScoring:
-    """Packs what slices ask for, scores it, and sends the scores home."""
+    """Uploads the targets of slices, scores them, and copies the scores to the host."""
 
     def __init__(self, scorer: Scorer, host_copies: HostCopies) -> None:
         self._scorer, self._host_copies = scorer, host_copies
 
     def pack(self, prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -> list[Packed]:
-        """Before the parcel is sent."""
+        """Called before the upload is sent."""
         packed: list[Packed] = []
         for asked in targets_of(prefill, query_starts):
             names: list[str] = []
@@ -66,7 +65,7 @@ class CudaScoring:
         return packed
 
     def run(self, packed: Iterable[Packed], upload: Upload, hidden: Tensor) -> list[ScoreLetter]:
-        """After the layers of the pass."""
+        """Called after the layers of the pass."""
         copies = []
         for one in packed:
             lines = []

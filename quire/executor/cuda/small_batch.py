@@ -1,8 +1,8 @@
-"""The layers of a decode step with few rows: five launches each instead of nine.
+"""The layers of a decode step with few rows: five launches per layer instead of nine.
 
-What a pass of a Decoder computes, from the same weights, by the products of
-backends/triton/small_batch.py. Used where rows are so few that a step costs what reading the
-weights and launching kernels costs.
+It computes a Decoder's pass with the same weights, by the products of
+backends/triton/small_batch.py. Used for so few rows that a step costs as much as reading the
+weights and launching kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.weights.names import weights_of
 
 
 class PackedStep(AttentionStep, Protocol):
-    """The attention of a decode step that is planned on a GPU."""
+    """The planned attention of a decode step on a GPU."""
 
     def attend_packed(
         self,
@@ -39,12 +39,13 @@ class PackedStep(AttentionStep, Protocol):
         values: Tensor,
         norms: HeadNorms | None,
     ) -> Tensor:
-        """What rope_and_store and then attend compute, of the packed projection
-        [rows, (heads + 2 kv_heads) * D], in fewer launches where that is built."""
+        """rope_and_store and then attend, from the packed projection
+        [rows, (heads + 2 kv_heads) * D], in fewer launches if possible."""
 
 
 class _Product(Protocol):
-    """A product of few rows, and what is done on the way (see backends/triton/small_batch.py)."""
+    """A product of few rows with a norm, a gate or an addition (see
+    backends/triton/small_batch.py)."""
 
     def normed(self, stream: Stream) -> Tensor: ...
     def gated(self, stream: Stream) -> Tensor: ...
@@ -53,7 +54,7 @@ class _Product(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Plain:
-    """With a weight and its bias as they came."""
+    """With a plain weight and bias."""
 
     weight: Tensor
     bias: Tensor | None
@@ -71,7 +72,7 @@ class _Plain:
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """With a weight in codes of 4 bits."""
+    """With a weight in 4-bit codes."""
 
     matrix: CodesMatrix
     bias: Tensor | None
@@ -91,7 +92,7 @@ class _Codes:
 
 @dataclass(frozen=True, slots=True)
 class _ThinLayer:
-    """The products of one layer, and the norms that read what they add to the stream."""
+    """The products of one layer, and the norms after its additions to the stream."""
 
     attention: Attention
     qkv: _Product
@@ -115,8 +116,8 @@ class SmallBatchPass:
 
     @staticmethod
     def of(model: Decoder, spec: ModelSpec, dtype: torch.dtype) -> SmallBatchPass | None:
-        """The same model, by the plans of its layers; None where they say something that this does
-        not know, or where weights lie neither as they came nor in codes that it knows."""
+        """The pass for a model. None if its plans contain something not built here, or its weights
+        are neither plain nor in known codes."""
         if not products_of(spec, dtype) or model.tp.size > 1:
             return None
         linears = _linears(model)
@@ -158,8 +159,8 @@ class SmallBatchPass:
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
             attention = layer.attention
             qkv = layer.qkv.normed(stream)
-            # Whatever attention reads but `qkv` and the cache was made before the stream's tokens
-            # were embedded, by a kernel that begins when all before it is done; see jit.waiting.
+            # All that attention reads except `qkv` and the cache was computed before the embedding,
+            # whose kernel waits until all work before it is done; see jit.waiting.
             step = cast(PackedStep, shared.attention[attention.kind])
             turn = shared.turns[attention.rope]
             attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
@@ -169,7 +170,7 @@ class SmallBatchPass:
 
 
 def _linears(model: Decoder) -> dict[str, Linear]:
-    """The products of a plain model's layers, by the names of their weights."""
+    """The products of a plain model's layers, by the names of their weights without `.weight`."""
     found: dict[str, Linear] = {}
     for i, layer in enumerate(model.layers):
         attention, mlp = cast(Attention, layer.attention), cast(GatedMLP, layer.mlp)
@@ -179,7 +180,7 @@ def _linears(model: Decoder) -> dict[str, Linear]:
 
 
 def _codes(linear: Linear) -> _Codes | None:
-    """Its weight, where that is kept in codes and its lines can be multiplied with so here."""
+    """The product with its 4-bit codes; None if it has none, or its lines make no whole tiles."""
     weight = linear.packed
     if not isinstance(weight, CodesMatrix) or weight.shape[0] % LINES:
         return None
@@ -187,14 +188,14 @@ def _codes(linear: Linear) -> _Codes | None:
 
 
 def _way(name: str) -> Way:
-    """What is done on the way of a product of this name."""
+    """What the product of this name does besides multiplying."""
     return "normed" if name.endswith("qkv") else "gated" if name.endswith("gate_up") else "adds"
 
 
 def _plain_tensors(
     model: Decoder, spec: ModelSpec, but: Collection[str]
 ) -> dict[str, Tensor] | None:
-    """Every weight by its name but some, if all of them lie as they came."""
+    """All weights but some by name; None if one of them is not a plain tensor."""
     found = {}
     for weight in weights_of(spec):
         if weight.name in but:

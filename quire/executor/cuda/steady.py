@@ -1,4 +1,4 @@
-"""What batch_invariant=True cannot be kept for on a GPU, refused when an engine is made."""
+"""Refuses batch_invariant=True where a GPU cannot keep it, when an engine is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.spec import ModelSpec
 
 
 def check_steady(config: EngineConfig, spec: ModelSpec) -> None:
-    """Of the model's attention and its KV."""
+    """Check the model's attention and its KV cache."""
     if not config.batch_invariant:
         return
     if spec.layers[0].attention.latent is not None:

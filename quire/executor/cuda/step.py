@@ -1,4 +1,4 @@
-"""A plan that runs on the device, until its result is asked for."""
+"""A plan in flight on the device, until its result is read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.steps.row_schema import FAILED, RESTS
 
 @dataclass(slots=True)
 class Extras:
-    """What rows that asked for more get beside their tokens."""
+    """What rows get beside their tokens, if they want it."""
 
     logprobs: list[DrawnScores] = field(default_factory=list)
     drawn_letters: list[DrawnLetter] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Extras:
     held: dict[int, int] = field(default_factory=dict)
 
     def add(self, sampled: Sampled, lines: Ints) -> None:
-        """What some lines drew: its line i is lines[i] of the plan."""
+        """Add the sampler's results; their line i is line lines[i] of the plan."""
         self.logprobs += [DrawnScores(lines[b.lines], b.scores) for b in sampled.logprobs]
         self.errors.update({int(lines[i]): error for i, error in sampled.errors.items()})
         self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
@@ -45,12 +45,12 @@ class Extras:
 @computes_by_usual_defaults
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """The letter holds [K, rows]: tokens, or why there is none (device_rows.py); where rows guess,
-    `lines_each` of each row beside each other."""
+    """`host_copy` holds [K, rows]: tokens, FAILED or RESTS. If rows guess, each row has
+    `lines_each` neighbouring columns."""
 
     host_copy: HostCopy
     extras: Extras = field(default_factory=Extras)
-    draw_late: Callable[[], LateTokens] | None = None  # for rows that the sampler draws for
+    draw_late: Callable[[], LateTokens] | None = None  # draws by the sampler
     lines_each: int = 1
 
     def result(self) -> StepResult:
@@ -65,7 +65,7 @@ class CudaStep:
         if self.lines_each > 1:
             passes = (tokens[:, :: self.lines_each] != RESTS).sum(axis=1, dtype=np.int32)
             guessed = (tokens != RESTS).sum(axis=1, dtype=np.int32) - passes
-            order = np.argsort(tokens < 0, axis=1, kind="stable")  # what counts comes first
+            order = np.argsort(tokens < 0, axis=1, kind="stable")  # real tokens first
             tokens = np.take_along_axis(tokens, order, axis=1)
         failed = np.flatnonzero((tokens == FAILED).any(axis=1))
         drawn = joined_blocks(self.extras.logprobs)
@@ -90,8 +90,8 @@ class CudaStep:
         )
 
     def _tokens(self) -> Ints:
-        """[rows, K], what the sampler drew included."""
-        # Drawn first: the device may still be busy with later steps of the plan.
+        """[rows, K], with the sampler's draws."""
+        # Before reading: the device may still compute later steps of the plan.
         late = None if self.draw_late is None else self.draw_late()
         drawn = self.host_copy.read()
         each, (num_steps, num_lines) = self.lines_each, drawn.shape
@@ -109,7 +109,7 @@ class CudaStep:
 
 
 def _of_real_tokens(block: DrawnScores, counts: Ints) -> DrawnScores:
-    """Without the lines of tokens that a row drew after it stopped."""
+    """The block without tokens that a row drew after it stopped."""
     nth = np.zeros(len(block.lines), np.int64)
     seen: dict[int, int] = {}
     for i, line in enumerate(block.lines.tolist()):

@@ -1,4 +1,4 @@
-"""DeviceOps in Triton: the ends of a decode step, its attention and its sampling, bound to rows."""
+"""DeviceOps in Triton: feed and accept of a decode step, its attention and its sampling."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedDecode:
-    """The attention of a decode step at fixed addresses, over the tables of a group of layers."""
+    """The attention of a decode step at fixed addresses, with the tables of a group of layers."""
 
     attention: DecodeAttention | SteadyDecode
     slots: Tensor
     tables: Tensor
-    alone: bool = True  # no row reads what another one of the step stores
+    alone: bool = True  # no row reads KV that another row of the step stores
 
     def rope_and_store(
         self,
@@ -66,7 +66,7 @@ class PlannedDecode:
         values: Tensor,
         norms: HeadNorms | None,
     ) -> Tensor:
-        """In one launch, or two where rows read each other's, share prefixes, or KV is in fp8."""
+        """In one launch; in two if rows read each other's KV or share prefixes, or KV is fp8."""
         attention, turn = self.attention, (cos, sin, self.slots)
         packed = isinstance(attention, DecodeAttention) and attention.takes_packed
         if isinstance(attention, DecodeAttention) and packed and self.alone:
@@ -77,10 +77,10 @@ class PlannedDecode:
 
 
 class TritonOps:
-    """The kernels a decode step needs beside the model's, with their buffers.
+    """The kernels that a decode step needs beside the model's, with their buffers.
 
-    Those of features that few rows have are imported when one comes: reading the code of a kernel
-    takes a start longer than one would think.
+    Those of rarely used features are imported when a row needs them, as importing a kernel takes a
+    noticeable part of a start.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class TritonOps:
         self._beside: SampleBuffers | None = None
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
-        self._starts: dict[int, Tensor] = {}  # 0, 1, 2 ... where places have one token each
-        self._work: dict[int, list[PrefixWork]] = {}  # one for each group that sees everything
+        self._starts: dict[int, Tensor] = {}  # 0, 1, 2 ...: each place has one token
+        self._work: dict[int, list[PrefixWork]] = {}  # one for each group without a window
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
-        # By places, window, and for shared prefixes their size and the group of layers.
+        # By number of places, window, and for shared prefixes their size and the group of layers.
         self._attention: dict[
             tuple[int, int | None, tuple[PrefixSize, int] | None], DecodeAttention | SteadyDecode
         ] = {}
@@ -137,7 +137,7 @@ class TritonOps:
             works = self._work[num_places] = [self._new_work(num_places) for _ in range(num_full)]
         seats = b"".join(some.tobytes() for some in members)
         last = self._listed.get(num_places)
-        # The scheduler hands out the same tuple until its groups change.
+        # The scheduler passes the same tuple until its groups change.
         if last is None or last[0] is not groups or last[1] != seats:
             for number, work in enumerate(works):
                 blocks = [group.blocks.reshape(num_full, -1)[number] for group in groups]
@@ -178,15 +178,15 @@ class TritonOps:
     def _planned(
         self, fed: Fed, rows: Tensor, prefixes: PrefixSize | None, *, alone: bool = True
     ) -> Feed:
-        """With the attention of the step, over the tables of `rows`."""
+        """The Feed with the step's attention, planned with the tables of `rows`."""
         columns, num_places = self._columns, len(rows)
         planned: dict[Kind, AttentionStep] = {}
         made: set[int] = set()
         for group, window in sorted(self._kinds, key=lambda kind: kind[0]):
-            # Only groups that see everything have prefixes in common for long.
+            # Only groups without a window share prefixes.
             shared = (prefixes, group) if prefixes and group < columns.num_full else None
             attention, tables = self._attention_of(num_places, window, shared), columns.tables
-            if id(attention) not in made:  # groups that see equally far share the list of items
+            if id(attention) not in made:  # groups with one window share the list of items
                 made.add(id(attention))
                 attention.plan(fed.context_lens, tables[group], rows)
             own = (fed.slots[group], tables[group])
@@ -297,7 +297,7 @@ class TritonOps:
         copy_blocks(cache, pairs.to(torch.int32))
 
     def _edit_buffers(self) -> EditBuffers:
-        """Made when the first row needs them."""
+        """Allocated when a row needs them."""
         if self._editing is None:
             from quire.backends.triton.edit import EditBuffers
 
@@ -309,7 +309,7 @@ class TritonOps:
 
     def _fed_of(self, num_places: int) -> Fed:
         if num_places not in self._fed:
-            # Six allocations, not slices of one: each begins at an address kernels like.
+            # Six allocations, not slices of one, so that each is aligned as kernels want it.
             types, device = [torch.int64] * 2 + [torch.int32] * 3, self._columns.device
             with torch.inference_mode(False):
                 ids, positions, *others = (

@@ -1,7 +1,7 @@
-"""Host arrays that cross to the device together.
+"""Sends host arrays to the device together.
 
-A plan changes a little of everything: rows, tables, token ids. One transfer from pinned memory
-carries it all, so that the host neither waits for the device nor pays for a dozen copies.
+A plan changes a little of many things: rows, tables, token ids. One transfer from pinned memory
+carries all of it, so that the host neither waits for the device nor pays for a dozen copies.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _PADDING: Longs = np.zeros(1, np.int64)
 
 
 class Upload:
-    """Arrays under names, sent once: integers as int64, other numbers as float64.
+    """Named arrays that are sent once: integers as int64, other numbers as float64.
 
-    add("rows", [4, 7]), add("ids", [1, 2, 3]), send() -> one tensor [4 7 1 2 3] on the device;
-    take("ids") is its last three. Every part begins at a multiple of 16 bytes.
+    add("rows", [4, 7]), add("ids", [1, 2, 3]), send() -> one tensor with both on the device;
+    take("ids") is its part 1 2 3. Every part is aligned to 16 bytes.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class Upload:
             array = np.ascontiguousarray(array, np.float64).view(np.int64)
         part = np.ascontiguousarray(array, np.int64).reshape(-1)
         if self._length % 2:
-            # Kernels are compiled for addresses that 16 bytes divide, and for others once more.
+            # For addresses not aligned to 16 bytes kernels would be compiled again.
             self._parts.append(_PADDING)
             self._length += 1
         self._places[name] = slice(self._length, self._length + len(part))
@@ -48,12 +48,12 @@ class Upload:
         self._length += len(part)
 
     def send(self) -> None:
-        """Begin the transfer; what is computed on the same stream from here on sees it."""
+        """Begin the transfer. Later work on the same stream sees the data."""
         on_gpu = self._device.type == "cuda"
         staged = torch.empty(self._length, dtype=torch.int64, pin_memory=on_gpu)
         if self._parts:
             np.concatenate(self._parts, out=staged.numpy())
-        # The allocator keeps pinned memory from being used again before the copy is done.
+        # The allocator does not reuse the pinned memory before the copy is done.
         self._sent = staged.to(self._device, non_blocking=True)
 
     def take(self, name: str) -> Tensor:
