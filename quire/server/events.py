@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from quire.jobs.output.json_line import on_one_line
 from quire.openai_api.errors import ApiError
 from quire.server.dialects import is_anthropic, refusal
 from quire.server.limits import PING_SECONDS, SLOW_READER_SECONDS
@@ -32,7 +33,7 @@ _HEADERS = [
 def event_of(data: Any, name: str = "") -> bytes:
     """One event; clients that go by `name` get it too."""
     named = f"event: {name}\n".encode() if name else b""
-    return named + b"data: " + json_bytes(data) + b"\n\n"
+    return named + b"data: " + on_one_line(json_bytes(data)) + b"\n\n"
 
 
 def error_event(error: ApiError, scope: Scope) -> bytes:

@@ -219,3 +219,15 @@ def test_results_that_went_into_parquet_come_out_as_lines_without_being_computed
     again = Job(source, second, model="m", prompt="{{ value }}", job=job_dir, reuse=True)
     assert again.run(progress=False).num_before == 2
     assert len(InstantEngine.asked) == 2 and len(read_lines(second)) == 2
+
+
+def test_nothing_in_a_row_ends_its_line_for_whoever_splits_lines_by_unicode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.jobs.supervise.starting.EngineProcess", InstantEngine)
+    text = "a".join(chr(code) for code in range(0x110000) if len(f"a{chr(code)}a".splitlines()) > 1)
+    source, output = tmp_path / "in.jsonl", tmp_path / "o.jsonl"
+    source.write_text(json.dumps({"text": text, text: 1}) + "\n")
+    Job(source, output, model="m", prompt="{{ text }}").run(progress=False)
+    [line] = output.read_text().splitlines()
+    assert json.loads(line)["text"] == text and json.loads(line)[text] == 1

@@ -66,6 +66,14 @@ def test_a_stream_has_the_text_of_the_whole(http: httpx.Client) -> None:
     assert all(c["usage"] is None for c in chunks[:-1])
 
 
+def test_nothing_in_a_text_ends_the_line_of_its_event(http: httpx.Client) -> None:
+    """httpx splits lines where str.splitlines does, and many clients read with it."""
+    text = "a\x85b\u2028c\u2029d"
+    asked = {"model": "fake", "prompt": text, "echo": True, "stream": True, "max_tokens": 1}
+    told = "".join(one["choices"][0]["text"] for one in events(http, "/v1/completions", asked))
+    assert told.startswith(text)
+
+
 @pytest.mark.parametrize("num_top", [0, 3])
 def test_scores_come_with_every_token(num_top: int, http: httpx.Client) -> None:
     asked = {"model": "fake", "prompt": "x", "max_tokens": 9, "logprobs": num_top, "seed": 4}

@@ -9,6 +9,8 @@ from typing import Any
 from quire.jobs.input.plain import as_text
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=as_text, allow_nan=False)
+# What ends a line for str.splitlines, httpx and others like them, though JSON leaves it in a text.
+_LINE_ENDS = {end.encode(): b"\\u%04x" % ord(end) for end in "\x85\u2028\u2029"}
 
 
 def json_line(row: Any) -> bytes:
@@ -19,9 +21,17 @@ def json_line(row: Any) -> bytes:
     except ValueError:
         line = json.dumps(_finite(row), ensure_ascii=False, default=as_text) + "\n"
     try:
-        return line.encode()
+        return on_one_line(line.encode())
     except UnicodeEncodeError:
         return json.dumps(_finite(row), default=as_text).encode() + b"\n"
+
+
+def on_one_line(data: bytes) -> bytes:
+    """JSON without what a reader may take for the end of a line."""
+    if not data.isascii():
+        for end, escaped in _LINE_ENDS.items():
+            data = data.replace(end, escaped)
+    return data
 
 
 def _finite(value: Any) -> Any:
