@@ -1,1 +1,1 @@
-"""What every room stands on, beside errors: notes, QUIRE_HOME, the boundary to code of others."""
+"""Used by every room, beside errors: notes, QUIRE_HOME, the boundary to the code of others."""

@@ -1,4 +1,4 @@
-"""Where code or data that is not ours is run or read, what it raises becomes an error of ours.
+"""Where code or data of others is run or read, what it raises becomes an error of ours.
 
 Libraries written in Rust panic, and a panic reaches Python as a BaseException that no
 `except Exception` sees. Ctrl-C and the end of the process are no errors and pass.
@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, short enough for a message; its type where it says nothing."""
+    """An error's text, short enough for a message; its type where it has no text."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
@@ -31,26 +31,26 @@ def reason(error: BaseException) -> str:
     return said[:_LONGEST_REASON] or type(error).__name__
 
 
-_MOST_FAULTS = 64  # that are noted; the same one is noted once, however many rows it meets
+_MOST_FAULTS = 64  # different ones that are noted; each is noted once, however many rows it meets
 _faults: set[str] = set()
 
 
 def for_row(doing: str, make: Callable[..., Made], *args: Any, **more: Any) -> Made | QuireError:
-    """What the call makes for one row alone, or the error that this row ends with: the others go
-    on, whatever it is."""
+    """What the call makes for one row, or the error that this row ends with, whatever was raised:
+    other rows go on."""
     try:
         return make(*args, **more)
-    except BaseException as error:  # see below
+    except BaseException as error:  # fault_of_row raises it again where no row is to blame
         return fault_of_row(error, doing)
 
 
 def fault_of_row(error: BaseException, doing: str) -> QuireError:
-    """What was raised while something was done for one row alone, as the error that it ends with.
-    What is about the process is raised again.
+    """The error that a row ends with when `error` was raised while something was done for it alone.
+    Errors about the whole process (EngineError, out of memory, Ctrl-C, exit) are raised again.
 
-    What is no error of ours is a fault: where it came from is noted, and not what it says, which
-    may quote the row."""
-    # A panic aside, what is no Exception ends the process.
+    An error that is not a QuireError is a fault of the code. Its place is noted, but not its text,
+    which may quote the row."""
+    # A BaseException that is not an Exception ends the process, except a panic of Rust.
     is_panic = type(error).__name__ == "PanicException"
     about_row = is_panic or isinstance(error, Exception)
     if not about_row or isinstance(error, MemoryError | EngineError):
@@ -63,14 +63,14 @@ def fault_of_row(error: BaseException, doing: str) -> QuireError:
     if fault not in _faults and len(_faults) < _MOST_FAULTS:
         _faults.add(fault)
         note(f"a row failed, the others go on: {fault}")
-    # Nor does the message say it: the row's answer may go to another machine.
+    # The message leaves the text out, too: the row's answer may go to another machine.
     made = RowError(f"this row failed while {doing}: {kind}")
     made.__cause__ = error
     return made
 
 
 class refusing:  # noqa: N801 - read as a word: `with refusing(...)`
-    """Raise `refuse(reason)` for whatever is raised inside that is no error of ours."""
+    """Raise `refuse(reason)` for errors raised inside that are not ours."""
 
     __slots__ = ("_refuse",)
 

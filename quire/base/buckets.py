@@ -1,4 +1,4 @@
-"""The limits of vLLM's histograms, in seconds: those of an LLM and of a server are the same."""
+"""Buckets of vLLM's histograms, as upper limits in seconds: for an LLM's metrics and a server's."""
 
 from __future__ import annotations
 

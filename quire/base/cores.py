@@ -10,7 +10,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def usable_cores() -> int:
-    """By affinity and by the container's quota."""
+    """The number of cores, limited by affinity and by the container's quota."""
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))

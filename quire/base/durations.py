@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """7.3 s, 4 min 10 s, 2 h 05 min."""
+    """A duration as "7.3 s", "4 min 10 s" or "2 h 05 min"."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,6 +1,6 @@
 """Where quire keeps what it can fetch or make again, and whether others can put things there.
 
-Code is run from there, so what lies in a folder that somebody else may write to is not trusted.
+Code is run from there, so files in a folder that another user may write to are not trusted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_MOST_KEPT = 1 << 20  # bytes of a file of single entries
-_MOST_LINKS = 40  # on the way to a folder; Linux follows as many
+_MOST_KEPT = 1 << 20  # bytes read of a file of entries
+_MOST_LINKS = 40  # followed on the way to a folder; Linux follows as many
 
 
 def quire_home() -> Path:
@@ -26,8 +26,8 @@ def quire_home() -> Path:
 
 
 def kept(name: str) -> dict[str, Any]:
-    """What earlier processes kept in this file; one that says something else, or that somebody else
-    wrote, counts as absent."""
+    """The entries that earlier processes kept in this file; none if it holds something else, or if
+    another user may have written it."""
     try:
         with open_ours(quire_home() / name) as file:
             stored = json.loads(file.read(_MOST_KEPT))
@@ -37,13 +37,13 @@ def kept(name: str) -> dict[str, Any]:
 
 
 def keep(name: str, key: str, entry: object) -> None:
-    """Keep an entry beside the others if that is possible; finding it out again costs little."""
+    """Keep an entry beside the others. Errors are ignored: an entry is cheap to find out again."""
     path = quire_home() / name
     mine = path.with_suffix(f".{os.getpid()}")
     text = json.dumps({**kept(name), key: entry})
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mine.unlink(missing_ok=True)  # of a process that had our number and was killed
+        mine.unlink(missing_ok=True)  # left by a killed process that had our process id
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(mine, flags, 0o600), "w") as file:
             file.write(text)
@@ -53,8 +53,8 @@ def keep(name: str, key: str, entry: object) -> None:
 
 
 def open_ours(path: Path) -> BinaryIO:
-    """A regular file that only this user or root can have written, open for reading; for any other,
-    PermissionError. What was looked at is what is read, wherever the name leads a moment later."""
+    """Open a regular file that only this user or root can have written; for any other,
+    PermissionError. The open file is checked, not its name, which may be changed meanwhile."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(number)
     if stat.S_ISREG(found.st_mode) and (why := _why_not_ours(found)) is None:
@@ -64,8 +64,8 @@ def open_ours(path: Path) -> BinaryIO:
 
 
 def why_not_private(folder: Path) -> str | None:
-    """Why somebody else could put a file into this folder, or another folder in its place; None if
-    only this user and root can. What is not there yet is judged by where it will be."""
+    """Why another user could put a file into this folder, or replace the folder; None if only this
+    user and root can. A folder that does not exist yet is judged by its parents."""
     steps = list(_steps_to(Path(os.path.abspath(folder))))
     if len(steps) > _MOST_LINKS * 20:
         return f"{folder} leads through too many links"
@@ -77,7 +77,7 @@ def why_not_private(folder: Path) -> str | None:
         except OSError as error:
             return f"{step}: {error.strerror}"
         why = _why_not_ours(found)
-        # In a folder like /tmp everybody makes files, and only their owners can rename them.
+        # In a folder like /tmp every user makes files, but only a file's owner can rename it.
         is_shared_safely = bool(found.st_mode & stat.S_ISVTX) and step != steps[-1]
         if why is not None and not (is_shared_safely and _is_trusted(found.st_uid)):
             return f"{step} {why}"
@@ -85,7 +85,7 @@ def why_not_private(folder: Path) -> str | None:
 
 
 def _steps_to(path: Path, links: int = 0) -> Iterator[Path]:
-    """Every folder on the way, and those on the way to where a link leads."""
+    """Every folder on the path, and for each link every folder on the path to its target."""
     for step in (*reversed(path.parents), path):
         yield step
         if links < _MOST_LINKS and step.is_symlink():
@@ -97,7 +97,7 @@ def _steps_to(path: Path, links: int = 0) -> Iterator[Path]:
 def _why_not_ours(found: os.stat_result) -> str | None:
     if not _is_trusted(found.st_uid):
         return f"belongs to another user ({found.st_uid})"
-    if stat.S_ISLNK(found.st_mode):  # its own bits mean nothing
+    if stat.S_ISLNK(found.st_mode):  # the mode bits of a link have no effect
         return None
     if found.st_mode & stat.S_IWOTH:
         return "can be written by everybody"
@@ -111,7 +111,7 @@ def _is_trusted(user: int) -> bool:
 
 
 def _is_unmapped(user: int) -> bool:
-    """In a container without its host's users, whatever is the host's shows as this one's."""
+    """Whether this is the id shown for all users of the host, in a container with its own users."""
     try:
         overflow = int(Path("/proc/sys/kernel/overflowuid").read_text())
         mapped = Path("/proc/self/uid_map").read_text().split()
@@ -121,7 +121,7 @@ def _is_unmapped(user: int) -> bool:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether the group is the one that many systems make for each user, with no other member."""
+    """Whether this is the group that many systems make for each user, without other members."""
     import grp
     import pwd
 

@@ -1,5 +1,5 @@
-"""What launchers of other programs leave in the environment. Our engines must not read it: they
-would take themselves for a rank of something."""
+"""Environment variables that launchers of other programs leave. Our engines must not read them:
+they would take themselves for a rank of some distributed run."""
 
 from __future__ import annotations
 

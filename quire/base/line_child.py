@@ -1,5 +1,5 @@
-"""A process of ours that answers a line with a line, and may be ended at any moment: for code that
-cannot be stopped from outside, such as a search or a compile that takes forever."""
+"""A process of ours that answers lines with lines and may be killed at any moment: for code that
+cannot be stopped otherwise, such as a search or a compile that takes forever."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 def import_paths() -> str:
-    """PYTHONPATH for a process that is to import this quire, wherever that one is started."""
+    """PYTHONPATH for a process that must import this quire, from whatever folder it starts in."""
     return os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class LineChild:
-    """`python -m MODULE`, which reads JSON line by line and answers each with one. It ends with its
-    input, and so with us. OSError where there is no room for a process."""
+    """`python -m MODULE`, which reads JSON line by line and answers each line with one. It ends
+    when its input ends, and so with us. Raises OSError if no process can be started."""
 
     def __init__(self, module: str, **environment: str) -> None:
         self._process = subprocess.Popen(
@@ -35,7 +35,7 @@ class LineChild:
             env={**os.environ, "PYTHONPATH": import_paths(), **environment},
         )
         if self._process.stdin is not None:
-            # A child that has stopped reading costs its time, not ours.
+            # A child that stopped reading must not block us: `exchange` has a deadline.
             os.set_blocking(self._process.stdin.fileno(), False)
 
     def is_alive(self) -> bool:
@@ -47,7 +47,7 @@ class LineChild:
         if child.stdin is None or child.stdout is None:
             return None
         rest = memoryview(line.encode() + b"\n")
-        while rest:  # the pipe takes what fits
+        while rest:  # a write takes only as much as fits into the pipe
             if not _is_ready(child.stdin, select.POLLOUT, deadline):
                 return None
             try:
@@ -66,7 +66,7 @@ class LineChild:
         return None
 
     def status(self) -> int | None:
-        """How it ended; None if it still runs. Its pipe closes a moment before it is gone."""
+        """Its exit status; None if it still runs. Its pipe closes a moment before it has ended."""
         try:
             return self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
@@ -76,14 +76,14 @@ class LineChild:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with suppress(BrokenPipeError):  # what was still to be written has no reader
+                with suppress(BrokenPipeError):  # unwritten input that no process will read
                     pipe.close()
         self._process.wait()
 
 
 def _object_at_end(line: bytes) -> dict[str, Any] | None:
-    """The JSON object that a line ends with. Before the first one may stand what a Python prints
-    when it starts: whole lines, or the beginning of this one."""
+    """The JSON object that a line ends with. Before the first one Python may print something at its
+    start: whole lines, or the beginning of this one."""
     at = line.find(b"{")
     while at >= 0:
         with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""What quire says besides its results: notes on the logger `quire`, and QuireWarnings.
+"""What quire prints besides its results: notes on the logger `quire`, and QuireWarnings.
 
 A program that configured logging gets the notes there; otherwise each is one line on stderr,
 never on stdout. QUIRE_LOG=error silences them. Prompts and outputs never come through here.
@@ -18,12 +18,12 @@ from quire.safe_text import one_line, without_secrets
 
 logger = logging.getLogger("quire")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# Notes are INFO; anything above asks for silence, an unknown word does not.
+# Notes are INFO. These values of QUIRE_LOG silence them; an unknown value does not.
 _SILENT = frozenset({"warning", "warn", "error", "critical", "fatal", "off", "none"})
 
 
 def note(line: str) -> None:
-    """Say one line about what was chosen or what is going on."""
+    """Write one line about what was chosen or what is going on."""
     text = one_line(without_secrets(line))
     if logger.hasHandlers() or logger.level != logging.NOTSET:
         logger.info("%s", text)
@@ -32,9 +32,9 @@ def note(line: str) -> None:
 
 
 def tell(text: str, stream: TextIO | None) -> None:
-    """A line on stderr, or none where that has no room any more or no reader: a log on a full disk
-    or a terminal that was closed must not end the work that the line is about."""
-    if stream is not None:  # as stderr is in a process that was started without one
+    """Write a line to stderr, or nothing if that fails: a log on a full disk, or a terminal that
+    was closed, must not end the work that the line is about."""
+    if stream is not None:  # sys.stderr is None in a process started without one
         with suppress(OSError, ValueError):
             print(text, file=stream, flush=True)
 

@@ -1,4 +1,4 @@
-"""What a file holds, as a name for it."""
+"""The hash of a file's content, used as a name for it."""
 
 from __future__ import annotations
 

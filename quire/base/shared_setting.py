@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class SharedSetting:
-    """The first thread inside changes it, the last one out changes it back."""
+    """A context: the first thread to enter changes the setting, the last to leave undoes that."""
 
     def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
-        """`change` makes the change, and returns what takes it back."""
+        """`change` makes the change, and returns a function that undoes it."""
         self._change, self._lock, self._inside = change, threading.Lock(), 0
         self._take_back: Callable[[], object] | None = None
 

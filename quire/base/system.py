@@ -1,4 +1,4 @@
-"""What Linux has and other systems lack, each asked for once, with what stands in for it there."""
+"""System calls that only Linux has, each with its replacement for other systems."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PIECE = 1 << 16
 
 
 def sync(file: int) -> None:
-    """Make a file or a folder durable. macOS' fsync leaves it in the memory of the drive, and has
-    a call of its own for the rest, which not all of its file systems know."""
+    """Make a file or a folder durable. On macOS fsync leaves data in the drive's memory, and
+    F_FULLFSYNC writes it; some of its file systems lack that call."""
     if full := getattr(fcntl, "F_FULLFSYNC", None):
         try:
             fcntl.fcntl(file, full)
@@ -32,7 +32,7 @@ def sync(file: int) -> None:
 
 
 def sync_data(file: int) -> None:
-    """The same of a file's bytes and length alone, which is less work where it is known."""
+    """Make a file's bytes and length durable, without the rest where the system can do so."""
     if hasattr(os, "fdatasync"):
         os.fdatasync(file)
     else:
@@ -40,14 +40,14 @@ def sync_data(file: int) -> None:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write all of it, however little the system takes at a time."""
+    """Write all bytes, however few the system takes at a time."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def reserve(file: int, size: int) -> None:
-    """Have room for `size` bytes in an empty file, or raise OSError."""
+    """Reserve room for `size` bytes in an empty file, or raise OSError."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)
         return
@@ -80,27 +80,27 @@ def held_memory() -> int | None:
 
 
 def lower_limit(limit: int, wanted: int) -> None:
-    """Set the soft limit. The hard one may stand below what is wanted, and cannot be raised."""
+    """Lower the soft limit to `wanted`, or to the hard limit if that is lower."""
     hard = resource.getrlimit(limit)[1]
     soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(limit, (soft, hard))
 
 
 def can_share_with_ranks() -> bool:
-    """Whether memory without a name can be given to other processes, and their end be awaited."""
+    """Whether the system has anonymous shared memory, and can wait for other processes to end."""
     return hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
 
 
 def kill_group(leader: int) -> None:
-    """End a process that has not been waited for, and all that it started in its group."""
-    # Where nothing of the group is alive any more, macOS says that it may not be done.
+    """Kill a process that has not been waited for, and all processes of its group."""
+    # If no process of the group is alive any more, macOS raises PermissionError.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def await_exit(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Let it finish leaving; whether it did. Where the system can, its number stays its own for
-    `kill_group`."""
+    """Wait for a process to exit; True if it did. Where the system can, it is not reaped, so that
+    its id stays valid for `kill_group`."""
     if not hasattr(os, "waitid"):
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
