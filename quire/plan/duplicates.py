@@ -1,7 +1,7 @@
-"""Requests that must give the same answer, so that one of them is enough.
+"""Requests that must give the same answer, so that only one of them has to run.
 
-Equal prompt, equal parameters, and an answer that does not depend on chance: greedy, or drawn
-with the same given seed. Unseeded samples are never merged: equal prompts should differ.
+These have equal prompts, equal parameters, and an answer that does not depend on chance: greedy, or
+drawn with the same given seed. Unseeded samples are never merged: equal prompts should differ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.sampling_params import SamplingParams
 
 
 def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int, int]:
-    """For each request that repeats an earlier one, the index of the first such.
+    """For each request that repeats an earlier one, the index of the first equal request.
 
     `first_equal` names, for every request, the first with the same prompt.
     """
@@ -48,14 +48,14 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
 
 
 def _is_repeatable(params: SamplingParams) -> bool:
-    # A processor may count its calls; only its author knows.
+    # A processor may keep a state between calls, so its answers may differ.
     if params.logits_processors:
         return False
     return params.temperature == 0 or params.seed is not None
 
 
 def _parameters_key(params: SamplingParams) -> Hashable:
-    """Every field; but a greedy answer asks no seed."""
+    """A key of every field; the seed is left out for greedy answers."""
     names = [f.name for f in fields(params) if f.name != "seed" or params.temperature != 0]
     return tuple(_frozen(getattr(params, name)) for name in names)
 

@@ -1,4 +1,4 @@
-"""Blocks that requests will hold, by their counts of tokens: one of them, and all that run."""
+"""How many blocks requests will hold, computed from their counts of tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from quire.cache.groups import Windows, window_groups
 
 @dataclass(slots=True)
 class Counted:
-    """A request as counts, and where it stands. Its blocks: those it shares with its groups
-    (as many as `shared`, from the beginning), and its own."""
+    """A request as counts, and its progress in the simulation. It holds blocks together with its
+    groups (the first `shared` of its prompt), and `own` blocks of its own."""
 
     prompt: int
     cached: int
@@ -33,11 +33,11 @@ class Counted:
 
 
 class Footprint:
-    """What blocks of one group that sees everything mean in all groups together."""
+    """Turns blocks of one group of layers that sees everything into blocks of all groups."""
 
     def __init__(self, windows: Windows, block_size: int) -> None:
         self.num_full = windows.count(None)
-        # How many groups have a window, and the most blocks that a row has in one of them.
+        # (number of groups, most blocks a row has in one of them) for each kind of window.
         self.limits = [(g.count, g.most_held(block_size) + 1) for g in window_groups(windows)]
 
     def of(self, blocks: int) -> int:
@@ -52,7 +52,7 @@ class Footprint:
 
 
 class Outlook:
-    """Blocks that the running ones will hold at each coming step, as far as they are their own.
+    """Blocks that running requests will hold at each coming step, without those of groups.
 
     A row of 6 tokens, none cached, with 3 to come, block_size 4, from step 10 on:
         blocks[10:13] += [6/4, 7/4, 8/4]
@@ -64,7 +64,7 @@ class Outlook:
         self.ramp = np.arange(longest + 1) / block_size
 
     def add(self, request: Counted, step: int, sign: int = 1) -> None:
-        """`request` begins to write at `step`; or, with sign -1, does not."""
+        """`request` begins to write at `step`; with sign -1 that is taken back."""
         end = step + request.outputs
         if end > len(self.blocks):
             self.blocks = np.concatenate([self.blocks, np.zeros(end, np.float64)])
@@ -82,7 +82,7 @@ class Outlook:
         return self.footprint.of(own) + request.samples * self._grown(own, request.outputs)
 
     def _grown(self, have: int, count: int) -> npt.NDArray[np.float64]:
-        """What a row that has so many blocks takes more, token by token."""
+        """How many more blocks a row with `have` blocks takes, token by token."""
         ramp = self.ramp[:count]
         if not self.footprint.limits:
             return self.footprint.num_full * ramp

@@ -1,7 +1,7 @@
-"""How long answers become: learned from those that finished, the cut-off ones included.
+"""How long answers become: learned from finished answers, those that were cut off included.
 
 An answer that ended by itself shows its length; one that hit max_tokens only shows that it
-was longer. From both follows the share of answers still going after t tokens (the product,
+would be longer. From both follows the share of answers still going after t tokens (the product,
 over the lengths seen, of the share that did not end there), and from that the mean length
 under any max_tokens.
 """
@@ -16,13 +16,13 @@ import numpy.typing as npt
 from quire.request import Request
 
 MEMORY = 4096  # answers remembered
-# Answers taken to be endless before any was seen: one long answer more or less should not
-# move the plan, and until something is known max_tokens is the safe guess.
+# Before any answer was seen, so many are assumed to be endless: one long answer more or less should
+# not change the plan, and as long as nothing is known max_tokens is the safe guess.
 UNSEEN = 4.0
 
 
 def is_certain(request: Request) -> bool:
-    """Nothing but max_tokens can end it."""
+    """Whether only max_tokens can end the request."""
     return not (request.eos_ids or request.stop_ids or request.params.stop)
 
 
@@ -35,7 +35,7 @@ class OutputLengths:
         self._num_new = 0  # seen since the tables were made
 
     def observe(self, request: Request, num_tokens: int, *, stopped: bool) -> None:
-        """An answer came out with `num_tokens`; `stopped`: by itself, not by max_tokens."""
+        """An answer has `num_tokens`; `stopped`: it ended by itself, not by max_tokens."""
         if not is_certain(request):
             self._seen.append((num_tokens, stopped))
             self._num_new += 1

@@ -1,4 +1,4 @@
-"""Plan: what was decided before running, and `explain()`, which says it in words."""
+"""Plan: what was decided before running; `explain()` prints it in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.request import Ints, Request
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """How some counts are spread; all zero if there are none."""
+    """The spread of some counts; all zero if there are none."""
 
     least: int
     median: int
@@ -66,8 +66,8 @@ class MediaCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """A run, foretold. `not_fitting` counts requests larger than the whole pool; where
-    `preemptions_likely`, rows grow into the last block and one may have to give way."""
+    """The prediction of a run. `not_fitting` counts requests larger than the whole pool.
+    `preemptions_likely`: rows need all blocks at some time, so one may be preempted."""
 
     steps: int
     seconds: float
@@ -84,11 +84,11 @@ class RunEstimate:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Requests are named by their index in the list that was planned.
+    """The order of a batch, its groups and estimates. Requests are named by their index in the
+    list that was planned.
 
-    `order` holds those to run, each once; one in `duplicates` does not run, and gets the
-    answer of the request it points to. `cached_tokens[i]` prompt tokens of request i will come
-    from the prefix cache, if the pool is large enough to keep them that long.
+    `order` holds the requests to run, each once. A request in `duplicates` does not run, and gets
+    the answer of the one it points to. `cached_tokens[i]` prompt tokens of request i will come
     """
 
     order: tuple[int, ...]

@@ -1,8 +1,8 @@
-"""From requests to a Plan: in which order to run them, which need not run, what it will take.
+"""From requests to a Plan: in which order to run them, which to skip, and what the run will take.
 
-Prefix groups stay together, so that what they share is computed once and not evicted in
-between. Groups and single requests go by the longest expected output first: a long answer
-begun last would run alone. A lower priority number goes before everything.
+Prefix groups stay together, so that their shared blocks are computed once and not evicted in
+between. Groups and single requests go by the longest expected output first: a long answer begun
+last would run alone. Requests with a lower priority number go before all others.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Planner:
     def _cached_tokens(
         self, requests: Sequence[Request], tree: PrefixTree, order: Ints, before: Sequence[int]
     ) -> Ints:
-        """What each request finds: of this plan's own prompts, or what was there before."""
+        """Cached tokens of each request: from prompts of this plan, or from before it."""
         if not self.config.enable_prefix_caching:
             return np.zeros(len(requests), np.int32)
-        # Scores of a request that names tokens are its own.
+        # The scores of a request that names tokens are of no use to others.
         wanted = [None if r.named is not None else r.params.prompt_logprobs for r in requests]
         scored = np.array([each is not None for each in wanted], np.bool_)
         skip = np.array([r.params.skip_reading_prefix_cache for r in requests], np.bool_)
@@ -101,8 +101,8 @@ class Planner:
             readers = ~(scored | skip)
             found = np.where(readers, np.maximum(found, np.asarray(before, np.int32)), found)
         for num_top in {each for each in wanted if each is not None}:
-            # A position whose logprob is wanted has to be computed, unless another wanted as many
-            # before. Then all blocks but the last are read.
+            # A position whose logprob is wanted must be computed, unless an earlier request wanted
+            # as many there. Then all blocks but the last are read.
             enough = np.array([each is not None and _has(each, num_top) for each in wanted])
             theirs = tree.keep(enough).cached_tokens(order[enough[order]])
             mine = ~skip & np.array([each == num_top for each in wanted])
@@ -121,7 +121,7 @@ class Planner:
         expected: Doubles,
         groups: tuple[SharedPrefix, ...],
     ) -> RunEstimate:
-        """The run, foretold by counts of tokens: the blocks that a group shares count once."""
+        """The run, predicted from counts of tokens; blocks that a group shares count once."""
         place = np.full(len(requests), -1, np.int64)
         place[order] = np.arange(len(order))
         counted = [
@@ -174,13 +174,13 @@ class Planner:
 
 
 def _read_lengths(requests: Sequence[Request]) -> Doubles:
-    """Of texts that are only read, and have no output: the longest go first, so that passes hold
-    texts of nearly one length."""
+    """Lengths of texts that are only read, without output: the longest go first, so that texts of
+    one pass have nearly the same length."""
     return np.array([r.num_prompt if r.hidden else 0 for r in requests], np.float64)
 
 
 def _has(num_top: int, wanted: int) -> bool:
-    """Whether logprobs of `num_top` tokens (-1: all) hold those of `wanted`."""
+    """Whether logprobs of the `num_top` likeliest tokens (-1: all) include `wanted` of them."""
     return num_top == -1 or 0 <= wanted <= num_top
 
 
@@ -192,8 +192,8 @@ def _order(
 ) -> Ints:
     """Indices to run, by priority, group, inner group, and longest first in each.
 
-    A group is as long as its longest member, ties go by the lowest index. One that spans
-    priorities is split: each priority keeps its part together.
+    A group is as long as its longest member; ties go by the lowest index. A group with several
+    priorities is split: members with one priority stay together.
     """
     count = len(requests)
     priority = np.array([r.priority for r in requests], np.int64)

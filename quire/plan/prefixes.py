@@ -1,9 +1,9 @@
-"""Which prompts begin alike: a prefix tree over whole blocks, kept as a sorted list.
+"""Which prompts have a common beginning: a prefix tree over whole blocks, kept as a sorted list.
 
-Sorted by their bytes, prompts with a common beginning are neighbours, and how far any two
-agree is the smallest number between them. That list says everything: equal prompts, groups
-that share blocks, and what a prefix cache will hold when a prompt comes up. It compares the
-tokens themselves, so nothing rests on a hash. Knows nothing of requests, pools or time.
+Sorted by their bytes, prompts with a common beginning are neighbours, and the number of tokens that
+any two share is the smallest `common` between them. The list gives all else: equal prompts, groups
+that share blocks, and what a prefix cache will hold when a prompt begins. It compares the tokens
+themselves, so no hash can collide. It does not know requests, pools or times.
 
 block_size 2, prompts 0 = [1 2 3 4 5], 1 = [9 9], 2 = [1 2 3 4 7 7]:
     ranked  0 2 1
@@ -35,7 +35,7 @@ class SharedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """Prompts in an order where those that begin alike are neighbours.
+    """Prompts in an order where those with a common beginning are neighbours.
 
     `ranked` holds prompt indices; `common[k]` counts the tokens that ranked[k - 1] and
     ranked[k] begin with in common; `lengths` counts the tokens of every prompt, by index.
@@ -65,7 +65,7 @@ class PrefixTree:
         if not len(places):
             nothing = np.empty(0, np.int32)
             return PrefixTree(nothing, nothing, self.lengths, self.block_size)
-        # From one kept place (exclusive) to the next (inclusive) the smallest number holds.
+        # Between two kept places the smallest number counts: after the first, up to the second.
         spans = np.minimum.reduceat(self.common[: places[-1] + 1], np.r_[0, places[:-1] + 1])
         spans[0] = 0
         return PrefixTree(self.ranked[places], spans, self.lengths, self.block_size)
@@ -86,9 +86,9 @@ class PrefixTree:
     def cached_tokens(
         self, order: Sequence[int] | Ints, *, no_read: frozenset[int] = frozenset()
     ) -> Ints:
-        """Prompt tokens of each prompt that are there already when it comes up in `order`.
+        """Prompt tokens of each prompt that are cached when it begins, in this `order`.
 
-        The first to need a block computes it, everyone after that finds it. Whole blocks only,
+        The first prompt that needs a block computes it, all later ones find it. Whole blocks only,
         and never the last token: the model needs one to compute a distribution from. Prompts
         in `no_read` compute everything, but others find what they computed.
 
@@ -100,7 +100,7 @@ class PrefixTree:
         shared = [*(self.common // self.block_size).tolist(), 0]
         before, after = list(range(-1, count - 1)), list(range(1, count + 1))
         whole = (np.maximum(self.lengths - 1, 0) // self.block_size).tolist()
-        # Backwards: when a prompt's turn comes, those left in the chain are the ones before it.
+        # Backwards: at a prompt's turn, only the prompts that come before it are left in the chain.
         for prompt in reversed([int(i) for i in order]):
             place = place_of[prompt]
             left, right = shared[place], shared[after[place]]
@@ -116,8 +116,8 @@ class PrefixTree:
     def groups(self) -> tuple[SharedPrefix, ...]:
         """Groups that share at least a block, at most two levels deep, the wider ones first.
 
-        The outer level is all that agree at all (one chat template, say); inside, the groups
-        are chosen so that together they share the most tokens (the subjects behind it).
+        The outer level has all prompts that share any block (one chat template, say). The groups
+        inside it are chosen so that together they share the most tokens (the subjects after it).
         """
         shared = (self.common // self.block_size).tolist()
         bounds = [k for k, blocks in enumerate(shared) if blocks == 0] + [len(shared)]
@@ -138,7 +138,7 @@ class PrefixTree:
 
 @dataclass(slots=True)
 class _Branch:
-    """An open stretch of neighbours that agree on `blocks`; the best groups found inside."""
+    """An open span of neighbours that share `blocks`, and the best groups found inside it."""
 
     blocks: int
     start: int
@@ -146,7 +146,7 @@ class _Branch:
     chosen: list[tuple[int, int, int]] = field(default_factory=list)
 
     def close(self, end: int, base: int) -> None:
-        """Settle for this branch as one group if that saves at least what its parts save."""
+        """Make this branch one group if that saves at least as much as its parts do."""
         alone = (end - self.start - 1) * (self.blocks - base)
         if alone >= self.saved:
             self.saved, self.chosen = alone, [(self.start, end, self.blocks)]
@@ -159,7 +159,7 @@ class _Branch:
 
 
 def _best_groups(shared: list[int], start: int, end: int, base: int) -> list[tuple[int, int, int]]:
-    """Disjoint (start, end, blocks) in the stretch that save the most blocks beyond `base`.
+    """Disjoint (start, end, blocks) in the span that save the most blocks beyond `base`.
 
     shared 0 2 5 5 2, base 2 -> [(1, 4, 5)]: places 1 to 3 agree on five blocks.
     """

@@ -1,9 +1,9 @@
-"""A run played with counts instead of tokens, by the scheduler's rule.
+"""A run simulated with counts instead of tokens, by the scheduler's rule.
 
 The rule: in each step every row that is writing takes one token of the budget; the rest goes
 to prompts, in order and in chunks; the next request comes in when a row is free and the blocks
 will last until the expected ends. Between two events (an end, an admission) all steps are
-alike, so they are taken in one stride. Knows nothing of tokens, parameters or seconds.
+alike, so they are computed at once. It does not know tokens, parameters or seconds.
 
 Blocks are counted in all groups of layers together (cache/groups.py): where a group has a window,
 a row stops growing in it when that is full.
@@ -31,29 +31,29 @@ class Simulation:
         self.block_size = block_size = config.block_size
         self.num_blocks, self.budget = num_blocks, config.max_num_batched_tokens
         self.caching = config.enable_prefix_caching
-        self.lag = config.depth - 1  # a row that ends is free when the plans behind it are home
+        self.lag = config.depth - 1  # steps until the row of a request that ended is free
         self.footprint = Footprint(windows, block_size)
         self.step = self.steps = self.tokens = self.sampled = self.attended = 0
         self.used = self.peak = self.peak_rows = self.not_fitting = 0
         self.num_rows = self.free_rows = min(config.max_num_seqs, self.budget)
         self.claimed = 0  # rows that samples of prompts in progress will take
         self.writing = 0  # rows that write, one token a step
-        self.context = 0  # positions they attend to in the next step
-        # Rows by where they stand in a block: those at -step % block_size begin a new one.
+        self.context = 0  # positions that these rows attend to in the next step
+        # Rows by their place in a block: phases[-step % block_size] rows begin a new block.
         self.phases = [0] * block_size
-        # The same for each kind of window, of the rows whose window is not full; and when it is.
+        # The same for each kind of window, of rows whose window is not full; and when it will be.
         self.growing = [[0] * block_size for _ in self.footprint.limits]
         self.fillings: list[tuple[int, int, int, int]] = []  # heap: step, kind, phase, rows
         self.waiting: deque[Counted] = deque()
         self.prefilling: deque[Counted] = deque()
         self.ends: list[tuple[int, int, Counted]] = []  # heap: the first step it no longer writes
-        self.frees: deque[tuple[int, Counted]] = deque()  # a lag later its row and blocks are free
-        self.blocked_until = 0  # no room for the next one at the last look; when to look again
+        self.frees: deque[tuple[int, Counted]] = deque()  # `lag` steps after its end
+        self.blocked_until = 0  # the step to look again whether there is room for the next request
         self.retry = 1
         self.group_blocks: list[int] = []
         self.holders: list[int] = []
         self.made: set[int] = set()  # groups whose blocks were computed
-        self.outlook: Outlook | None = None  # where any rows fit at any time there is no need
+        self.outlook: Outlook | None = None  # None if all rows always fit
         self.num_admitted = 0
 
     def play(self, requests: Sequence[Counted], groups: Sequence[SharedPrefix]) -> None:
@@ -70,11 +70,11 @@ class Simulation:
             elif self.writing:
                 self._advance(self._steps_to_next_event())
             elif self.frees:
-                # Nothing to compute before a result comes back, so the oldest is waited for.
+                # There is nothing to compute until a result comes back: wait for the oldest.
                 self._end(self.frees[0][0])
 
     def _queue(self, requests: Sequence[Counted]) -> None:
-        """All of them wait, but for those that the whole pool does not hold."""
+        """Queue all requests but those that the whole pool cannot hold."""
         blocks = [self.footprint.of(-(-r.last_length // self.block_size)) for r in requests]
         sized = list(zip(requests, blocks, strict=True))
         self.waiting.extend(r for r, b in sized if b <= self.num_blocks)
@@ -83,12 +83,12 @@ class Simulation:
         if sum(by_row[-self.num_rows :]) > self.num_blocks:
             longest = max(r.outputs for r in requests)
             self.outlook = Outlook(self.block_size, longest, self.footprint)
-        # As rows fill their blocks the foretold peak moves a little, so a blocked request is
-        # looked at again; in a very long run not at every step.
+        # As rows fill their blocks the predicted peak moves a little, so a blocked request is tried
+        # again; in a very long run not at every step.
         self.retry = 1 + sum(r.outputs for r in self.waiting) // (self.num_rows * LOOKS)
 
     def _share(self, requests: Sequence[Counted], groups: Sequence[SharedPrefix]) -> None:
-        """Give the blocks that a group begins with, or the samples of a prompt, to the group."""
+        """Give blocks that a group, or the samples of a prompt, begin with to the group."""
         for group in groups:
             outer = groups[group.parent].num_blocks if group.parent is not None else 0
             self._add_group([requests[m] for m in group.members], group.num_blocks - outer)
@@ -124,7 +124,7 @@ class Simulation:
                     self.used -= self.group_blocks[group]
 
     def _prefill(self, left: int) -> list[Counted] | None:
-        """Spend `left` tokens on prompts; returns those that came to their end, None if nothing
+        """Spend `left` tokens on prompts; returns the prompts that were finished, None if nothing
         was computed."""
         drawing: list[Counted] = []
         start = left
@@ -147,7 +147,7 @@ class Simulation:
         request.own, request.computed = own, length
 
     def _admit(self, left: int) -> bool:
-        """Let the next one in, if there is a row and the blocks will last."""
+        """Admit the next request, if there is a row and the blocks will last."""
         if not self.waiting or self.free_rows - self.claimed < 1 or self.step < self.blocked_until:
             return False
         request = self.waiting[0]
@@ -158,7 +158,7 @@ class Simulation:
         self.free_rows -= 1
         self.claimed += request.samples - 1
         if request.groups and request.groups[-1] in self.made:
-            # What others made but it does not read (the last token never is) it makes again.
+            # Blocks that exist but that it does not read (never the last token) are made again.
             request.shared = min(request.shared, request.cached // self.block_size)
         for group in request.groups:
             if not self.holders[group]:
@@ -174,7 +174,7 @@ class Simulation:
         return True
 
     def _has_room(self, request: Counted, left: int) -> bool:
-        """Blocks for the first chunk now, and for everyone's growth until the expected ends."""
+        """Whether there are blocks for the first chunk, and for all growth until expected ends."""
         if self.outlook is None or self.free_rows == self.num_rows:
             return True
         woken = sum(self.group_blocks[g] for g in request.groups if not self.holders[g])
@@ -187,11 +187,11 @@ class Simulation:
         return peak <= self.num_blocks
 
     def _prompt_blocks(self, request: Counted) -> int:
-        """Those of its own that its prompt needs."""
+        """Blocks of its own that the request's prompt needs."""
         return self.footprint.of(-(-request.prompt // self.block_size) - request.shared)
 
     def _fork(self, request: Counted) -> None:
-        """The samples take rows; those that find none queue by themselves, as prompts."""
+        """The samples take rows; samples that find none queue by themselves, as prompts."""
         self.claimed -= request.samples - 1
         forked = min(request.samples - 1, self.free_rows)
         cached = (request.prompt - 1) // self.block_size * self.block_size if self.caching else 0
@@ -205,7 +205,7 @@ class Simulation:
         self.peak_rows = max(self.peak_rows, self.num_rows - self.free_rows)
 
     def _advance(self, steps: int) -> None:
-        """Every writing row writes `steps` tokens, and nothing else happens meanwhile."""
+        """Every writing row writes `steps` tokens; nothing else happens in these steps."""
         rows = self.writing
         self.steps += steps
         self.tokens += rows * steps
@@ -221,14 +221,14 @@ class Simulation:
         self.peak = max(self.peak, self.used)
 
     def _growths(self) -> Iterator[tuple[int, list[int]]]:
-        """How many groups of layers grow with which phases."""
+        """(number of groups, phases) for each kind of group."""
         if self.footprint.num_full:
             yield self.footprint.num_full, self.phases
         for (num_groups, _), phases in zip(self.footprint.limits, self.growing, strict=True):
             yield num_groups, phases
 
     def _begin_filling(self, request: Counted, end: int) -> None:
-        """The request grows in groups with a window until that is full, or it ends."""
+        """Let the request grow in groups with a window until the window is full, or it ends."""
         size, phase = self.block_size, (request.prompt - self.step) % self.block_size
         have = max(0, -(-request.prompt // size) - request.shared)
         for kind, (_, most) in enumerate(self.footprint.limits):
@@ -251,9 +251,9 @@ class Simulation:
             self.outlook.add(request, self.step - 1)
         if request.outputs > 1:
             if request.prompt % self.block_size:
-                # All samples but one copy the partly filled block that they write into.
+                # All samples but one copy the partly filled block, because they write into it.
                 self.used += (request.samples - 1) * self.footprint.of(1)
-            # What comes back at its end.
+            # The blocks that are released at its end.
             own = -(-request.last_length // self.block_size) - request.shared
             request.own = request.samples * self.footprint.of(own)
 

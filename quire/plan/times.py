@@ -20,16 +20,16 @@ from quire.spec import AnySpec
 
 Doubles = npt.NDArray[np.float64]
 
-# Steps alike in size (within a factor of two in each number) are remembered as one mean, so
-# a thousand equal decode steps cannot drive out what the few prefill steps taught.
+# Steps of similar size (within a factor of two in each number) are remembered as one mean, so a
+# thousand equal decode steps cannot outweigh the few prefill steps.
 MOST_KINDS = 512
-MEMORY = 256  # steps of a kind whose mean is kept; older ones fade
-# A step this many times slower than its kind was disturbed from outside, and counts as this.
+MEMORY = 256  # steps in the mean of a kind; older ones fade
+# A step this many times slower than its kind was disturbed from outside, and counts as that slow.
 DISTURBED = 3.0
-# Pull towards the assumed proportions, against one relative error squared per observed step:
-# decides what the steps could not tell apart, and next to nothing else.
+# Weight of the assumed proportions, where one observed step weighs its relative error squared: it
+# decides what the steps cannot tell apart, and has next to no effect otherwise.
 PRIOR_WEIGHT = 1e-3
-# Of a machine that was not measured: a second's arithmetic and bytes read, and bytes of a weight.
+# Of a machine that was not measured: flops and bytes per second, and bytes of a weight.
 ASSUMED_FLOPS, ASSUMED_BYTES, ASSUMED_WEIGHT_BYTES = 1e11, 1e10, 4.0
 
 
@@ -53,7 +53,7 @@ class StepCost:
 
 
 def assumed_cost(spec: AnySpec) -> StepCost:
-    """The cost of a step on a machine that was not measured: weights read once, arithmetic done."""
+    """The cost of a step on an unmeasured machine: weights read once, and the arithmetic."""
     weights = spec.body_weights + spec.head_weights
     return StepCost(
         fixed=weights * ASSUMED_WEIGHT_BYTES / ASSUMED_BYTES,
@@ -65,7 +65,7 @@ def assumed_cost(spec: AnySpec) -> StepCost:
 
 @dataclass(slots=True)
 class _Kind:
-    """The mean of steps alike: features [1, tokens, sampled, context] and seconds."""
+    """The mean of similar steps: features [1, tokens, sampled, context] and seconds."""
 
     features: Doubles
     seconds: float
@@ -92,7 +92,7 @@ class StepTimes:
     def observe(
         self, tokens: int, sampled: int, context: int, seconds: float, *, steps: int = 1
     ) -> None:
-        """A step took `seconds`; or `steps` decode steps in a row did, in all these numbers."""
+        """A step took `seconds`; or `steps` decode steps together did, with these total numbers."""
         if steps < 1 or tokens < 1 or not 0 < seconds < math.inf:
             return
         features = np.array([1.0, tokens / steps, sampled / steps, context / steps])
@@ -115,7 +115,7 @@ class StepTimes:
         return self._fitted
 
     def describe(self) -> str:
-        """Where the numbers come from, for a reader."""
+        """Where the numbers come from, in words."""
         if not self.num_observed:
             return "assumed from the model's arithmetic, nothing measured yet"
         return f"fitted to {self.num_observed:,} measured steps"
@@ -132,7 +132,7 @@ def _fit(kinds: list[_Kind], assumed: StepCost) -> StepCost:
     seconds = np.array([k.seconds for k in kinds])
     weights = np.sqrt([k.count for k in kinds])
     prior = np.array([assumed.fixed, assumed.token, assumed.sample, assumed.position])
-    # The assumed machine, made as fast as the real one.
+    # The assumed machine, scaled to the speed of the real one.
     prior = np.maximum(prior, 1e-15) * np.median(seconds / (features @ prior))
     relative = features * prior / seconds[:, None]  # unknowns: multiples of the prior
     multiples = np.ones(4)
