@@ -1,6 +1,6 @@
-"""EngineConfig: every decision made, nothing left to guess. Frozen; measured values are
-return values of whoever measured them, never written back here. VllmConfig is what logits
-processors are told of it."""
+"""EngineConfig: every decision made, nothing left to guess. Frozen: what is measured later is
+returned by the code that measures it, and never written back here. VllmConfig is the part of it
+that logits processors get."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from quire.params.structured import StructuredOutputsConfig
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Tokens are guessed from what followed when a row's last tokens occurred before.
+    """Tokens are guessed from what followed where a row's last tokens occurred before.
 
     At most `num_tokens` at a time; at least `shortest` tokens must agree, and more than
-    `longest` are not compared. With `device_lines` it is the device that looks them up, pass by
-    pass: a pass of so many lines takes about what one of a single line does.
+    `longest` are not compared. If `device_lines` > 0 the device looks them up, in every pass: a
+    pass of up to that many lines takes about as long as one of a single line.
     """
 
     num_tokens: int
@@ -30,7 +30,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class AdapterOptions:
-    """LoRA adapters: so many in one batch, of at most this rank, and so many in main memory."""
+    """Limits of LoRA adapters: how many in one batch, of which rank, and how many in memory."""
 
     max_loras: int
     max_lora_rank: int
@@ -49,14 +49,14 @@ class EngineConfig:
     max_num_seqs: int  # rows on the device
     max_num_batched_tokens: int  # tokens of one step
     enable_prefix_caching: bool
-    depth: int  # plans in flight: 1 waits for each, 2 hides the host
+    depth: int  # plans in flight: 1 waits for each; 2 hides the host's time behind the device's
     max_repeat: int  # decode steps one plan may ask for
     batch_invariant: bool
     seed: int
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None
-    num_blocks: int | None  # None: from memory
-    kv_cache_dtype: str  # "auto" = as dtype
+    num_blocks: int | None  # None: as many as memory allows
+    kv_cache_dtype: str  # "auto": the same as dtype
     enforce_eager: bool
     logprobs_mode: str
     max_logprobs: int
@@ -64,17 +64,17 @@ class EngineConfig:
     skip_tokenizer_init: bool
     trust_remote_code: bool
     max_wait: float  # seconds after which a waiting request goes first
-    memory_taken: int = 0  # bytes of the device that others had before this engine began
+    memory_taken: int = 0  # bytes of the device that others used before this engine began
     tensor_parallel_size: int = 1  # ranks that each compute a share of every layer
-    keeps_states: bool = False  # layers do, and a state cannot go back to before a token
+    keeps_states: bool = False  # some layers keep a state, which cannot go back to an earlier token
     prefix_groups: bool = True  # read shared prefixes once in decode
     speculation: Speculation | None = None  # None: no token is guessed
     notes: tuple[str, ...] = ()  # what was chosen and why, one line each
     reasoning_parser: str = ""  # the tag that opens reasoning; "" for any
     reasoning: ReasoningConfig = ReasoningConfig()
-    tool_call_parser: str | None = None  # how tool calls are written; None: as they look
+    tool_call_parser: str | None = None  # how tool calls are written; None: recognised by form
     structured_outputs: StructuredOutputsConfig = StructuredOutputsConfig()
-    # Classes of logits processors: those that edit every row, and those that serve a request.
+    # Classes of logits processors: those that edit every row, and those made for one request.
     batch_processors: tuple[Callable[..., Any], ...] = ()
     request_processors: tuple[Callable[..., Any], ...] = ()
     adapters: AdapterOptions | None = None  # None: no LoRA adapters
@@ -95,7 +95,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerFacts:
-    """`vllm_config.scheduler_config`: rows and tokens of one step, and of one row."""
+    """`vllm_config.scheduler_config`: limits of rows and tokens in one step, and of one row."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -108,7 +108,7 @@ class SchedulerFacts:
 
 @dataclass(frozen=True, slots=True)
 class VllmConfig:
-    """The engine's config as a logits processor is given it, under the names it reads."""
+    """The engine's config as logits processors get it, under the names that they read."""
 
     model_config: ModelFacts
     scheduler_config: SchedulerFacts
@@ -122,8 +122,8 @@ class VllmConfig:
 
 
 class _GivenConfig:
-    """Objects that scripts make for an option of LLM. They keep what they are given; what becomes
-    of it, the option says (docs/api.md): a warning, or NotSupported."""
+    """An object that scripts make for an option of LLM. It keeps what it is given. The option
+    decides what becomes of it (docs/api.md): a warning, or NotSupported."""
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         self.given = given

@@ -1,7 +1,7 @@
-"""Engine: sequences in, what became of them out: the loop between scheduler and executor.
+"""Engine: the loop between scheduler and executor. Sequences go in, reports about them come out.
 
-Overlap is a number: `depth` plans may be on their way. 1 waits for each result before it plans
-again; 2 plans the next step while the device computes.
+Overlap is a number: `depth` plans may be in flight. With 1 the engine waits for each result before
+it plans again; with 2 it plans the next step while the device computes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
 from quire.step import StepPlan
 
-# How long a step waits at most for rows that are with their logits processors: Ctrl-C is looked
-# for between steps.
+# The longest wait in one step for rows that are with their logits processors: callers check for
+# Ctrl-C between steps.
 HELD_SECONDS = 0.05
 
 
@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def wants_more(self) -> bool:
-        """Fewer wait than could run at once."""
+        """Whether fewer sequences wait than could run at once."""
         return len(self.scheduler.waiting) < self.scheduler.rows.capacity
 
     def add(self, samples: Many[Sequence]) -> None:
@@ -64,13 +64,13 @@ class Engine:
 
     @property
     def is_hurried(self) -> bool:
-        """Somebody waits for steps to be short."""
+        """Whether an interactive request waits or came lately, so that steps are kept short."""
         return self.scheduler.lanes.is_hurried
 
     @property
     def takes_plan(self) -> bool:
-        """Fewer plans are on their way than may be."""
-        # A plan that waits behind another is one that a newcomer waits for.
+        """Whether another plan may be submitted now."""
+        # A request that comes now waits for all plans in flight, so there is only one.
         alone = self.is_hurried or self.scheduler.trials.are_due
         return len(self._in_flight) < (1 if alone else self.depth)
 
@@ -107,17 +107,17 @@ class Engine:
         return self.scheduler.commit(result, seconds)
 
     def abort(self, samples: Many[Sequence]) -> None:
-        """End these sequences now; results on their way for them are dropped."""
+        """End these sequences now; results for them that are still to come are dropped."""
         self.scheduler.abort(samples)
 
     def drain(self) -> None:
-        """Wait for what is on its way, so that the device is idle."""
+        """Wait for all plans in flight, so that the device is idle."""
         while self._in_flight:
             self._land()
 
     def reset(self, scheduler: Scheduler | None = None) -> None:
-        """Forget every sequence, every row and the prefix cache, whatever state they are in, and go
-        on with another scheduler: the given one, or a fresh one of the same kind."""
+        """Drop every sequence, every row and the prefix cache, whatever state they are in, and go
+        on with another scheduler: the given one, or an empty one with the same settings."""
         self._in_flight.clear()
         self.executor.reset()
         self.executor.handles.clear()

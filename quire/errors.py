@@ -50,7 +50,7 @@ class QuireError(Exception):
     """Any error quire raises on purpose."""
 
     def __str__(self) -> str:
-        """Safe to show: Python prints what nobody caught, and messages quote files and rows."""
+        """Safe to print: messages quote files and rows, and Python prints uncaught errors."""
         return shown(super().__str__())
 
 
@@ -158,8 +158,8 @@ class _WithOutputs(QuireError):
 class BatchError(_WithOutputs):
     """Some rows failed while the others finished.
 
-    Where a row failed for what was passed with it (a grammar that cannot be, a bad prompt of an
-    iterator), what is made is an InvalidBatch: callers expect a ValueError for bad input.
+    If a row failed because of its input (a grammar that cannot be followed, a bad prompt of an
+    iterator), an InvalidBatch is made: callers expect a ValueError for bad input.
     """
 
     def __new__(cls, outputs: Sequence[Any], errors: Mapping[int, QuireError]) -> BatchError:

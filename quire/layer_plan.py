@@ -18,7 +18,7 @@ class LinearRope:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope:
-    """Fast frequencies kept, slow ones divided by `factor`, those between blended."""
+    """Fast frequencies are kept, slow ones divided by `factor`, those between blended."""
 
     factor: float
     low_freq_factor: float
@@ -28,10 +28,10 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class YarnRope:
-    """The same idea with a ramp over the pairs, and cos and sin times `attention_factor`.
+    """As Llama3Rope, but blended by a ramp over the pairs; cos and sin times `attention_factor`.
 
     A pair that turns `beta_fast` times or more within the original length is kept, one that
-    turns `beta_slow` times or less is divided; `truncate` puts the ends of the ramp on pairs."""
+    turns `beta_slow` times or less is divided; `truncate` rounds the ramp's ends to whole pairs."""
 
     factor: float
     original_max_len: int
@@ -43,10 +43,10 @@ class YarnRope:
 
 @dataclass(frozen=True, slots=True)
 class FactorRope:
-    """Frequency i divided by factor i (head_dim / 2 of them), cos and sin times a factor.
+    """Frequency i is divided by factor i (head_dim / 2 of them); cos and sin times a factor.
 
-    Some GGUF files carry their scaling this way, and longrope its short one: `long` are the
-    factors of texts up to `long_len`."""
+    Some GGUF files give their scaling in this form. Longrope has `factors` for texts within the
+    original length, and `long` for texts up to `long_len`."""
 
     factors: tuple[float, ...]
     attention_factor: float = 1.0
@@ -61,9 +61,9 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope
 class Rope:
     """Rotary positions: the first `dims` numbers of a head are turned, the others are not.
 
-    Number i and number i + dims / 2 are a pair; in the files of a model whose pairs are
-    `interleaved`, numbers 2 i and 2 i + 1 are, and loading puts them apart. `axes`: which of three
-    coordinates turns pair i, where positions have three; none where they have one."""
+    Numbers i and i + dims / 2 of a head are a pair. In the files of a model whose pairs are
+    `interleaved`, numbers 2 i and 2 i + 1 are a pair; loading moves them apart. `axes`: which of
+    three coordinates turns pair i, where positions have three; empty where they have one."""
 
     theta: float
     dims: int
@@ -79,8 +79,8 @@ class NormPlan:
 
     `one_plus`: files of Hugging Face hold w where the factor is 1 + w; loading adds the 1.
     `rounds_last`: the weight is applied before the result is rounded to the activations' type,
-    not after. Weights of such norms stay in float32 (`is_wide`), because 1 + w in 16 bits would
-    have lost most of w."""
+    not after. Weights of both kinds stay in float32 (`is_wide`), because 1 + w in 16 bits would
+    lose most of w."""
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
@@ -96,8 +96,8 @@ class NormPlan:
 
 @dataclass(frozen=True, slots=True)
 class WholeHeads:
-    """The heads of the whole model, where a plan is one rank's share of it. `counts_kv`: whether
-    this rank is the first of those that have its KV heads."""
+    """The heads of the whole model, where a plan is one rank's share of it. `counts_kv`: this rank
+    is the first of those that hold its KV heads, so it counts them in sums over ranks."""
 
     num_heads: int
     num_kv_heads: int
@@ -106,7 +106,7 @@ class WholeHeads:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries times 1 + beta * ln(1 + floor(position / original_max_len))."""
+    """Queries are multiplied with 1 + beta * ln(1 + floor(position / original_max_len))."""
 
     beta: float
     original_max_len: int
@@ -114,12 +114,13 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """Keys and values of all heads are made of one row a token, which is kept in their place:
-    `kv_rank` numbers, normed, and `rope_dims` that are turned.
+    """Keys and values of all heads are computed from one row per token, and only that row is kept:
+    `kv_rank` numbers, after a norm, then `rope_dims` numbers that are turned.
 
-    A head's key is a product of the former, `plain_dims` long, with the latter behind it; its value
-    is another product, `value_dims` long. Queries have the key's two parts, and are made over
-    `q_rank` numbers, normed, unless that is None. `norm` is of both."""
+    A head's key is a product of the first part (`plain_dims` numbers) followed by the second part;
+    its value is another product of the first part (`value_dims` numbers). Queries have both parts
+    of a key. They come from `q_rank` numbers after a norm, or directly if it is None. `norm` is for
+    both."""
 
     kv_rank: int
     plain_dims: int
@@ -134,11 +135,11 @@ class LatentPlan:
 
     @property
     def pair_dims(self) -> int:
-        """Of what one head makes of a token's row: the first part of its key, and its value."""
+        """Numbers that a head computes from a token's row: first part of its key, and value."""
         return self.plain_dims + self.value_dims
 
     def weights(self, num_heads: int, hidden: int) -> int:
-        """Numbers in all of its products."""
+        """Weights in all of its products."""
         queries, inner = num_heads * self.query_dims, self.q_rank
         down = hidden * queries if inner is None else inner * (hidden + queries)
         kept = hidden * (self.kv_rank + self.rope_dims) + num_heads * self.pair_dims * self.kv_rank
@@ -149,47 +150,47 @@ class LatentPlan:
 class AttentionPlan:
     """Self-attention: products to heads, positions, what a query sees, and a product back.
 
-    Where keys and values are `latent`, its heads are as that row meets them: one KV head of
-    kv_rank + rope_dims numbers, the first kv_rank of which are its value, too; `qkv_bias` is of the
-    products that take hidden states and do not make queries."""
+    With `latent`, heads are given as they meet the row that is kept: one KV head of kv_rank +
+    rope_dims numbers, whose first kv_rank are its value, too; `qkv_bias` then belongs to the
+    products of hidden states that do not make queries."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float  # of every product of a query and a key
+    scale: float  # multiplied with every product of a query and a key
     rope: Rope | None  # None: nothing is turned
     window: int | None = None  # how many tokens back a query sees, itself included; None = all
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     qkv_bias: bool = False
-    k_bias: bool = True  # False: with qkv_bias, keys have none all the same
+    k_bias: bool = True  # False: keys have no bias even with qkv_bias
     o_bias: bool = False
     # Norms of q and k before they are turned: of each head, or of all heads as one row.
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
     whole: WholeHeads | None = None  # None: these are all heads
-    sinks: bool = False  # every head has one key more: a score that was learned, of value 0
-    # What was attended is multiplied, before the product back, with sigmoids of a product.
+    sinks: bool = False  # every head has one more key: a learned score, with value 0
+    # The attention's result is multiplied, before the product back, with sigmoids of a product.
     output_gate: bool = False
-    query_growth: QueryGrowth | None = None  # None: queries are alike at every position
-    latent: LatentPlan | None = None  # None: keys and values are kept, one of each for a KV head
+    query_growth: QueryGrowth | None = None  # None: queries do not depend on the position
+    latent: LatentPlan | None = None  # None: a key and a value are kept for each KV head
 
     @property
     def kv_tensors(self) -> int:
-        """How many numbers are kept for each of a KV head: a key's and a value's, or one."""
+        """Tensors kept for each KV head: its keys and its values, or one for both."""
         return 2 if self.latent is None else 1
 
     @property
     def angle_dims(self) -> int:
-        """Numbers of a head that stand in pairs with an angle, which may be 0 at every position."""
+        """Numbers of a head that are turned in pairs by an angle, which may be 0 everywhere."""
         return self.head_dim if self.latent is None else self.latent.rope_dims
 
     @property
     def product_width(self) -> int:
-        """What the last of its products takes."""
+        """The input width of the last of its products."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dims)
 
     def weights(self, hidden: int) -> int:
-        """Numbers in its products with hidden states of this size."""
+        """Weights in its products, for hidden states of this size."""
         if self.latent is not None:
             return self.latent.weights(self.num_heads, hidden)
         heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
@@ -197,7 +198,7 @@ class AttentionPlan:
 
     @property
     def head_norm(self) -> NormPlan | None:
-        """The RMSNorm of single heads of q and k, which kernels that turn heads compute, too."""
+        """The RMSNorm of single heads of q and k; kernels that turn heads compute it, too."""
         norm = self.qk_norm
         known = norm is not None and norm.kind == "rms" and self.qk_norm_over == "head"
         return norm if known else None
@@ -205,14 +206,14 @@ class AttentionPlan:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetPlan:
-    """Gated DeltaNet, in the place of attention: what came before a token is kept as a state of
-    one size, however long the text is.
+    """Gated DeltaNet, in the place of attention: the tokens before a token are kept as a state,
+    whose size does not depend on the length of the text.
 
-    q, k and v go through a convolution over the last `reach` tokens and silu. Every head of v has a
-    matrix [key_dim, value_dim], which each token decays and corrects towards its v at its k, and
-    then reads at its q (backends/delta_rule.py). What was read is normed head by head by `norm`,
-    and gated by silu. Heads of v share heads of q and k: so many in a row, or, `in_turn`, one of
-    each before the first comes again."""
+    q, k and v go through a convolution over the last `reach` tokens, then silu. Every head of v has
+    a matrix [key_dim, value_dim]. Each token decays it, corrects it so that its k gives its v, then
+    reads it with its q (backends/delta_rule.py). The result is normed per head by `norm` and gated
+    by silu. Several heads of v share a head of q and k: neighbours do (0 0 1 1), or, with
+    `in_turn`, every num_key_heads-th does (0 1 0 1)."""
 
     num_heads: int
     num_key_heads: int
@@ -224,12 +225,12 @@ class DeltaNetPlan:
 
     @property
     def value_width(self) -> int:
-        """Numbers of v, of all heads."""
+        """Numbers of v in all heads."""
         return self.num_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """Numbers of q, k and v."""
+        """Numbers of q, k and v together."""
         return 2 * self.num_key_heads * self.key_dim + self.value_width
 
     @property
@@ -238,7 +239,7 @@ class DeltaNetPlan:
 
     @property
     def state_numbers(self) -> int:
-        """What a row keeps: the matrices, and what the convolution still sees."""
+        """Numbers a row keeps: the matrices, and the last inputs of the convolution."""
         return self.matrix_numbers + (self.reach - 1) * self.channels
 
 
@@ -248,9 +249,9 @@ CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
-    """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) if it has no
-    gate. With "clamped_silu", gates alone: g = min(gate, CLAMP), u = up in -CLAMP .. CLAMP, and
-    down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1))."""
+    """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
+    "clamped_silu" is for gated ones: with g = min(gate, CLAMP) and u = up within -CLAMP .. CLAMP it
+    is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1))."""
 
     width: int
     activation: Activation = "silu"
@@ -259,20 +260,20 @@ class MlpPlan:
 
     @property
     def product_width(self) -> int:
-        """What the last of its products takes."""
+        """The input width of the last of its products."""
         return self.width
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
-    """A mixture of experts: a router scores them, each token takes the best `per_token`, and what
-    they make is added up, each times its score and `factor`.
+    """A mixture of experts: a router scores them, each token goes to the best `per_token`, and the
+    results are added up, each multiplied with its score and `factor`.
 
-    `renormalise`: the scores of those taken are made to add up to 1. `choice_bias`: a number for
-    each expert is added to its score where the best are chosen, and only there. `groups`: experts
-    stand in so many groups, and a token takes them from the best `groups_taken`, where a group
-    counts as much as the best expert of it, or the best two. `shared`: one more expert, which every
-    token takes; `shared_gate`: times the sigmoid of a product of its own."""
+    `renormalise`: the scores of the chosen experts are scaled to add up to 1. `choice_bias`: a
+    number per expert is added to its score for the choice, and only there. `groups`: experts are
+    split into so many groups, and a token chooses from the best `groups_taken`; a group's score is
+    that of its best expert, or the sum of its best two. `shared`: one more expert for every token;
+    `shared_gate`: its result is multiplied with the sigmoid of a product of its own."""
 
     count: int
     per_token: int
@@ -290,14 +291,14 @@ class ExpertsPlan:
 
     @property
     def product_width(self) -> int:
-        """What the last product of one expert takes."""
+        """The input width of the last product of one expert."""
         return self.expert.width
 
 
 @dataclass(frozen=True, slots=True)
 class CrossPlan:
-    """Attention of every token to all `length` rows that an encoder made of a sound, by heads like
-    those of the layer's self-attention. Keys and values are made once, with the encoder's rows."""
+    """Attention of every token to all `length` rows that an encoder made of a sound, with heads
+    like those of the layer's self-attention. Keys and values are computed once per sound."""
 
     length: int
 
@@ -311,20 +312,20 @@ NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
 class LayerPlan:
     """Attention and feed-forward, each added to the stream, with norms around them.
 
-    `state`: the layer keeps a state, and has that in the place of attention; `attention` is then
-    the plan of the layers beside it that attend."""
+    `state`: the layer keeps a state instead of attending; `attention` is then the plan of the
+    other layers of the model, which do attend."""
 
     attention: AttentionPlan
     mlp: MlpPlan | ExpertsPlan
     norm: NormPlan
     norms: NormPlaces = "before"
-    branch_scale: float = 1.0  # of what either branch adds to the stream
+    branch_scale: float = 1.0  # multiplied with what each branch adds to the stream
     state: DeltaNetPlan | None = None
-    cross: CrossPlan | None = None  # a branch between the two, with a norm before it
+    cross: CrossPlan | None = None  # a branch between these two, with a norm before it
 
     @property
     def mixed_width(self) -> int:
-        """What the last product of its attention, or of what it has in that place, takes."""
+        """The input width of the last product of its attention, or of its state."""
         return self.attention.product_width if self.state is None else self.state.value_width
 
 
@@ -338,5 +339,5 @@ def mlp_of(layer: LayerPlan) -> MlpPlan:
 
 
 def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
-    """The mixtures among feed-forwards, each kind once."""
+    """The different mixtures of experts among these layers."""
     return tuple(dict.fromkeys(one.mlp for one in layers if isinstance(one.mlp, ExpertsPlan)))

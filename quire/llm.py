@@ -24,7 +24,7 @@ from quire.session.pooling_methods import PoolingMethods
 from quire.session.session import Session
 
 if TYPE_CHECKING:
-    from quire.session.engine_args import EngineArgs  # a field per option: it takes a while to make
+    from quire.session.engine_args import EngineArgs  # a field per option: slow to make
 
 
 class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
@@ -333,5 +333,5 @@ def _open(model: str, parsed: Options, given: dict[str, Any]) -> Session:
     return ReplicaSession.open_replicas(model, parsed, given)
 
 
-# As if every option were written out above: programs look here for what they may pass.
+# Shows every option as if it were written out above: programs read this to know what to pass.
 LLM.__init__.__signature__ = llm_signature()  # type: ignore[attr-defined]

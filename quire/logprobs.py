@@ -1,6 +1,6 @@
 """Log-probabilities as the caller sees them: a list of dicts, FlatLogprobs where that was asked
 for, LazyLogprobs where a position has very many tokens. Outputs keep them as arrays (Unread) until
-somebody reads them."""
+they are read."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import msgspec
 class Logprob(msgspec.Struct, gc=False):
     """One token's log-probability; rank 1 is the likeliest token.
 
-    A batch may have millions. As a struct each takes a third of the time of a dataclass, and the
-    collector, which has nothing to find in a number, does not look through them.
+    A batch may have millions. Making one as a struct takes a third of the time of a dataclass, and
+    the garbage collector skips it (gc=False), as it holds no references to follow.
     """
 
     logprob: float
@@ -35,12 +35,12 @@ LogprobsOnePosition = dict[int, Logprob]
 
 @dataclass(slots=True)
 class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
-    """The same as a list of dicts, held in a few flat lists: far fewer objects to collect.
+    """Acts as a list of dicts, but is held in a few flat lists: far fewer objects to collect.
 
     Position i owns the entries start_indices[i] .. end_indices[i]. The two positions
     {5: Logprob(-0.1, 1), 7: Logprob(-2.5, 2)} and None are start_indices [0, 2],
     end_indices [2, 2], token_ids [5, 7], logprobs [-0.1, -2.5], ranks [1, 2].
-    It grows at the end; what is there cannot be changed.
+    It can be appended to, but not changed.
     """
 
     start_indices: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
     @overload
     def __getitem__(self, index: slice) -> FlatLogprobs: ...
     def __getitem__(self, index: int | slice) -> LogprobsOnePosition | FlatLogprobs:
-        """A position as a dict, empty where nothing is known; or some positions, flat again."""
+        """A position as a dict, empty where it is None; a slice gives another FlatLogprobs."""
         if isinstance(index, slice):
             chosen = FlatLogprobs()
             chosen.extend(self[i] for i in range(len(self))[index])
@@ -118,7 +118,7 @@ Position = TypeVar("Position", covariant=True)
 
 
 class LazyLogprobs(Sequence[Position]):
-    """The same, for positions with very many tokens: a dict of a whole vocabulary takes 15 MB.
+    """Acts as a list of dicts for positions with very many tokens: a dict of a vocabulary is 15 MB.
 
     Each position's dict is made anew when it is asked for, so that going through them holds one
     at a time; `list(it)` makes them all.
@@ -153,7 +153,7 @@ class LazyLogprobs(Sequence[Position]):
         return f"LazyLogprobs({self._length} positions)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, or what crosses to another process, is the list of dicts."""
+        """A copy, and what is sent to another process, is a list of dicts."""
         return list, (list(self),)
 
 
@@ -164,8 +164,8 @@ SampleLogprobs = FlatLogprobs | LazyLogprobs[LogprobsOnePosition] | list[Logprob
 
 
 class Unread(ABC):
-    """Logprobs of positions in a row, as arrays: dicts of what is never read would take longer to
-    make than the tokens themselves."""
+    """Logprobs of successive positions, as arrays: to make dicts that are never read would take
+    longer than to make the tokens themselves."""
 
     __slots__ = ()
 
@@ -174,32 +174,32 @@ class Unread(ABC):
 
     @abstractmethod
     def since(self, first: int) -> Unread:
-        """Without the positions before `first`."""
+        """These logprobs without the positions before `first`."""
 
     @abstractmethod
     def followed_by(self, later: Unread) -> Unread:
-        """With those of `later`, which come right after these in the same answer."""
+        """These logprobs and then those of `later`, the next part of the same answer."""
 
     @abstractmethod
     def read(self) -> Any:
-        """As the caller sees them."""
+        """The logprobs in the form the caller sees."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What crosses to another process has been read: the texts of all tokens stay here."""
+        """They are read before they go to another process: the tokens' texts are only here."""
         return _itself, (self.read(),)
 
 
 class MadeDicts:
-    """The dicts of an answer that is read while it grows: each of them is made once."""
+    """The dicts of an answer that is read while it grows: each dict is made once."""
 
     def __init__(self) -> None:
         self._dicts: list[LogprobsOnePosition] = []
-        self._growing = threading.Lock()  # outputs are read by whatever thread has them
+        self._growing = threading.Lock()  # outputs may be read on any thread
 
     def first(
         self, count: int, make: Callable[[int], list[LogprobsOnePosition]]
     ) -> list[LogprobsOnePosition]:
-        """The first so many, in a list of its own; make(n) makes those from number n on."""
+        """The first `count` dicts, in a new list; make(n) makes those from number n on."""
         with self._growing:
             if len(self._dicts) < count:
                 self._dicts += make(len(self._dicts))
@@ -211,14 +211,14 @@ def _itself(made: Any) -> Any:
 
 
 def since(logprobs: Any, first: int) -> Any:
-    """Without the positions before `first`, and unread where they were."""
+    """The logprobs without the positions before `first`; unread ones stay unread."""
     if logprobs is None:
         return None
     return logprobs.since(first) if isinstance(logprobs, Unread) else logprobs[first:]
 
 
 def joined(logprobs: Any, later: Any) -> Any:
-    """Of two parts of an answer in a row."""
+    """The logprobs of two successive parts of an answer as one."""
     if logprobs is None or later is None:
         return later
     if isinstance(logprobs, Unread) and isinstance(later, Unread):
@@ -234,9 +234,9 @@ Read = TypeVar("Read")
 
 
 class ReadLater(Generic[Read]):
-    """A field of an output that may be given Unread logprobs: the first who asks for it has them
-    read, and from then on it holds what was made. It is kept under the field's own name, where
-    programs that look into `vars(output)` find it."""
+    """A field of an output that may be set to Unread logprobs. They are read when the field is
+    first asked for, and what that made replaces them. The value is kept under the field's own name,
+    where programs that look into `vars(output)` find it."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._kept_as = name

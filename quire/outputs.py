@@ -1,7 +1,7 @@
 """What the caller gets: one RequestOutput per prompt, with a CompletionOutput per answer.
 
-Plain data, and torch-free. `RequestOutput.error` tells why a row failed; its answers then end
-with finish_reason "error", and every output has its `metrics`.
+Plain data, and torch-free. `RequestOutput.error` says why a row failed; its answers then end
+with finish_reason "error". Every output has its `metrics`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RequestStateStats:
     is_corrupted: bool = False
 
     def _on_the_wall(self, moment: float) -> float | None:
-        """As a time of the day, which older scripts ask for; None: it never came."""
+        """A moment as wall-clock time, which older scripts ask for; None if it never came."""
         return self.arrival_time + moment - self.queued_ts if moment else None
 
     first_scheduled_time = property(lambda self: self._on_the_wall(self.scheduled_ts))
@@ -99,8 +99,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
-    """How an answer is taken apart: which tag opens reasoning ("" for any), how tool calls are
-    written ("none" for not at all), and whether the prompt itself opened the reasoning."""
+    """How an answer is split: the tag that opens reasoning ("" for any), the format of tool calls
+    ("none" if they are not looked for), and whether the prompt itself opened the reasoning."""
 
     reasoning_tag: str = ""
     tool_format: str = "none"
@@ -109,8 +109,8 @@ class AnswerReading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceChances:
-    """The probabilities of choices. Rows share the texts, and hold an array: there may be
-    thousands, of which most are never read."""
+    """The probabilities of choices. Rows share the texts and keep an array, because there may be
+    thousands, most of them never read."""
 
     texts: tuple[str, ...]
     probs: npt.NDArray[np.float64]
@@ -120,8 +120,8 @@ class ChoiceChances:
 class CompletionOutput:
     """One answer. finish_reason is "stop", "length", "abort", "repetition" or "error"; stop_reason
     is the stop string or stop token id that ended it, None for the end-of-sequence token. `text` is
-    all of it; `content` is what `reasoning` and `tool_calls` leave. The dicts of `logprobs` are
-    made when they are first asked for."""
+    the whole text; `content` is the text without `reasoning` and `tool_calls`. The dicts of
+    `logprobs` are made when they are first asked for."""
 
     index: int
     text: str
@@ -135,7 +135,7 @@ class CompletionOutput:
     content: str = ""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
-    # What later releases return where it was asked for, which is refused here.
+    # Fields of later releases, for options that are refused here.
     sampling_mask: ClassVar[None] = None
     spec_decode_metrics: ClassVar[None] = None
     weight_versions: ClassVar[None] = None
@@ -144,7 +144,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def continued(self, later: CompletionOutput) -> CompletionOutput:
-        """The answer, whose two parts in a row this and `later` are."""
+        """The whole answer, of which this and `later` are successive parts."""
         whole = copy(later)
         whole.text = self.text + later.text
         whole.token_ids = [*self.token_ids, *later.token_ids]
@@ -153,7 +153,7 @@ class CompletionOutput:
         return whole
 
     def since(self, first: int) -> CompletionOutput:
-        """The answer without its first tokens and their logprobs."""
+        """The answer without its first tokens and their logprobs; the text is the whole one."""
         rest = copy(self)
         rest.token_ids = self.token_ids[first:]
         rest.logprobs = since(self._kept_logprobs, first)
@@ -161,7 +161,7 @@ class CompletionOutput:
 
     @property
     def _kept_logprobs(self) -> SampleLogprobs | Unread | None:
-        """As they are, read or not."""
+        """The logprobs as they are kept, read or not."""
         kept: SampleLogprobs | Unread | None = self.__dict__["logprobs"]
         return kept
 
@@ -227,14 +227,14 @@ class RequestOutput:
         self.num_cached_tokens = num_cached_tokens
         self.kv_transfer_params = kv_transfer_params
         self.error = error
-        self.continuation_scores = continuation_scores  # of score_continuations alone
+        self.continuation_scores = continuation_scores  # only of score_continuations
         self._choice_chances = choice_chances
-        self.hidden = hidden  # of requests for hidden states alone
+        self.hidden = hidden  # only of requests for hidden states
         self.prompt_token_id_logprobs = prompt_token_id_logprobs  # [lines, ids] as asked for
 
     @property
     def choice_probs(self) -> dict[str, float] | None:
-        """How likely each choice is, all of them together 1, where one was taken as a whole."""
+        """The probability of each choice (together 1), if the answer was one of given choices."""
         chances = self._choice_chances
         if chances is None:
             return None
@@ -242,7 +242,7 @@ class RequestOutput:
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
-        """A list from the moment it is asked for: millions of numbers that often nobody reads."""
+        """Made a list when first asked for: there may be millions of ids, often never read."""
         ids: Any = self.__dict__["prompt_token_ids"]
         if ids is not None and not isinstance(ids, list):
             self.prompt_token_ids = ids = ids.tolist()
@@ -253,7 +253,7 @@ class RequestOutput:
         self.__dict__["prompt_token_ids"] = ids
 
     def drop_hidden(self) -> None:
-        """Let the hidden states go: something else was made of them."""
+        """Free the hidden states, after something else was made of them."""
         self.hidden = None
 
     @property
@@ -288,8 +288,8 @@ class RequestOutput:
     def followed_by(self, later: RequestOutput, *, only_new: bool = False) -> RequestOutput:
         """This output and a later one of the same request as one.
 
-        `only_new`: each holds what is new, so that the answers are put together; else the later
-        answers take the place of the earlier ones.
+        With `only_new` each holds only new tokens, so the answers are joined; without it the later
+        answers replace the earlier ones.
         """
         answers = {answer.index: answer for answer in self.outputs}
         for answer in later.outputs:

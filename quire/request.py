@@ -1,4 +1,4 @@
-"""Request: what was asked, as token ids. Past this door nothing is validated again."""
+"""Request: what was asked, as token ids. Nothing about a Request is validated again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HiddenKind = Literal["first", "last", "sum", "all"]
 class Choices:
     """Texts of which one is the answer; `token_ids` spell them, and are what is scored.
 
-    `longer[i]` are the choices that go on from choice i, those alone with none between them.
+    `longer[i]`: the choices that begin with choice i, not with a longer one of these.
     """
 
     texts: tuple[str, ...]
@@ -32,8 +32,8 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtLimit:
-    """At most `budget` tokens of thoughts, which stand between `opening` and `closing`; where they
-    are longer, the tokens `forced` end them. `opened`: the prompt itself opens them."""
+    """At most `budget` tokens of thoughts, between the texts `opening` and `closing`; longer
+    thoughts are ended with the tokens `forced`. `opened`: the prompt itself opens them."""
 
     budget: int
     opening: str
@@ -59,18 +59,18 @@ class Features(Protocol):
     """What an encoder reads of one item, prepared ahead of the engine."""
 
     def arrays(self) -> Arrays:
-        """At once where they are there; prepared again where they were dropped."""
+        """The arrays, at once if they are in memory; prepared again if they were dropped."""
 
     def encoded(self) -> None:
-        """A plan took them: they may be dropped."""
+        """A plan took the arrays: they may be dropped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MediaItem:
     """An image, a clip or a video: its encoder makes `count` rows of it.
 
-    `grid` (time, height, width) says how its rows lie where positions have three coordinates, and
-    `step` how far apart they are in time."""
+    `grid` (time, height, width) is the shape of its rows where positions have three coordinates,
+    and `step` the distance of two of them in time."""
 
     serial: int
     kind: str
@@ -82,23 +82,23 @@ class MediaItem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Where an item stands in a prompt: token places[i] takes row i of its encoder. What lies
-    between is ordinary tokens. `two_way`: tokens of a run see each other."""
+    """Where an item stands in a prompt: token places[i] takes row i of the encoder's output. Tokens
+    between these places are ordinary ones. `two_way`: tokens of a run see each other."""
 
     item: MediaItem
     places: Ints
     two_way: bool = False
     start: int = field(init=False)
-    end: int = field(init=False)  # behind its last token
+    end: int = field(init=False)  # one past its last token
 
     def __post_init__(self) -> None:
-        """Looked at in every plan, so worked out once."""
+        """Computed once, because every plan reads them."""
         object.__setattr__(self, "start", int(self.places[0]))
         object.__setattr__(self, "end", int(self.places[-1]) + 1)
 
     @property
     def runs(self) -> Ints:
-        """[n, 2]: where tokens of the item that lie side by side begin, and where they end:
+        """[n, 2]: where runs of neighbouring tokens of the item begin, and where they end:
         places [3 4 5 8 9] -> [[3 6] [8 10]]"""
         last = np.flatnonzero(np.diff(self.places) != 1)
         first = self.places[np.append(0, last + 1)]
@@ -107,7 +107,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """A LoRA adapter: its name with the content of its files, under a number of its own.
+    """A LoRA adapter: its name and the digest of its files, with a number of its own.
 
     `asked` is the LoRARequest as the caller wrote it, `plan` what the store knows of its files.
     """
@@ -119,7 +119,7 @@ class Adapter:
     plan: Any = None
 
     def salted(self, salt: str) -> str:
-        """What sets the KV of its requests apart. No caller's salt has a NUL in it."""
+        """The cache salt of its requests. No other request has it: no caller's has a NUL in it."""
         return f"\0{self.name}\0{self.digest}\0{salt}"
 
 
@@ -129,13 +129,13 @@ class Request:
 
     `number` counts the requests of an LLM; `noise_key` is 64 bits made from the seed (or from
     the LLM's seed and `number`). `max_tokens` is resolved against the model's length.
-    `eos_ids` end the answer without a stop reason, `stop_ids` are the caller's; both are empty
-    of what `ignore_eos` took away.
+    `eos_ids` end the answer without a stop reason, `stop_ids` are the caller's; both lack the ids
+    that `ignore_eos` removes.
 
-    `thoughts` bound what its answers think aloud before they answer.
+    `thoughts` limits how many tokens its answers think aloud before they answer.
 
-    `processors` are functions of the caller's that edit the logits of its rows, in this order.
-    `reading` says how its text is taken apart (inputs/answers.py), None if it is not.
+    `processors` are functions of the caller that edit the logits of its rows, in this order.
+    `reading` says how its text is split into parts (inputs/answers.py), None if it is not.
 
     A request with `continuations` draws nothing: each of them is scored as what follows the
     prompt; none is empty. With `choices` its answer is one of them, by the scores of these
@@ -151,16 +151,16 @@ class Request:
     `coordinates` [3, tokens] are those of the prompt where positions have three of them, and
     `delta` is what is added to a later position to go on from them.
 
-    `heard` is a sound that every token attends to, prompt and answer alike; no token stands for it.
-    In `prompt_ids` the first is minus its serial, whatever it says.
+    `heard` is a sound that every token attends to, in prompt and answer; no token stands for it.
+    The first of `prompt_ids` is then minus its serial, whatever token stands there.
 
-    `named` are scored beside the tokens of its prompt, from the first line of theirs on.
+    `named` tokens are scored beside the tokens of its prompt, from the first line of `named` on.
 
-    Of a `watched` request every step reports what it wrote, of any other only its end is. One in
-    the `background` yields to those that are not. Tenants have equal turns, whatever each asks for.
+    Every step reports the new tokens of a `watched` request; for others only the end is reported.
+    `background` requests yield to all others. Tenants have equal turns, whatever each asks for.
 
-    A request with an `adapter` is computed by the model with that adapter. Its `cache_salt` is the
-    adapter's then, so that no other request reads its KV.
+    A request with an `adapter` is computed by the model with that adapter. Its `cache_salt` is then
+    made from the adapter's name and files, so that no other request reads its KV.
     """
 
     number: int
@@ -195,20 +195,20 @@ class Request:
 
     @property
     def first_scored(self) -> int | None:
-        """The first token of its prompt behind which tokens are scored; None if none are."""
+        """The first token of its prompt after which tokens are scored; None if none are."""
         if self.named is not None:
             return self.named.first
         return None if self.params.prompt_logprobs is None else 0
 
     @property
     def items(self) -> tuple[MediaItem, ...]:
-        """All its media: those of its prompt, or what it hears."""
+        """All its media: the items of its prompt, or the sound it hears."""
         heard = () if self.heard is None else (self.heard,)
         return (*(span.item for span in self.media), *heard) if self.media else heard
 
     @property
     def heard_serial(self) -> int:
-        """0: none."""
+        """The serial of the sound it hears; 0: none."""
         return 0 if self.heard is None else self.heard.serial
 
     @property
@@ -218,21 +218,21 @@ class Request:
 
     @property
     def adapter_number(self) -> int:
-        """0: none."""
+        """The number of its adapter; 0: none."""
         return 0 if self.adapter is None else self.adapter.number
 
     def for_rows(self) -> dict[str, Any]:
-        """What each of its rows knows of it under these names (step.RowStart)."""
+        """Fields of step.RowStart that are the same for each of its rows."""
         heard = self.heard_serial
         return {"delta": self.delta, "adapter": self.adapter_number, "heard": heard}
 
     @property
     def lora_request(self) -> Any:
-        """What its adapter was asked for with."""
+        """The LoRARequest of its adapter."""
         return None if self.adapter is None else self.adapter.asked
 
     def adapted_by(self, adapter: Adapter | None) -> Request:
-        """The same, computed with an adapter."""
+        """The same request, computed with an adapter."""
         if adapter is None:
             return self
         salt = adapter.salted(self.cache_salt)

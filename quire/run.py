@@ -1,8 +1,8 @@
-"""The one drive loop: windows of requests in, (index, RequestOutput) out as each finishes, and
-for watched requests also as they grow.
+"""The one drive loop: windows of requests go in, (index, RequestOutput) comes out as each finishes,
+and for watched requests also as they grow.
 
 Plans each window (order, duplicates), feeds the engine, and takes the next window while the
-last one drains: there is no barrier between them. Whatever happens (the caller leaves, Ctrl-C,
+last one drains: there is no barrier between them. However a run ends (the caller leaves, Ctrl-C,
 an error of the engine) the engine is left empty: no rows, every block free.
 """
 
@@ -41,7 +41,7 @@ class Refused:
 
 
 WRITING = "its answer was written out"
-LOOKED_AT = 256  # requests that wait for grammars or media, in a step
+LOOKED_AT = 256  # requests whose grammars or media are awaited, looked at in a step
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
 
@@ -62,8 +62,8 @@ class Run:
         on_finished: Callable[[RequestOutput], None] = lambda output: None,
         telling: Telling | None = None,
     ) -> None:
-        """`on_finished` gets every output that is the last of its request, as a whole. `telling`
-        says after which steps there are outputs of those that grow: None, after each."""
+        """`on_finished` gets the whole last output of every request. `telling` decides after which
+        steps outputs of growing answers are made: None, after each step."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
@@ -75,12 +75,12 @@ class Run:
     def outputs(
         self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
     ) -> Generator[Result, None, None]:
-        """Each prompt's result when it is there; refused prompts at once. What a watched request
-        has written so far comes as outputs that are not `finished`. Windows are read while fewer
-        requests wait than could run, and whenever the next one is `urgent`.
+        """Yield each prompt's result as it finishes; refused prompts at once. Watched requests also
+        give outputs that are not `finished`, with all they have so far. Windows are read while
+        fewer requests wait than could run, and whenever the next one is `urgent`.
 
-        An empty window says that more may come; its source waits where the engine has nothing
-        else to do.
+        An empty window says that more may come. The source of windows may block where the engine
+        has nothing else to do.
         """
         source, exhausted = iter(windows), False
         try:
@@ -88,7 +88,7 @@ class Run:
                 while not exhausted and (self.wants_more or urgent()):
                     window = next(source, None)
                     exhausted = window is None
-                    if not window:  # nothing yet: go on with what is there
+                    if not window:  # nothing yet: go on with the requests that are here
                         break
                     yield from self._enter(window)
                 if exhausted and self.is_empty:
@@ -99,14 +99,14 @@ class Run:
 
     @property
     def wants_more(self) -> bool:
-        """Fewer wait than could run at once, for the engine and for what they need before it: what
-        was read and waits holds its media."""
+        """Whether fewer requests wait than could run at once, both in the engine and for their
+        grammars and media: requests that were read and wait keep their media in memory."""
         return (
             self._engine.wants_more and len(self._not_ready) < self._engine.scheduler.rows.capacity
         )
 
     def step(self, window: Window) -> list[Result]:
-        """Take these in and compute one step: for a caller who keeps the loop."""
+        """Take these requests in and compute one step: for callers with a loop of their own."""
         return [*self._enter(window), *self._advance()]
 
     @property
@@ -127,10 +127,10 @@ class Run:
         yield from cancelled
 
     def cancel(self, number: int) -> None:
-        """Give a request up, wherever it is: its output comes next, with what it has written and
-        finish_reason "abort". One that ended already, or is not known, is left alone.
+        """Give a request up, wherever it is: its output comes next, with the tokens it has and
+        finish_reason "abort". Does nothing if the request ended already, or is not known.
 
-        To be called on the thread that drives: between steps, or where an output was taken.
+        Call it on the thread that drives the run: between steps, or after taking an output.
         """
         pending = self._pending.get(number)
         if pending is None or not any(r.request.number == number for r in pending.receivers):
@@ -144,12 +144,12 @@ class Run:
         lead = pending.samples[0]
         if lead.tree is None and lead.request.hidden is None:
             self._cancelled += self._done(pending)
-        else:  # some scores of a request, or some of its hidden states, say nothing about it
+        else:  # a part of a request's scores or hidden states means nothing
             self._cancelled += self._take_out(pending, number)
             del self._pending[pending.number]
 
     def _take_out(self, pending: Pending, number: int) -> Iterator[Result]:
-        """Let one of several requests go without the answer that they wait for."""
+        """Give up one of several equal requests, which will not get the answer."""
         for one in [r for r in pending.receivers if r.request.number == number]:
             pending.receivers.remove(one)
             yield one.index, self._finished(self._results.cancelled(one.request))
@@ -157,7 +157,7 @@ class Run:
             del self._pending[number]
 
     def _enter(self, window: Window) -> Iterator[Result]:
-        """Plan a window and queue it; the refused ones are done already."""
+        """Plan a window and queue its requests; refused ones get their outputs at once."""
         first, self._num_seen = self._num_seen, self._num_seen + len(window)
         indices, requests = [], []
         for index, item in enumerate(window, start=first):
@@ -173,7 +173,7 @@ class Run:
             yield from self._add(indices[i], requests[i], order=first + place)
         for i, original in plan.duplicates.items():
             pending = self._pending.get(requests[original].number)
-            if pending is None:  # it failed, and so will this one, with an error of its own
+            if pending is None:  # it failed already: this one will fail with an error of its own
                 yield from self._add(indices[i], requests[i], order=first + i)
                 continue
             shown = self._results.shown(requests[i])
@@ -181,7 +181,7 @@ class Run:
             self._pending[requests[i].number] = pending
 
     def _add(self, index: int, request: Request, *, order: int) -> Iterator[Result]:
-        """Queue a request; it is done already where it cannot begin."""
+        """Queue a request; one that cannot begin gets its output at once."""
         pending = for_row("it was begun", self._new, index, request, order)
         if isinstance(pending, QuireError):
             yield index, self._finished(failed(request, pending))
@@ -220,12 +220,12 @@ class Run:
         ]
 
     def _made_ready(self, *, wait: bool) -> Iterator[Result]:
-        """Queue the requests whose grammar and media are ready; those of which one is refused are
-        done.
+        """Queue the requests whose grammar and media are ready; if one was refused, its request
+        gets its output.
 
-        `wait`: where none is ready, a moment for the oldest: the engine has nothing else to do.
+        `wait`: if none is ready, wait a moment for the oldest: the engine has nothing else to do.
         """
-        # Both are made in this order: further back there is little to be found.
+        # They are made in this order, so few requests further back are ready.
         looked_at = list(islice(self._not_ready, LOOKED_AT))
         ready = [pending for pending in looked_at if pending.is_ready]
         if wait and not ready and looked_at:
@@ -248,14 +248,14 @@ class Run:
         try:
             return self._engine.step()
         except BaseException:
-            # Rows and blocks may be half changed: begin again from nothing.
+            # Rows and blocks may be half changed: empty the engine.
             self._engine.reset()
             self._pending.clear()
             raise
 
     def _ended(self, sequence: Sequence) -> Iterator[Result]:
         pending = self._pending.get(sequence.request.number)
-        if pending is None:  # cancelled where an output was taken, or another path failed before
+        if pending is None:  # cancelled when an output was taken, or another path failed before
             return
         if sequence.tree is not None:
             yield from self._scored(sequence, pending)
@@ -272,7 +272,7 @@ class Run:
             yield from self._grown([Grown(sequence, sequence.output_ids)])
 
     def _grown(self, grown: list[Grown]) -> Iterator[Result]:
-        """What watched requests have written so far, one output for each that shows more."""
+        """Outputs of watched requests with all they have so far, one per request that has more."""
         by_request: dict[int, list[Grown]] = {}
         for one in grown:
             by_request.setdefault(one.sequence.request.number, []).append(one)
@@ -289,7 +289,7 @@ class Run:
                 yield receiver.index, output
 
     def _go_on_without(self, receiver: Receiver, pending: Pending) -> None:
-        """Nothing more is computed where it was the only one that waits for the answer."""
+        """Drop a receiver; nothing more is computed if no other waits for the answer."""
         pending.receivers.remove(receiver)
         if not pending.receivers:
             self._engine.abort(pending.samples)
@@ -297,8 +297,8 @@ class Run:
             del self._pending[receiver.request.number]
 
     def _scored(self, path: Sequence, pending: Pending) -> Iterator[Result]:
-        """One path of a tree has its scores. If it failed, so has the request: nothing more of it
-        is computed."""
+        """One path of a tree has its scores. If it failed, the request fails, and nothing more of
+        it is computed."""
         if path.error is not None:
             self._engine.abort([path])
             pending.samples, pending.num_left = [path], 0
@@ -327,7 +327,7 @@ class Run:
         return output
 
     def _abandon(self) -> None:
-        """Leave nothing of this run in the engine, whatever state it is in."""
+        """Remove this run's requests from the engine, whatever state it is in."""
         pending = [sample for one in self._pending.values() for sample in one.samples]
         self._pending.clear()
         self._not_ready.clear()
@@ -339,5 +339,5 @@ class Run:
             self._engine.reset()
             raise
         if not self._engine.idle:
-            # What interrupted the run fell between two lines that belong together.
+            # The interruption came between two lines that belong together.
             self._engine.reset()

@@ -1,8 +1,8 @@
 """SamplingParams and BeamSearchParams: how to write an answer. Checked when made.
 
-They stay open to assignment, as scripts expect, so whoever runs them first takes
-`checked_copy()`: a private copy, checked again, in which greedy parameters have one form and
-which says NotSupported for what is not built.
+They stay open to assignment, as scripts expect. So the code that runs them first takes
+`checked_copy()`: a private copy, checked again, in which greedy parameters have one form. It raises
+NotSupported for fields that are not built.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SamplingType(IntEnum):
 
 @dataclass(slots=True, repr=False)
 class SamplingParams:
-    """How to write the answers to one prompt; PARAMS_STATUS tells each field's meaning."""
+    """How to write the answers to one prompt; PARAMS_STATUS has each field's meaning."""
 
     __struct_fields__: ClassVar[tuple[str, ...]]
 
@@ -106,20 +106,20 @@ class SamplingParams:
     skip_reading_prefix_cache: bool | None = None
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
-    # What older scripts still pass, behind the rest so that positions stay as they are.
+    # Fields that older scripts still pass, after the rest so that positions stay as they are.
     best_of: int | None = None
     guided_decoding: GuidedDecodingParams | None = None
     logits_processors: list[Callable[..., Any]] | None = None
     truncate_prompt_tokens: int | None = None
     stream_interval: int | None = None
-    # Of later releases, likewise.
+    # Fields of later releases, likewise.
     watermarking: bool | None = None
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: int | None = None
     trace_decode_token_ids: list[int] | None = None
-    # Filled in on the private copy, once a tokenizer is at hand.
+    # Set on the private copy, once a tokenizer is at hand.
     _bad_words_token_ids: list[list[int]] | None = field(default=None, init=False)
-    # What the model never writes, and what it never begins an answer with.
+    # Tokens that the model never writes, and tokens that it never begins an answer with.
     _suppressed_token_ids: tuple[tuple[int, ...], tuple[int, ...]] = field(
         default=((), ()), init=False
     )
@@ -213,7 +213,7 @@ class SamplingParams:
         e = InvalidParams
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if isinstance(value, bool):  # what an OpenAI-style caller means by it
+            if isinstance(value, bool):  # OpenAI-style callers pass True for 1
                 value = 1 if value else None
             if value is not None:
                 value = whole(e, name, value, low=-1, hint="-1 is the whole vocabulary.")
@@ -276,26 +276,26 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many logprobs come with each token, besides the sampled one's."""
+        """How many logprobs come with each token, besides that of the sampled one."""
         if self.logprobs is None and self.logprob_token_ids is not None:
             return len(self.logprob_token_ids)
         return self.logprobs
 
     def clone(self) -> SamplingParams:
-        """A copy that shares nothing with this one but its processors, which may hold a lot."""
+        """A copy that shares only the processors with this one, as they may hold a lot."""
         return copy.deepcopy(self, {id(p): p for p in self.logits_processors or ()})
 
     def checked_copy(self) -> SamplingParams:
         """A private copy, checked again, for the engine to keep; NotSupported names what is
         set but not built."""
-        # Of this class: one that a script made of it may be made in another way.
+        # Not of type(self): a subclass of a script may have another constructor.
         params = SamplingParams(**{name: getattr(self, name) for name in self.__struct_fields__})
         params.settle()
         return params
 
     def settle(self) -> None:
-        """Refuse what is not built, and have one form for what means the same, so that equal
-        requests compare equal. Not for parameters that are a caller's."""
+        """Refuse fields that are not built, and give equal meanings one form, so that equal
+        requests compare equal. Only for copies, never for a caller's object."""
         for name, status in _NOT_HONOURED:
             if _asks_nothing(self, name):
                 continue
@@ -321,7 +321,7 @@ class SamplingParams:
         return cls(**{k: v for k, v in given.items() if v is not None or k == "max_tokens"})
 
     def __repr__(self) -> str:
-        """Only what differs from the defaults."""
+        """Shows only fields that differ from the defaults."""
         shown = [
             f"{name}={getattr(self, name)!r}"
             for name in self.__struct_fields__
@@ -331,7 +331,7 @@ class SamplingParams:
 
 
 def _asks_nothing(params: SamplingParams, name: str) -> bool:
-    """Whether a field that quire does not honour is set to what happens anyway."""
+    """Whether a field that quire does not honour asks for nothing but the usual."""
     value = getattr(params, name)
     if name == "best_of":
         return value is None or value == params.n

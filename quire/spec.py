@@ -1,6 +1,6 @@
 """ModelSpec: a Hugging Face or GGUF config reduced to what quire uses. Knows nothing of torch.
 
-Every field is a fact about the architecture, as the family's file in quire/families read it.
+Every field is a fact about the architecture, as the family's file in quire/families reads it.
 `layers` says what each layer computes, which is how a model is built; layers may differ.
 """
 
@@ -23,8 +23,7 @@ from quire.layer_plan import (
 
 @dataclass(frozen=True, slots=True)
 class LearnedPositions:
-    """A row of a table is added to the embedding of the token at each position: row `offset` to
-    the first."""
+    """A table whose row `offset` + p is added to the embedding of the token at position p."""
 
     count: int  # rows of the table
     offset: int = 0
@@ -32,7 +31,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True, slots=True)
 class LogitsPlan:
-    """What is done to the products of the head: a bias, a factor, then a softcap."""
+    """What is done to the head's products: a bias is added, a factor, then a softcap applied."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -41,7 +40,7 @@ class LogitsPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    family: str  # a name of families/registry.py: what the weights are called, nothing else
+    family: str  # a name of families/registry.py: decides the names of weights, nothing else
     vocab_size: int
     hidden_size: int
     max_model_len: int
@@ -66,12 +65,12 @@ class ModelSpec:
 
     @property
     def states(self) -> tuple[DeltaNetPlan | None, ...]:
-        """One entry per layer: what it keeps a state by; None where it attends."""
+        """One entry per layer: the plan of its state; None where it attends."""
         return tuple(layer.state for layer in self.layers)
 
     @property
     def keeps_states(self) -> bool:
-        """Whether any layer does."""
+        """Whether any layer keeps a state."""
         return any(state is not None for state in self.states)
 
     @property
@@ -86,10 +85,10 @@ class ModelSpec:
 
     @property
     def rope(self) -> Rope:
-        """The first of them that turns anything: the only one of most models."""
+        """The first of `ropes` that turns anything: the only one in most models."""
         return next((rope for rope in self.ropes if rope is not None), Rope(10_000.0, 0))
 
-    # Heads are the same in every layer, which models/registry.py makes sure of.
+    # Heads are the same in every layer; models/registry.py makes sure of that.
     @property
     def num_heads(self) -> int:
         return self.layers[0].attention.num_heads
@@ -104,12 +103,12 @@ class ModelSpec:
 
     @property
     def intermediate_size(self) -> int:
-        """Of the widest feed-forward."""
+        """The width of the widest feed-forward."""
         return max(mlp_of(layer).width for layer in self.layers)
 
     @property
     def heard_rows(self) -> int:
-        """Rows of an encoder that layers attend to beside a sequence's own; 0: to none."""
+        """Rows of an encoder that layers attend to beside a sequence's own tokens; 0: none."""
         return max(0 if layer.cross is None else layer.cross.length for layer in self.layers)
 
     @property
@@ -118,13 +117,13 @@ class ModelSpec:
 
     @property
     def kv_values_per_token(self) -> int:
-        """KV numbers one token leaves behind, over all layers."""
+        """Numbers of KV that one token adds, over all layers."""
         heads = self.num_kv_heads * self.head_dim
         return self.layers[0].attention.kv_tensors * self.num_attending * heads
 
     @property
     def body_weights(self) -> int:
-        """Weights each token is multiplied with, the output head aside."""
+        """Weights each token is multiplied with, without the output head."""
         total = 0
         for layer in self.layers:
             mlp = mlp_of(layer)
@@ -147,7 +146,7 @@ class ModelSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a `plain_decoder`, however its heads are turned."""
+        """Whether it equals a `plain_decoder`, however its heads are turned."""
         first, attention = self.layers[0], self.layers[0].attention
         if not isinstance(first.mlp, MlpPlan) or attention.rope is None:
             return False
@@ -180,7 +179,7 @@ class ModelSpec:
 
 
 def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
-    """Numbers in the products of what stands beside a feed-forward."""
+    """Weights in the products of a layer's attention or state."""
     if layer.state is None:
         return layer.attention.weights(hidden)
     state = layer.state
@@ -188,8 +187,8 @@ def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
 
 
 def for_kernels(spec: ModelSpec) -> ModelSpec:
-    """What kernels are compiled for: the spec with each kind of layer once. How ropes are scaled is
-    no part of it."""
+    """The part of a spec that kernels are compiled for: each kind of layer once, and no scaling of
+    ropes."""
     bare = spec.with_attention(
         lambda one: replace(one, rope=one.rope and replace(one.rope, scaling=None))
     )
@@ -216,8 +215,8 @@ def plain_decoder(
     qk_norm: bool = False,
     **facts: Any,
 ) -> ModelSpec:
-    """A decoder whose layers differ in their windows alone: RMSNorm before both branches, a gate
-    of silu, all of a head turned. `facts` are other fields of the spec."""
+    """A decoder whose layers differ only in their windows: RMSNorm before both branches, silu
+    gates, whole heads turned. `facts` are other fields of the spec."""
     norm = NormPlan(norm_eps)
     attention = AttentionPlan(
         num_heads,
@@ -238,7 +237,7 @@ def plain_decoder(
 
 @dataclass(frozen=True, slots=True)
 class EncoderSpec:
-    """One encoder: every token of a text sees every other, and there is no KV cache."""
+    """An encoder: every token of a text sees every other, and there is no KV cache."""
 
     family: str  # a name of families/encoders/registry.py
     vocab_size: int
@@ -252,26 +251,26 @@ class EncoderSpec:
     norm_eps: float
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False  # activation(first half) * second half of one product
-    # Of the branches of each layer; where it is not behind them alone, there is one at the end.
+    # Where norms stand around branches; "before" and "both" have one more after the last layer.
     norms: Literal["after", "before", "both"] = "after"
     norm_kind: Literal["layer", "rms", "rms_one_plus"] = "layer"  # the last's factor is 1 + w
-    embed_norm: bool = True  # which the first layer's norm before attention then would repeat
+    embed_norm: bool = True  # of embeddings; with it the first norm before attention is left out
     norm_bias: bool = True
     attention_bias: bool = True
     mlp_bias: bool = True
-    up_bias: bool = True  # False: of a feed-forward with biases the last product alone has one
-    num_positions: int = 0  # learned positions; 0: others, or none
+    up_bias: bool = True  # False: of a feed-forward with biases only the last product has one
+    num_positions: int = 0  # learned positions; 0: others (rotary, ALiBi, distances), or none
     alibi: bool = False  # scores fall with the distance of two tokens, by head
-    num_distances: int = 0  # learned scores of distances by head, alike in all layers; 0: none
-    first_position: int = 0  # of a text's first token in that table
+    num_distances: int = 0  # learned scores of distances by head, same in all layers; 0: none
+    first_position: int = 0  # the row of the learned table for a text's first token
     num_types: int = 0  # learned token types (first text, second text); 0: none
-    thetas: tuple[float, ...] = ()  # of each layer, where positions are rotary
-    windows: tuple[int | None, ...] = ()  # how far a token sees to either side; None: all
+    thetas: tuple[float, ...] = ()  # of each layer's rotary positions; empty: not rotary
+    windows: tuple[int | None, ...] = ()  # how far a token sees to each side; None: all
     qk_norm: bool = False  # of each head of q and k
-    scale: float | None = None  # of scores; None: the root of the head's size
+    scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
     num_experts: int = 0  # feed-forwards of a layer that `has_experts`
-    num_chosen: int = 0  # of them, those that a token is given to
+    num_chosen: int = 0  # how many of them each token is given to
     expert_period: int = 0
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"
@@ -290,7 +289,7 @@ class EncoderSpec:
         return (self.num_layers * heads + inner) * self.hidden_size
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
-        """Multiply-adds x 2 of a step, as ModelSpec has it; but a token sees all of its text."""
+        """Multiply-adds x 2 of a step, as in ModelSpec; but each token sees its whole text."""
         seen = self.num_layers * self.num_heads * self.head_dim * context
         return 2 * self.body_weights * tokens + 8 * seen
 

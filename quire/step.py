@@ -1,9 +1,9 @@
-"""The only words scheduler and executor exchange: a StepPlan goes down, a StepResult comes back.
+"""All that scheduler and executor exchange: a StepPlan goes down, a StepResult comes back.
 
 Plain frozen data, numbers and numpy arrays that are not written after they are made, so that both
-can go to another process or into a file (steps/codec.py). What cannot is named by a number and
-found in the executor's Handles. Plans run in their order: a block freed in plan i may be taken in
-plan i + 1.
+can go to another process or into a file (steps/codec.py). Things that cannot are named by a number
+and found in the executor's Handles. Plans run in their order: a block freed in plan i may be taken
+in plan i + 1.
 Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, encoded media
 (those `forgotten` first), then the forward pass. In the pass every slice and decode row writes its
 KV before any of them reads, so a slice may read blocks that an earlier slice of the same plan
@@ -38,12 +38,12 @@ class RowStart:
     `noise_key` and `sample` key its random numbers, with the position of the token drawn.
     The device stops a row by itself (inside `repeat`) at one of `freezing_ids`, once
     `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
-    number among the executor's Handles; with `has_processors` the functions found there edit
-    the row's logits before anything else does. `paced`: each of its tokens has come home before a
-    plan asks for the next, and when it decodes it is in `StepPlan.single` or `tried`.
-    `adapter` is the number, there too, of the LoRA adapter that the row is computed with; 0: none.
-    `automaton` likewise is the grammar that the device follows by itself, 0 where it is given masks
-    or there is none, and `state` where in it the row stands; see steps/automata.py.
+    number in the executor's Handles; with `has_processors` the functions found there edit the
+    row's logits before anything else does. `paced`: each of its tokens has reached the host before
+    a plan asks for the next; while it decodes it is in `StepPlan.single` or `tried`. `adapter` is
+    the number in Handles of the LoRA adapter that the row is computed with, 0: none. `automaton`
+    is the number there of the grammar that the device follows by itself, 0 where it is given masks
+    or has no grammar, and `state` the state the row is in; see steps/automata.py.
     """
 
     row: int
@@ -57,7 +57,7 @@ class RowStart:
     request: int = -1
     has_processors: bool = False
     paced: bool = False
-    delta: int = 0  # added to its positions where heads are turned, once its prompt is computed
+    delta: int = 0  # added to its rotary positions, once its prompt is computed
     adapter: int = 0
     heard: int = 0  # the serial of the item that its tokens attend to; 0: none
     automaton: int = 0
@@ -65,9 +65,9 @@ class RowStart:
 
     @property
     def freezing_ids(self) -> Ints:
-        """The stop ids that the device judges by itself. Of a row that follows a grammar the host
-        judges all: one in the middle of its text ends nothing. What ends a text of its grammar
-        stops a row there."""
+        """The stop ids that the device judges by itself. In a row with a grammar the host judges
+        all, because an id in the middle of its text ends nothing; there the device stops the row
+        where the text of the grammar ends."""
         return self.stop_ids[:0] if self.sampling.guided else self.stop_ids
 
 
@@ -76,9 +76,9 @@ class Targets:
     """Tokens to score: token_ids[i] as the one after the slice's token number offsets[i].
 
     Offsets rise, and one may come several times (the first tokens of several continuations).
-    `num_top` of the likeliest tokens are wanted beside each, -1 for all, and behind these the
-    tokens named[i]; -1 there names none, and what stands beside it means nothing. With `as_asked`
-    the scores follow the engine's logprobs_mode; otherwise they are always log-probabilities.
+    Beside each are wanted `num_top` of the likeliest tokens (-1: all), and after them the tokens
+    named[i]; the score of a -1 there means nothing. With `as_asked` the scores follow the
+    engine's logprobs_mode; otherwise they are always log-probabilities.
     """
 
     offsets: Ints
@@ -93,7 +93,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """An item that a plan has encoded before its pass; the rows stay under its serial."""
+    """An item of media to encode before the pass; its encoded rows are kept by its serial."""
 
     serial: int
     kind: str
@@ -103,8 +103,8 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class MediaPart:
-    """Tokens of a slice that take rows of an item for their embedding: the one at offsets[i] takes
-    row first + i."""
+    """Tokens of a slice whose embeddings are rows of an item: the token at offsets[i] takes row
+    first + i."""
 
     serial: int
     first: int
@@ -120,9 +120,9 @@ class Slice:
     `targets` are tokens whose logprobs are wanted, `hidden` says which last hidden states are.
 
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
-    draw. It draws at each of these positions and at the one before them, and keeps what it drew
-    as far as the guesses were right, and one token more: of [7 8 9 5] with 3 guesses that draws
-    [8 9 4 1] it keeps [8 9 4]. KV of wrong guesses is written over when the row goes on.
+    draw. It draws at each of these positions and at the one before them. It keeps its draws as far
+    as the guesses were right, and one more: with guesses [8 9 5] after [7] and draws [8 9 4 1] it
+    keeps [8 9 4]. KV of wrong guesses is written over when the row goes on.
     """
 
     row: int
@@ -150,8 +150,8 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Changes of the block tables: entry indices[i] of row rows[i] is now, in the table of group g
-    of layers, block blocks[g * n + i], for n entries. -1: nothing that will be read."""
+    """Changes of the block tables, n entries: in the table of layer group g, entry indices[i] of
+    row rows[i] is now block blocks[g * n + i]. -1: an entry that will not be read."""
 
     rows: Ints = field(default_factory=no_ints)
     indices: Ints = field(default_factory=no_ints)
@@ -161,7 +161,7 @@ class Assigned:
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Decode rows whose last token the host chose: row rows[i] feeds tokens[i], at its position in
-    the plan, whatever the device drew for it, and however far it went on from that."""
+    the plan. What the device drew for the row, and how far it went from there, does not count."""
 
     rows: Ints = field(default_factory=no_ints)
     tokens: Ints = field(default_factory=no_ints)
@@ -179,7 +179,7 @@ class PrefixGroup:
 class Masks:
     """Allowed tokens of some rows: bit t % 32 of bits[i, t // 32] allows token t for rows[i].
 
-    With a ticket the bits may still be being filled while the pass is computed:
+    With a ticket, threads may still be writing the bits while the pass is computed:
     `Handles.wait_for` returns when they can be read. A row whose mask failed has all bits zero,
     and so draws nothing.
     """
@@ -189,16 +189,16 @@ class Masks:
     ticket: int = 0
 
 
-MOST_GUESSES, MOST_HISTORY = 15, 32_768  # of a row in a pass; tokens they are looked up among
+MOST_GUESSES, MOST_HISTORY = 15, 32_768  # per row and pass; tokens in which guesses are looked up
 
 
 @dataclass(frozen=True, slots=True)
 class Guessing:
-    """The decode rows of a plan may guess: in each pass a row feeds its last token and up to
-    `count` more, those that followed when its last tokens occurred before (at least `shortest` of
+    """The decode rows of a plan may guess. In each pass a row feeds its last token and up to
+    `count` more: those that followed where its last tokens occurred before (at least `shortest` of
     them agree, at most `longest` are compared). It draws at each, and keeps tokens as for a Slice
-    with guesses. Decode row i looks among the first lengths[i] of tokens[i], its last ones, and
-    what it writes from here on; one with length 0 does not guess."""
+    with guesses. Decode row i looks in the first lengths[i] of tokens[i], its last tokens so far,
+    and in what it writes from here on; with length 0 it does not guess."""
 
     count: int
     shortest: int
@@ -212,18 +212,18 @@ class StepPlan:
     """The next forward pass, or `repeat` decode passes in a row, as data.
 
     Rows in `released` compute nothing: each draws a token from logits that an earlier plan made
-    and that its processors are done with. For rows in `searched`, which are among those that
-    draw, the `num_candidates` likeliest tokens come home: the host chooses. Decode rows in `single`
-    draw one token, in the first of the passes, and rest in the others: the host must see it before
-    they can go on. One that was in it once is in it for as long as it decodes.
+    and that its processors have finished with. For rows in `searched`, which are among those that
+    draw, the `num_candidates` likeliest tokens are returned, and the host chooses. Decode rows in
+    `single` draw one token, in the first pass, and rest in the others: the host must see it before
+    they can go on. A row that was in `single` once stays in it for as long as it decodes.
 
-    So it is with decode rows in `tried`, but that tried[i] may go on for num_tried[i] passes by
-    what the device draws for it, without all that edits its logits. Each of these passes counts as
-    far as the row draws the same when its logits are edited, and the first in which it does not
-    counts, too: with that other token. KV behind it is written over when the row goes on. All
-    together try at most MOST_TRIED passes, or one each. Not with `guessing`, nor are slices. One
-    with a mask draws by it in the first pass, and without it in the others; the host judges how far
-    that counts, and tells by `chosen` where the row goes on.
+    Rows in `tried` are like those, but tried[i] may go on for num_tried[i] passes by what the
+    device draws without the edits of its logits. Each of these passes counts while the row draws
+    the same with the edits; the first pass where it does not counts, too, with the token drawn with
+    edits. KV after it is written over when the row goes on. All together try at most MOST_TRIED
+    passes, or one each. Such a plan has no `guessing` and no slices. A row with a mask uses it in
+    the first pass only; the host judges how many of the others count, and says with `chosen` where
+    the row goes on.
     """
 
     starts: tuple[RowStart, ...] = ()
@@ -252,7 +252,7 @@ class StepPlan:
 
     @property
     def most_drawn(self) -> int:
-        """The most tokens that a decode row may get."""
+        """The most tokens that a decode row may get from this plan."""
         return self.repeat * (1 + self.guessing.count if self.guessing else 1)
 
     def sampled_rows(self) -> Ints:
@@ -264,8 +264,8 @@ class StepPlan:
 @dataclass(frozen=True, slots=True)
 class Scores:
     """Tokens and how likely they were, one line each: log-probability and rank (1 = the
-    likeliest) of the token, and of the k likeliest tokens there, or of k that were asked for,
-    ids and log-probabilities [lines, k]. Arrays, because there may be thousands a step."""
+    likeliest) of the token; and ids and log-probabilities [lines, k] of the k likeliest tokens
+    there, or of k tokens that were asked for. Arrays, because a step may have thousands."""
 
     token_ids: Ints
     logprobs: Floats
@@ -295,7 +295,7 @@ class Scores:
 
 
 def join_scores(parts: Sequence[Scores]) -> Scores:
-    """The lines of all parts, which have the same number of likeliest tokens."""
+    """The lines of all parts, which must have the same number of likeliest tokens."""
     if len(parts) == 1:
         return parts[0]
     return Scores(*(np.concatenate(a) for a in zip(*(p.arrays() for p in parts), strict=True)))
@@ -315,7 +315,7 @@ class Candidates:
     """The likeliest tokens of searched rows, best first, of those that their masks allow.
 
     tokens, logprobs [lines, k] belong to the rows lines[i] of the result. The logprobs are those
-    of the raw logits, the forbidden tokens included in their sum; -inf where no token is left.
+    of the raw logits, with the forbidden tokens in their sum; -inf where no token is left.
     """
 
     lines: Ints
@@ -325,15 +325,15 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a plan produced, row by row in the order of `StepPlan.sampled_rows`:
-    tokens [rows, K], the first counts[i] of a row real: fewer than K where the device stopped it,
-    or guesses or trials were wrong. `logprobs` has a line per real token of the rows that asked, in
-    a block for each number of likeliest tokens asked for. `scored[i]` belongs to prefill slice i,
-    one line per target, and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are rows that
-    could draw no further token, their logits not being finite; `errors` says of some what their
-    processors did. `held` are rows whose next token is still to be drawn: processors work on
-    logits of that number among the Handles. `passes`, of those with guesses, are where a row drew,
-    `guessed` what it was fed there. `unencoded` says of items, by serial, why they could not be.
+    """What a plan produced, row by row in the order of `StepPlan.sampled_rows`. tokens [rows, K]:
+    the first counts[i] of line i are real; fewer than K where the device stopped it, or guesses or
+    trials were wrong. `logprobs` has a line per real token of the rows that asked, in a block for
+    each number of likeliest tokens. `scored[i]` belongs to prefill slice i, one line per target,
+    and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are lines that could draw no further
+    token (logits not finite, no token allowed); `errors` says of some how their processors failed.
+    `held` are lines whose processors still work on their logits: {line: number in Handles}. With
+    guesses, `passes` counts the passes in which each row drew, `guessed` its guesses. `unencoded`
+    says why items of media, by serial, could not be encoded.
     """
 
     tokens: Ints
