@@ -1,1 +1,1 @@
-"""What each of several ranks has of a model."""
+"""What each rank of a model that is split over several ranks holds."""

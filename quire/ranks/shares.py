@@ -1,9 +1,9 @@
-"""What one rank of several has of a model: its heads, its part of every width. Knows no torch.
+"""What each rank of a model holds: its heads, and its part of every width. Knows no torch.
 
-Heads stay whole, and so do groups of query heads that share a KV head, as long as there are as
-many KV heads as ranks; shares may differ by one such group. With fewer KV heads than ranks some
-ranks share a KV head, which each of them keeps, and divide its query heads among them. The
-embedding is every rank's, the rows of the head are divided.
+Heads stay whole. With at least as many KV heads as ranks, the query heads that share a KV head stay
+together, and shares may differ by one such group. With fewer KV heads than ranks, some ranks keep
+the same KV head, and divide its query heads among them. Every rank has the whole embedding; the
+rows of the head are divided.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from quire.layer_plan import AttentionPlan, CrossPlan, ExpertsPlan, LayerPlan, M
 from quire.spec import ModelSpec
 
 OPTION = "tensor_parallel_size"
-# Widths are cut at multiples of it where there are enough: kernels multiply in such tiles.
+# Widths are cut at multiples of TILE where there are enough: kernels multiply tiles of this size.
 TILE = 128
-HEAD_ROWS = 64  # a rank has a multiple of so many rows of the head
+HEAD_ROWS = 64  # each rank has a multiple of this many rows of the head
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """One rank of `size`, and what it has of whatever is divided."""
+    """Rank `rank` of `size` ranks, and which part of everything divided it has."""
 
     rank: int = 0
     size: int = 1
 
     def kv_heads(self, plan: AttentionPlan) -> range:
-        """9 query heads and 3 KV heads on 2 ranks: KV heads 0 and 1, KV head 2."""
+        """Its KV heads: of 9 query heads and 3 KV heads, rank 0 of 2 has 0 and 1, rank 1 has 2."""
         count = plan.num_kv_heads
         if self.size <= count:
             return self.equal_heads(count)
@@ -36,11 +36,11 @@ class RankShare:
         return range(head, head + 1)
 
     def equal_heads(self, count: int) -> range:
-        """Of attention with as many KV heads as query heads."""
+        """Its heads, for attention with as many KV heads as query heads."""
         return _cut(count, self.rank, self.size)
 
     def heads(self, plan: AttentionPlan) -> range:
-        """The query heads of its KV heads, or its part of those of the one that it shares."""
+        """The query heads of its KV heads, or its part of those of the KV head that it shares."""
         kv, per_kv = self.kv_heads(plan), plan.num_heads // plan.num_kv_heads
         if self.size <= plan.num_kv_heads:
             return range(kv.start * per_kv, kv.stop * per_kv)
@@ -49,7 +49,7 @@ class RankShare:
         return range(kv.start * per_kv + part.start, kv.start * per_kv + part.stop)
 
     def counts_kv(self, plan: AttentionPlan) -> bool:
-        """Whether it is the first of the ranks that have its KV heads."""
+        """Whether it is the first of the ranks that hold its KV heads."""
         kv = plan.num_kv_heads
         return self.size <= kv or self._sharing(kv).start == self.rank
 
@@ -62,16 +62,16 @@ class RankShare:
         return range(first, width if self.rank == self.size - 1 else last)
 
     def head_rows(self, vocab_size: int) -> int:
-        """Rows of the head on every rank; those beyond the vocabulary are zeros."""
+        """Rows of the head on every rank; rows beyond the vocabulary are zeros."""
         return -(-vocab_size // (self.size * HEAD_ROWS)) * HEAD_ROWS
 
     def vocabulary(self, vocab_size: int) -> range:
-        """The tokens whose rows of the head are its own."""
+        """The tokens whose rows of the head this rank holds."""
         rows = self.head_rows(vocab_size)
         return range(min(self.rank * rows, vocab_size), min((self.rank + 1) * rows, vocab_size))
 
     def _kv_head(self, count: int) -> int:
-        """The KV head that it shares with others, of `count`, which are fewer than ranks."""
+        """The KV head that it shares with other ranks, if there are fewer (`count`) than ranks."""
         return next(h for h in range(count) if self.rank < self.size * (h + 1) // count)
 
     def _sharing(self, count: int) -> range:
@@ -88,7 +88,7 @@ def _cut(count: int, part: int, parts: int) -> range:
 
 
 def of_rank(spec: ModelSpec, share: RankShare) -> ModelSpec:
-    """The spec of what one rank computes. InvalidOption where a model has less than ranks ask."""
+    """The spec of what one rank computes. InvalidOption if the model has too little for all."""
     if share.size == 1:
         return spec
     check_ranks(spec, share.size)
@@ -100,7 +100,7 @@ def of_rank(spec: ModelSpec, share: RankShare) -> ModelSpec:
 
 
 def check_ranks(spec: ModelSpec, size: int) -> None:
-    """Whether there is something of every layer for every rank."""
+    """Raise InvalidOption unless every rank gets a part of every layer."""
     for layer in spec.layers:
         attention = layer.attention
         heads, kv = attention.num_heads, attention.num_kv_heads
@@ -129,7 +129,7 @@ def _feed_forwards(layer: LayerPlan) -> tuple[MlpPlan, ...]:
 
 
 def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], ...]:
-    """The parts of a layer, and of which kinds ranks have shares."""
+    """The parts of a layer, each with the classes that can be divided among ranks."""
     return (
         (layer.attention, (AttentionPlan,)),
         (layer.mlp, (MlpPlan, ExpertsPlan)),
@@ -157,7 +157,7 @@ def _layer(layer: LayerPlan, share: RankShare) -> LayerPlan:
 
 
 def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:
-    """What a norm over all heads has to know of them."""
+    """The heads of the whole model, which only a norm over all heads must know."""
     if plan.qk_norm is None or plan.qk_norm_over != "width":
         return None
     return WholeHeads(plan.num_heads, plan.num_kv_heads, share.counts_kv(plan))

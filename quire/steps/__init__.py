@@ -1,1 +1,1 @@
-"""What goes with plans and results: their bytes, and what they name by number."""
+"""What belongs to plans and results: their form as bytes, and what they name by number."""

@@ -1,4 +1,4 @@
-"""Spans of some room that are handed out and come back."""
+"""Spans of a room of fixed size, which are handed out and given back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Arena:
-    """Spans of some room, the first that fits."""
+    """Hands out spans of a room, each from the first gap that is large enough."""
 
     def __init__(self, size: int, first: int = 0) -> None:
         self._free = [(first, size)]
@@ -20,7 +20,7 @@ class Arena:
         return None
 
     def give(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Back: where each began, and its size."""
+        """Give spans back: (first, size) of each."""
         given = sorted([*self._free, *((first, first + size) for first, size in spans)])
         joined = given[:1]
         for begin, end in given[1:]:

@@ -1,10 +1,10 @@
-"""Regular grammars that a device follows by itself: the numbers of their states, and who has them.
+"""Regular grammars that a device follows by itself: how their states are numbered and counted.
 
-The states of all such grammars lie one after another in the room that an executor has for them.
-The host's half of it is here: which grammar lies where, for how many rows, and the same table of
-states, with which it judges what rows drew. No torch.
+The states of all such grammars lie one after another in a room that the executor has for them.
+This module is the host's half: where each grammar lies, how many rows follow it, and a copy of the
+table of states, by which the host judges what rows drew. No torch.
 
-States are numbered over the whole room. State END is behind an end token, whatever the grammar.
+States are numbered over the whole room. After an end token every grammar is in state END.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from quire.steps.arena import Arena
 DEAD, END = -1, 0
 NO_TOKEN = -1
 MOST_STATES = 16384
-# What their lines of bits may take together, and how many there are at least.
+# Bytes that the masks of all states may take together, and the fewest states there are.
 MOST_LINE_BYTES, LEAST_STATES = 96 << 20, 1024
 
 
 def num_states_for(vocab_size: int) -> int:
-    """How many states a device has room for: each has a bit for every token."""
+    """How many states a device has room for: each has a mask with a bit for every token."""
     line = -(-vocab_size // 32) * 4
     return min(MOST_STATES, max(LEAST_STATES, MOST_LINE_BYTES // line))
 
@@ -50,11 +50,11 @@ class TokenTexts:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class WalkableGrammar:
-    """An automaton over bytes, and what a device must know of it besides.
+    """An automaton over bytes, with what a device must know besides.
 
-    follows [states, 256]: the state after a byte, or DEAD; 0 is the first. `ends`: nothing can
-    follow. forced [states]: the only token that may be drawn there, though others would fit;
-    NO_TOKEN where the bytes decide.
+    follows [states, 256]: the state after a byte, or DEAD; state 0 is the first. ends [states]:
+    nothing can follow. forced [states]: the only token that may be drawn there, even if others
+    would fit; NO_TOKEN where the bytes decide.
     """
 
     follows: Ints
@@ -69,8 +69,8 @@ class WalkableGrammar:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class AutomatonPlace:
-    """Where a grammar's states lie: its state s is first + s of the room. Numbers are not used
-    again, places are."""
+    """Where a grammar's states lie: its state s is state first + s of the room. A number is never
+    used again; a span of states is."""
 
     number: int
     first: int
@@ -78,8 +78,8 @@ class AutomatonPlace:
 
 
 class AutomatonRoom:
-    """Room for `num_states` states. Grammars stay when no row follows them any more, until their
-    states are needed for others."""
+    """Room for `num_states` states. A grammar that no row follows stays until its states are needed
+    for another one."""
 
     def __init__(self, num_states: int) -> None:
         self.follows = np.full((num_states, 256), DEAD, np.int32)
@@ -90,20 +90,20 @@ class AutomatonRoom:
         self._arena = Arena(num_states, first=1)
         self._numbers = count(1)
         self._places: dict[int, AutomatonPlace] = {}
-        # In order of use, the longest unused first; and how many rows follow each.
+        # In order of use, the longest unused first; and how many rows follow each place.
         self._by_grammar: dict[WalkableGrammar, AutomatonPlace] = {}
         self._holders: dict[int, int] = {}
 
     @property
     def numbers(self) -> set[int]:
-        """Of all places."""
+        """The numbers of all places."""
         return set(self._places)
 
     def place(self, number: int) -> AutomatonPlace:
         return self._places[number]
 
     def take(self, grammar: WalkableGrammar) -> AutomatonPlace | None:
-        """A place for one row more that follows this grammar; None where there is no room."""
+        """A place for one more row that follows this grammar; None if there is no room."""
         place = self._by_grammar.pop(grammar, None) or self._new(grammar)
         if place is not None:
             self._by_grammar[grammar] = place
@@ -111,20 +111,20 @@ class AutomatonRoom:
         return place
 
     def give(self, number: int) -> None:
-        """One row less follows it."""
+        """One row fewer follows the grammar at this place."""
         self._holders[number] -= 1
 
     def release_all(self) -> None:
-        """No row follows any."""
+        """No row follows any grammar any more."""
         self._holders = dict.fromkeys(self._holders, 0)
 
     def walk(self, states: Ints, tokens: Ints) -> Ints:
-        """The state after each token, DEAD where it may not come."""
+        """The state after each token, DEAD where the grammar forbids it."""
         texts = self._texts
         if texts is None:
             raise RuntimeError("no row walks before a grammar has a place")
         at, last = texts.offsets[tokens], texts.offsets[tokens + 1]
-        # Only an end token comes without a text.
+        # The text of an end token is empty; any other token without a text is forbidden.
         is_end = texts.ends[tokens] & self.accepts[states]
         after: Ints = np.where(is_end, END, np.where(at == last, DEAD, states)).astype(np.int32)
         going = np.flatnonzero((at < last) & (after != DEAD))

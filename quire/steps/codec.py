@@ -1,9 +1,8 @@
-"""Plans and results as bytes and back, without running anything that the bytes say.
+"""Plans and results as bytes and back; decoding runs no code from the bytes.
 
-One byte that says which class it is, then its fields by msgspec, which reads them by their types:
-what is not of its field's type is no step. An array is its type's number, its shape and its bytes,
-and comes back as a copy. The executor's Handles do not travel: masks must be filled before a plan
-is written.
+The bytes begin with one that names the class; the fields follow in msgspec's MessagePack, which
+checks their types. An array is the number of its type, its shape and its bytes; it is decoded as a
+copy. The executor's Handles are not sent, so masks must be complete before a plan is encoded.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from quire.step import StepPlan, StepResult
 from quire.steps.ranked import RankAdapter, RankPlan, RankResult
 
-# In this order for ever: the place is what stands in the bytes.
+# Never change this order: the index is what stands in the bytes.
 _WHOLE = (StepPlan, StepResult, RankPlan, RankResult, RankAdapter)
 _DTYPES = tuple(np.dtype(name) for name in ("int32", "float32", "uint32", "int64", "uint8"))
 _NUMBER_OF = {dtype: number for number, dtype in enumerate(_DTYPES)}
@@ -32,7 +31,7 @@ def encode(value: StepPlan | StepResult | RankPlan | RankResult | RankAdapter) -
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """The plan or result that these bytes are; BadStep if they are none."""
+    """The plan or result in these bytes; BadStep if there is none."""
     if not data or data[0] >= len(_DECODERS):
         raise BadStep("not a step: it begins with no class of one")
     try:
@@ -52,7 +51,7 @@ def _read(kind: Any, written: Any) -> np.ndarray[Any, np.dtype[Any]]:
     number, shape, data = msgspec.convert(written, tuple[int, tuple[int, ...], bytes])
     if not 0 <= number < len(_DTYPES) or prod(shape) * _DTYPES[number].itemsize != len(data):
         raise ValueError(f"an array of {len(data)} bytes, type {number}, shape {shape}")
-    # A copy: torch takes no array that it may not write to.
+    # A copy, because torch takes only arrays that it may write to.
     return np.frombuffer(bytearray(data), _DTYPES[number]).reshape(shape)
 
 

@@ -1,8 +1,8 @@
-"""What plans and results name and cannot hold: things that belong to this process.
+"""Things that plans and results name by number, because they belong to this process.
 
 Plans and results are plain data (step.py), so that they can go to another process or into a file.
-A request's own code, LoRA adapters, masks that threads are still filling, and logits that are with
-their processors are named there by a number, and found here. An executor owns one of these.
+They name by number: a request's own code, LoRA adapters, masks that threads are still filling, and
+logits that are with their processors. An executor owns a Handles, which finds them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from quire.steps.automata import AutomatonRoom
 
 
 class HeldLogits(Protocol):
-    """The logits of a row, while the row's processors are at work on them."""
+    """The logits of a row while the row's processors work on them."""
 
     def done(self) -> bool:
         """Whether the row can draw from them: a later plan may name it in `released`."""
 
     def wait(self, seconds: float) -> None:
-        """Until these or others are done, at most so long."""
+        """Wait until these or other held logits are done, for at most `seconds`."""
 
 
 def _no_adapter(number: int) -> Any:
@@ -39,21 +39,21 @@ def _plain_masks(num_rows: int, num_words: int) -> npt.NDArray[np.uint32]:
 
 
 class Handles:
-    """Numbers, and what they stand for."""
+    """Finds things by their numbers."""
 
     def __init__(self) -> None:
-        # By the request's own number, for as long as the request is held.
+        # By the request's own number, as long as something else holds the request.
         self._requests: WeakValueDictionary[int, Request] = WeakValueDictionary()
         self._filling: dict[int, Callable[[], object]] = {}
         self._held: dict[int, HeldLogits] = {}
         self._numbers = count(1)
-        # Room for masks [rows, words]; an executor may know better memory for them.
+        # Makes arrays for masks [rows, words]; an executor may set a better kind of memory.
         self.new_masks: Callable[[int, int], npt.NDArray[np.uint32]] = _plain_masks
         # Room for grammars that the executor's device follows by itself, if it can.
         self.automata: AutomatonRoom | None = None
-        # What a LoRA adapter adds (adapters/read.py), by its number.
+        # Returns what the LoRA adapter of a number adds (adapters/read.py).
         self.adapter: Callable[[int], Any] = _no_adapter
-        # Why the executor's device has no room for it, by its number; "" where it has.
+        # Why the executor's device has no room for the adapter of a number; "" if it has.
         self.lacks_room: Callable[[int], str] = lambda _: ""
 
     def add_request(self, request: Request) -> None:
@@ -63,13 +63,13 @@ class Handles:
         return self._requests[number]
 
     def filling(self, wait: Callable[[], object]) -> int:
-        """A ticket for masks that are being filled; `wait` returns when they are."""
+        """A ticket for masks that are being filled; `wait` returns when they are filled."""
         ticket = next(self._numbers)
         self._filling[ticket] = wait
         return ticket
 
     def wait_for(self, masks: Masks) -> None:
-        """Until the bits of these masks may be read."""
+        """Wait until the bits of these masks may be read."""
         wait = self._filling.get(masks.ticket)
         if wait is not None:
             wait()
@@ -87,8 +87,8 @@ class Handles:
         self._held.pop(number, None)
 
     def clear(self) -> None:
-        """Forget masks and logits of plans that will not be run, and whose grammars are followed;
-        requests go by themselves."""
+        """Drop masks and logits of plans that will not be run, and count no rows on grammars;
+        requests are dropped when nothing else holds them."""
         self._filling.clear()
         self._held.clear()
         if self.automata is not None:

@@ -1,9 +1,9 @@
-"""Plans and results as they go to ranks in other processes and come from them.
+"""Plans and results in the form in which ranks in other processes exchange them.
 
-A row's logits processors run where the request is, in the engine's process: the first rank sends
-the logits of such rows with its result, and with the plan that releases them all ranks are given
-what the processors made of them, or why they failed. LoRA adapters are read there as well, and go
-to ranks before the first plan that uses them.
+A row's logits processors run in the engine's process, where the request is. So the first rank sends
+the logits of such rows with its result. The plan that releases the rows brings all ranks the edited
+logits, or why the processors failed. LoRA adapters are read in the engine's process as well, and
+sent to ranks before the first plan that uses them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """A plan, and for its released rows processed logits [vocabulary] or what went wrong."""
+    """A plan, and for its released rows the edited logits [vocabulary] or why that failed."""
 
     plan: StepPlan
     processed: dict[int, Floats] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class RankPlan:
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """A result, and the logits [vocabulary] of rows whose processors are to see them."""
+    """A result, and the logits [vocabulary] of rows with processors."""
 
     result: StepResult
     logits: dict[int, Floats] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """What an adapter adds to one part of a product (backends/adapter_ops.py): A and B as the bytes
-    of their numbers, which are of the model's type."""
+    """What an adapter adds to one part of a product (backends/adapter_ops.py): A and B as bytes of
+    numbers in the model's dtype."""
 
     site: str
     part: int
@@ -50,8 +50,8 @@ class AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class OwnPart:
-    """What an adapter has at a site in place of the base's numbers: a weight as bytes, of the
-    model's type, or of float32 where it is a norm's."""
+    """What replaces the base model's numbers at a site: a weight as bytes, in the model's dtype or,
+    for norms, in float32."""
 
     site: str
     rows: npt.NDArray[np.int64] | None
@@ -61,7 +61,7 @@ class OwnPart:
 
 @dataclass(frozen=True, slots=True)
 class RankAdapter:
-    """An adapter of this number, whole, and the numbers of those that are not used again."""
+    """A whole adapter, with its number, and the numbers of adapters that are not used again."""
 
     number: int
     forgotten: tuple[int, ...]

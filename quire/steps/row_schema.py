@@ -1,5 +1,5 @@
-"""What is kept of a row on a device between steps, as columns of integers: one numbering for those
-who fill them, those who keep them and the kernels that read them. No torch."""
+"""The state of a row on a device between steps, as columns of integers. Code that fills, keeps or
+reads them uses this one numbering. No torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from enum import IntEnum
 from quire.step import RowStart
 
 NOWHERE = -1
-# Stop ids compared as arrays; a row with more of them is looked at by the host at each step.
+# Stop ids that are compared as arrays; with more of them, the host looks at the row at each step.
 STOP_COLUMNS = 8
-# What a result says instead of a token; DROPPED: one was drawn after a guess that was wrong.
+# Results have these instead of tokens; DROPPED: the token was drawn after a wrong guess.
 RESTS, FAILED, DROPPED = -1, -2, -3
 
 
@@ -18,12 +18,12 @@ class Column(IntEnum):
     """Lines of the integer matrix [columns, rows]. The first four change with every token."""
 
     LAST_TOKEN = 0
-    POSITION = 1  # where the last token stands: its KV is written when it is fed
+    POSITION = 1  # of the last token, whose KV is written when it is fed
     NUM_OUTPUTS = 2
     FROZEN = 3
     MIN_TOKENS = 4
     MAX_TOKENS = 5
-    STOP_IDS = 6  # the first of the stop ids, NOWHERE where there are no more
+    STOP_IDS = 6  # the first of STOP_COLUMNS stop ids, NOWHERE after the last
 
 
 NUM_CHANGING = 4
