@@ -1,1 +1,1 @@
-"""From finished sequences to what the caller gets."""
+"""Turns finished sequences into RequestOutputs."""

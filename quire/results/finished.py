@@ -1,4 +1,4 @@
-"""From finished sequences to what the caller gets: text, logprobs, timings."""
+"""Turns finished sequences into RequestOutputs: text, logprobs, timings."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Results:
         return None if self._tokenizer is None else TokenTexts(self._tokenizer)
 
     def watch(self, request: Request) -> StopWatch | None:
-        """What looks for stop strings in the text of one sample, where there are some."""
+        """A watch for stop strings in the text of one sample; None without stop strings."""
         if self._tokenizer is None or not request.params.stop:
             return None
         return StopWatch(self._tokenizer, request)
 
     def shown(self, request: Request) -> Shown:
-        """How much its reader has of a request, from nothing on."""
+        """A count of what the reader of a request was shown, still at nothing."""
         return Shown(request, self._tokenizer)
 
     def thoughts(self, request: Request) -> ThoughtWatch | None:
-        """What bounds the thoughts of one sample, where its request does."""
+        """A watch that limits the thoughts of one sample; None without a limit."""
         if self._tokenizer is None or request.thoughts is None:
             return None
         return ThoughtWatch(self._tokenizer, request, request.thoughts)
 
     def output(self, request: Request, samples: Many[Sequence]) -> RequestOutput:
-        """The result of one request, all samples of it ended."""
+        """The output of one request whose samples have all ended."""
         if request.choices is not None:
             return self._chosen_output(request, request.choices, samples)
         if request.continuations:
@@ -81,7 +81,7 @@ class Results:
     def _chosen_output(
         self, request: Request, choices: Choices, samples: Many[Sequence]
     ) -> RequestOutput:
-        """A choice for each answer that was asked for, by the scores of all choices."""
+        """One choice for each answer that was asked for, drawn by the scores of all choices."""
         error, chances = _error_of(samples), None
         answers = [Sequence(request, i, finish_reason="error") for i in range(request.params.n)]
         texts = [""] * len(answers)
@@ -97,15 +97,15 @@ class Results:
                 texts = [choices.texts[number] for number in numbers]
         metrics = _metrics(request, samples)
         metrics.num_generation_tokens = sum(len(answer.output_ids) for answer in answers)
-        metrics.first_token_ts = metrics.last_token_ts  # all of it comes at once
+        metrics.first_token_ts = metrics.last_token_ts  # all tokens come at once
         metrics.first_token_latency = max(metrics.last_token_ts - metrics.queued_ts, 0.0)
         made = [self._completion(a, text) for a, text in zip(answers, texts, strict=True)]
         return _output(request, samples, made, metrics, error=error, choice_chances=chances)
 
     def partial(self, request: Request, grown: Many[Grown], shown: Shown) -> RequestOutput:
-        """What samples of a watched request have written so far."""
+        """The output of a watched request whose samples have written so far what `grown` holds."""
         samples = [one.sequence for one in grown]
-        # Sample 0 has the prompt's scores; who is sent what is new gets them once.
+        # Sample 0 has the prompt's scores; readers of new tokens only get them once.
         was_told = shown.only_new and shown.num_tokens(0)
         tells = [] if was_told else [one for one in samples if one.sample == 0]
         answers = [self._so_far(one, shown) for one in grown]
@@ -137,7 +137,7 @@ class Results:
         )
 
     def cancelled(self, request: Request) -> RequestOutput:
-        """The output of a request that gave up while another computed its answer."""
+        """The output of a request that was cancelled while an equal one computed its answer."""
         answers = [
             CompletionOutput(sample, "", [], None, None, finish_reason="abort")
             for sample in range(request.params.n)
@@ -160,7 +160,7 @@ class Results:
         )
 
     def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
-        # Those of a step hold the scores of all its rows.
+        # The arrays of a step hold the scores of all its rows, so this copies ours.
         scores = in_arrays_of_its_own(sequence.logprobs)
         logprobs = self._sample_logprobs(sequence, scores, sequence.output_ids)
         parts = self._parts(sequence, text)
@@ -178,9 +178,9 @@ class Results:
         )
 
     def _parts(self, sequence: Sequence, text: str) -> ParsedAnswer:
-        """The text taken apart, where the request wants that."""
+        """The text split into parts, if the request wants that."""
         reading, tokenizer = sequence.request.reading, self._tokenizer
-        is_chosen = sequence.request.choices is not None  # it is the answer, and nothing else
+        is_chosen = sequence.request.choices is not None  # a choice is never split
         if reading is None or tokenizer is None or not text or is_chosen:
             return ParsedAnswer(None, text)
         ids = _shown_ids(sequence)
@@ -188,7 +188,7 @@ class Results:
         if is_whole and not tokenizer.special_ids.isdisjoint(ids.tolist()):
             marked = marked_text(tokenizer, sequence.request.plain_ids, ids)
             parts = read_answer(marked, reading)
-            if parts.content != marked:  # something was taken off it
+            if parts.content != marked:  # parts were found
                 skips = sequence.request.params.skip_special_tokens
                 return _without_special(parts, tokenizer, ids) if skips else parts
         return read_answer(text, reading)
@@ -227,7 +227,7 @@ class Results:
 
 
 def _named_logprobs(sequence: Sequence) -> npt.NDArray[np.float32] | None:
-    """Of the tokens that a request names for the places of its prompt's, once all are scored."""
+    """Logprobs [lines, k] of the tokens that a request names for its prompt, once all are there."""
     named, start = sequence.request.named, sequence.request.params.prompt_logprob_start or 0
     if named is None or sequence.num_scored < len(named.ids):
         return None
@@ -246,8 +246,8 @@ def _output(
     prompt_logprobs: UnreadLogprobs | None = None,
     **more: Any,
 ) -> RequestOutput:
-    """What every output of a request says of it, and `more`. The samples may be of an equal one, to
-    which the answer belongs, too."""
+    """An output with the fields that all outputs of a request have, and `more`. The samples may be
+    those of an equal request with the same answer."""
     return RequestOutput(
         str(request.number),
         request.prompt,
@@ -263,7 +263,7 @@ def _output(
 
 
 def _without_special(parts: ParsedAnswer, tokenizer: Tokenizer, ids: Ints) -> ParsedAnswer:
-    """Parts of a marked text as they are shown: special tokens that marked none are left out."""
+    """Parts of a marked text as they are shown, without special tokens that marked nothing."""
     reasoning, content = parts.reasoning, parts.content
     for special in tokenizer.special_ids.intersection(ids.tolist()):
         word = tokenizer.backend.id_to_token(special) or ""
@@ -292,7 +292,7 @@ def _shown_ids(sequence: Sequence) -> Ints:
 def _metrics(
     request: Request, samples: Many[Sequence], num_tokens: int | None = None
 ) -> RequestStateStats:
-    """`num_tokens`: those of all samples, where that is known."""
+    """`num_tokens`: tokens of all samples; counted here if None."""
     timings = samples[0].timings
     first, last = timings.first_token, timings.last_token
     for other in samples[1:]:
@@ -312,8 +312,8 @@ def _metrics(
 
 
 def in_arrays_of_its_own(parts: Many[Scores]) -> tuple[Scores, ...]:
-    """The same lines as copies, one part if they have the same number of likeliest tokens: what
-    is a part of a larger block keeps all of that block in memory."""
+    """The same lines as copies, as one part if all have the same number of likeliest tokens. A view
+    of a larger array would keep all of that in memory."""
     if len({part.top_ids.shape[1] for part in parts}) != 1:
         return tuple(Scores(*(array.copy() for array in part.arrays())) for part in parts)
     return (Scores(*(np.concatenate(a) for a in zip(*(p.arrays() for p in parts), strict=True))),)

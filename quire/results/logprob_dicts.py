@@ -1,6 +1,6 @@
-"""From arrays of scores to the dicts that a caller sees, with the texts of the tokens.
+"""Turns arrays of scores into the dicts that a caller sees, with the texts of the tokens.
 
-Nothing is made before it is read: an output holds UnreadLogprobs.
+Nothing is made before it is read: until then an output holds UnreadLogprobs.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from quire.logprobs import (
 from quire.request import Ints
 from quire.step import Scores, join_scores
 
-CONTEXT = 4  # tokens that may have begun a character
-# Tokens at a position, above which its dict is made when it is asked for.
+CONTEXT = 4  # earlier tokens in which a character may have begun
+# With more tokens at a position than this, its dict is made only when it is asked for.
 WIDE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Scores of some tokens: line i of `parts`, one after the other, is of ids[first + i].
+    """Scores of successive tokens: line i of all `parts` together is about ids[first + i].
 
-    `ranked`: those beside the token are the likeliest, and not just those that were asked for.
+    `ranked`: the tokens beside each are the likeliest, and not just those that were asked for.
     """
 
     parts: Sequence[Scores]
     ids: Ints
     first: int
     ranked: bool
-    texts: TokenTexts | None  # None: they are not wanted
+    texts: TokenTexts | None  # None: texts are not wanted
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -51,7 +51,7 @@ class ScoredTokens:
         return any(part.top_ids.shape[1] > WIDE for part in self.parts)
 
     def since(self, first: int) -> ScoredTokens:
-        """Without the first lines."""
+        """These scores without the first `first` lines."""
         parts, left = list[Scores](), first
         for part in self.parts:
             if left < len(part):
@@ -60,11 +60,11 @@ class ScoredTokens:
         return replace(self, parts=parts, first=self.first + first)
 
     def dicts(self) -> list[LogprobsOnePosition]:
-        """All of them."""
+        """The dicts of all lines."""
         return [one for part, at in self._runs() for one in self._dicts_of(part, at)]
 
     def lazily(self) -> LazyLogprobs[LogprobsOnePosition]:
-        """Each when it is asked for."""
+        """The dicts, each made when it is asked for."""
         ends = list(accumulate(map(len, self.parts)))
 
         def make(index: int) -> LogprobsOnePosition:
@@ -76,8 +76,8 @@ class ScoredTokens:
         return LazyLogprobs(len(self), make)
 
     def _runs(self) -> Iterator[tuple[Scores, int]]:
-        """The parts, and where they begin; those in a row with as many entries a token are one:
-        an answer whose tokens came one by one is made no slower than one that came at once."""
+        """(part, index of its first id). Successive parts with the same number of entries per token
+        are joined: an answer whose tokens came one by one is then made as fast as any other."""
         at = self.first
         for _, parts in groupby(self.parts, key=lambda part: part.top_ids.shape[1]):
             part = join_scores(list(parts))
@@ -85,13 +85,13 @@ class ScoredTokens:
             at += len(part)
 
     def _dicts_of(self, part: Scores, at: int) -> Iterator[LogprobsOnePosition]:
-        """The token itself first, then the others. Millions of entries are made at once, so all of
-        a part are, without a line of Python for each."""
+        """The dict of each line: its own token first, then the others. There may be millions of
+        entries, so all of a part are made without a line of Python for each."""
         own, width = part.token_ids[:, None], part.top_ids.shape[1]
-        # Of greedy rows the token is the first of the likeliest, and needs no entry of its own.
+        # If the token is always the likeliest (greedy rows), it needs no entry of its own.
         first = int(width > 0 and bool((part.top_ids[:, :1] == own).all()))
         top_ids, num_entries = part.top_ids[:, first:], 1 + width - first
-        # Otherwise it may come again among them, and is the same there.
+        # Otherwise the token may be among the likeliest, too, and must have the same value there.
         again = top_ids == own
         top_logprobs = np.where(again, part.logprobs[:, None], part.top_logprobs[:, first:])
         others = np.arange(1 + first, 1 + width) if self.ranked else np.array(None, object)
@@ -107,7 +107,7 @@ class ScoredTokens:
         return map(dict, zip(*[entries] * num_entries, strict=True))
 
     def _texts_of(self, ids: list[int], num_entries: int, at: int) -> Iterable[str | None]:
-        """Of tokens at positions from `at` on, so many at each."""
+        """The texts of ids at positions from `at` on, `num_entries` at each."""
         if self.texts is None:
             return repeat(None)
         found = self.texts.whole(ids)
@@ -122,8 +122,8 @@ class ScoredTokens:
 class UnreadLogprobs(Unread):
     """Scores of a prompt's or an answer's tokens, as arrays.
 
-    `begins_blank`: before them stands a first token, which nothing could predict. `made`: where
-    the dicts of the same answer are kept that were read before.
+    `begins_blank`: a first token stands before them that nothing could predict. `made` keeps the
+    dicts of the same answer that were read before.
     """
 
     tokens: ScoredTokens
@@ -143,7 +143,7 @@ class UnreadLogprobs(Unread):
     def followed_by(self, later: Unread) -> UnreadLogprobs:
         if not isinstance(later, UnreadLogprobs):
             raise TypeError(f"{type(later).__name__} cannot follow logprobs that are arrays")
-        # The ids of the later part are those of the whole answer so far.
+        # `ids` of the later part hold the whole answer so far.
         parts = [*self.tokens.parts, *later.tokens.parts]
         tokens = replace(later.tokens, parts=parts, first=self.tokens.first)
         return UnreadLogprobs(tokens, self.flat, self.begins_blank)

@@ -1,4 +1,4 @@
-"""What the paths of a request's continuations scored, as scores of continuations and of choices."""
+"""Turns what the paths of a request scored into scores of continuations and choices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quire.sampling.choices import Doubles
 from quire.scheduler.sequence import Sequence
 from quire.step import join_scores
 
-# What is at least left of a choice that others go on from: float32 knows no smaller share.
+# At least this share is left for a choice that longer ones extend: float32 is no more exact.
 _LEAST_REST = 1e-7
 
 
 class PathScores:
-    """What the paths of a request's continuations scored, read continuation by continuation."""
+    """The scores of all paths of a request, read continuation by continuation."""
 
     def __init__(self, paths: Many[Sequence]) -> None:
         """All the paths of one tree, each with all its scores."""
@@ -39,18 +39,18 @@ class PathScores:
         return found
 
     def of_choices(self, choices: Choices) -> Doubles:
-        """The log-probability of an answer that begins with a choice and with no longer one."""
+        """The log-probability of answers that begin with a choice, but not with a longer one."""
         begins = [sum(self._logprobs[path][line] for path, line in own) for own in self._places]
         found = np.array(begins, np.float64)
         for i, longer in enumerate(choices.longer):
             if longer and begins[i] > -np.inf:
                 goes_on = sum(math.exp(begins[j] - begins[i]) for j in longer)
-                # No more than 1, but for rounding.
+                # The shares add up to at most 1, except for rounding.
                 found[i] += math.log(max(1 - goes_on, _LEAST_REST))
         return found
 
     def answer(self, request: Request, choices: Choices, number: int, sample: int) -> Sequence:
-        """Choice `number` as an answer, with the logprobs of its tokens where they are wanted."""
+        """Choice `number` as an answer, with logprobs of its tokens if they are wanted."""
         answer = Sequence(request, sample, output_ids=choices.token_ids[number])
         answer.finish_reason = "stop"
         if request.params.num_logprobs is not None:

@@ -1,4 +1,4 @@
-"""Requests that are in the engine, or on their way there, and who gets what comes of them."""
+"""Requests in the engine, or on their way there, and the requests that get their answers."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class Preparing(Protocol):
     def done(self) -> bool: ...
 
     def hurry(self) -> None:
-        """They are all that is waited for, and are not to wait for others."""
+        """Nothing else is left to wait for: stop waiting to prepare more media together."""
 
     def result(self) -> object: ...
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request in the engine, and who gets its answer: itself, and requests that are equal."""
+    """A request in the engine, and the requests that get its answer: itself and equal ones."""
 
     samples: list[Sequence]
     num_left: int
     receivers: list[Receiver]
     grammar: Compiling | None = None  # being compiled: the request is not in the engine yet
-    media: Preparing | None = None  # being prepared, likewise
+    media: Preparing | None = None  # being prepared: likewise
 
     @property
     def is_waiting(self) -> bool:
@@ -59,7 +59,7 @@ class Pending:
         return all(one is None or one.done() for one in (self.grammar, self.media))
 
     def is_ready_soon(self) -> bool:
-        """Whether it is within a moment, which is waited."""
+        """Wait a moment; whether grammar and media are ready then."""
         if self.media is not None:
             self.media.hurry()
         until = time.monotonic() + MOMENT
@@ -68,7 +68,7 @@ class Pending:
         return ready
 
     def finish_waiting(self) -> None:
-        """Wait, and take what was waited for; InvalidRequest where there is none of it."""
+        """Wait for grammar and media and take them; raises InvalidRequest if one is refused."""
         grammar, media = self.grammar, self.media
         self.grammar = self.media = None
         if media is not None:
@@ -79,13 +79,13 @@ class Pending:
 
     @property
     def number(self) -> int:
-        """Of the request that is computed, whether or not it still waits for the answer."""
+        """The number of the request that is computed, even if it gave up waiting for the answer."""
         return self.samples[0].request.number
 
 
 @dataclass(slots=True)
 class Receiver:
-    """A request at its place among the prompts, and how much of its answer was shown."""
+    """A request, its place among the prompts, and how much of its answer was shown."""
 
     index: int
     request: Request

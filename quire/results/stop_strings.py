@@ -1,7 +1,7 @@
 """StopStrings: finds stop strings in text that arrives in pieces.
 
-The stop that completes earliest wins; of several that complete at the same character, the first
-of the list. The work is linear in the text, however it is cut. Knows nothing of tokens.
+The stop string that is complete first wins; of several that end at the same character, the first
+of the list. The work is linear in the text, however it is cut. Tokens are not known here.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.inputs.channels import num_open
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """The stop that was found, behind whose last character `ends_at` stands; the text is to be cut
-    at `cut_at`. Both are counted from the first character ever fed."""
+    """The stop string that was found. Its last character is the one before `ends_at`; the text is
+    to be cut at `cut_at`. Both are counted from the first character ever fed."""
 
     stop: str
     cut_at: int
@@ -43,15 +43,15 @@ class StopStrings:
         self._include = include
         self._tail = ""
         self.num_fed = 0  # characters
-        # So many characters of the past may belong to a stop that completes later.
+        # So many of the last characters may belong to a stop string that is completed later.
         self.hold = max((len(stop) - 1 for stop in self._stops), default=0)
 
     def __bool__(self) -> bool:
         return bool(self._stops)
 
     def num_open(self) -> int:
-        """How many characters at the end of the text may be the beginning of a stop, so that a
-        stream must not show them yet: of "the EN" with the stop "END" two."""
+        """How many characters at the end of the text may begin a stop string, so that a stream must
+        not show them yet: of "the EN" with the stop "END" two."""
         if self._include:
             return 0
         return num_open(self._tail, self._stops)
@@ -62,12 +62,12 @@ class StopStrings:
         self._tail = (self._tail + text)[-self.hold :] if self.hold else ""
 
     def feed(self, text: str) -> StopMatch | None:
-        """Take the next piece; a match if a stop completes in it."""
+        """Take the next piece; returns a match if a stop string is completed in it."""
         window = self._tail + text
         offset = self.num_fed - len(self._tail)
         best: tuple[int, str] | None = None
         for stop in self._stops:
-            # Only matches that end in `text` count: whatever ended earlier was judged, or skipped.
+            # Only matches that end in `text` count: earlier ones were judged, or skipped.
             start = window.find(stop, max(0, len(self._tail) - len(stop) + 1))
             if start >= 0 and (best is None or start + len(stop) < best[0]):
                 best = start + len(stop), stop

@@ -1,9 +1,9 @@
-"""When readers are told of answers that grow: after every step, unless telling takes too long.
+"""When outputs of growing answers are made: after every step, unless that takes too long.
 
 An output for each of 512 answers costs the engine's thread as much as several steps of a small
-model, and the sender as much again. So at most a quarter of the time goes into telling: until the
-next time, and while the last outputs are still on their way, the tokens of several steps are
-gathered into one output.
+model, and the sender as much again. So at most a quarter of the time goes into them: until the next
+time, and while the last outputs are still being sent, the tokens of several steps are gathered into
+one output.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TypeVar
 from quire.scheduler.reports import Grown, StepReport
 from quire.scheduler.sequence import Sequence
 
-FREE_SECONDS = 0.002  # of the processor: this much is no matter after every step
-REST = 3  # times what telling took, until the next time
+FREE_SECONDS = 0.002  # of processor time: no more than this may be spent after every step
+REST = 3  # times what the last outputs took, until the next ones
 Made = TypeVar("Made")
 
 
 class Telling:
-    """What has grown and was not yet told."""
+    """Growing answers whose newest tokens are in no output yet."""
 
     def __init__(
         self,
@@ -30,15 +30,15 @@ class Telling:
         is_behind: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """One that is not `paced` is told of every step, whatever that takes. `is_behind`: what
-        was told last has not gone out yet."""
+        """If not `paced`, outputs are made after every step, however long that takes. `is_behind`:
+        the last outputs have not been sent yet."""
         self._paced, self._is_behind, self._clock = paced, is_behind, clock
         self._owed: dict[Sequence, Grown] = {}
-        self._next = 0.0  # when it may be told again; 0: at any time
+        self._next = 0.0  # when outputs may be made again; 0: at any time
 
     def due(self, report: StepReport) -> list[Grown]:
-        """What is to be told now, of this step and of earlier ones: the newest of each answer. What
-        ended is not: its last output tells all of it."""
+        """The answers to make outputs of now, from this step and earlier ones, each in its newest
+        form. Ended answers are left out: their last outputs hold everything."""
         self._owed.update((one.sequence, one) for one in report.grown)
         for sequence in report.ended:
             self._owed.pop(sequence, None)
@@ -48,8 +48,8 @@ class Telling:
         return due
 
     def timed(self, outputs: Iterator[Made]) -> Iterator[Made]:
-        """These outputs; how long they took to make says when there may be others. Of the
-        processor: others on the machine are no reason to tell less."""
+        """Yield these outputs, and set from their processor time when the next ones may be made.
+        Processor time, so that other programs on the machine do not matter."""
         before = time.thread_time()
         yield from outputs
         took = time.thread_time() - before

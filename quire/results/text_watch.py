@@ -18,7 +18,7 @@ from quire.step import Scores
 class StopWatch:
     """Follows one answer's text as it is written, and finds where a stop string cuts it.
 
-    What `shown` returns only ever grows, and `text` begins with it.
+    What `shown` returns only ever grows, and what `text` returns begins with it.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
@@ -30,7 +30,7 @@ class StopWatch:
         self._match: StopMatch | None = None
 
     def follow(self, token_ids: list[int]) -> tuple[int, str] | None:
-        # Of tokens before the least number the text is taken, and a stop in it is none.
+        # Tokens before `min_tokens` add to the text, but a stop string that ends there is ignored.
         early = max(self._min_tokens - 1 - self._num_tokens, 0)
         self._num_tokens += len(token_ids)
         if early:
@@ -68,12 +68,12 @@ class StopWatch:
 
 
 class Shown:
-    """How much of a watched request's answers its reader has: tokens and characters by sample."""
+    """How many tokens and characters of each sample the reader of a watched request was shown."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         self._request = request
         self._tokenizer = tokenizer if request.params.detokenize else None
-        # Of samples in which no stop string is looked for: texts are read as they are shown.
+        # For samples without stop strings: their text is decoded when it is shown.
         self._readers: dict[int, Detokenizer] = {}
         self._whole: dict[int, str] = {}
         self.only_new = request.watched and request.params.output_kind is RequestOutputKind.DELTA
@@ -86,20 +86,19 @@ class Shown:
         return self._tokens.get(sample, 0)
 
     def total_logprob(self, sample: int, parts: Sequence[Scores]) -> float:
-        """Of all tokens so far; `parts` only grows from call to call."""
+        """The sum over all tokens so far; `parts` only grows from call to call."""
         counted, total = self._totals.get(sample, (0, 0.0))
         total += sum(sum(part.logprobs.tolist()) for part in parts[counted:])
         self._totals[sample] = len(parts), total
         return total
 
     def made_dicts(self, sample: int) -> MadeDicts | None:
-        """Where the sample's logprobs are kept once they were read; None where each output has
-        only those of new tokens."""
+        """Where the sample's dicts are kept after they were read; None if each output has only
+        those of new tokens."""
         return None if self.only_new else self._made.setdefault(sample, MadeDicts())
 
     def text(self, grown: Grown) -> str:
-        """What the reader is shown of an answer that goes on: all of its text so far, or what is
-        new."""
+        """The text shown of an answer that goes on: all of it so far, or only what is new."""
         watch, sample = grown.sequence.watch, grown.sequence.sample
         if isinstance(watch, StopWatch):
             return self.part(sample, watch.shown())
@@ -116,16 +115,16 @@ class Shown:
         return whole
 
     def part(self, sample: int, text: str) -> str:
-        """Of all the text of a sample, what the reader is shown."""
+        """The part of a sample's whole text that the reader is shown now."""
         before, self._characters[sample] = self._characters.get(sample, 0), len(text)
         return text[before:] if self.only_new else text
 
     def count(self, sample: int, num_tokens: int) -> None:
-        """The reader has so many tokens of a sample."""
+        """Note that the reader was shown so many tokens of a sample."""
         self._tokens[sample] = num_tokens
 
     def last(self, output: RequestOutput) -> RequestOutput:
-        """The finished output as the reader wants it."""
+        """The finished output in the form the reader wants."""
         if self.only_new:
             output.outputs = [self._rest(answer) for answer in output.outputs]
         return output

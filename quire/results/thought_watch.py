@@ -1,7 +1,7 @@
-"""ThoughtWatch: where the thoughts of one sequence end, if they are not ended before.
+"""ThoughtWatch: ends the thoughts of one sequence at a limit, unless they end before.
 
-A device needs to know nothing of it: the sequence is full at `due` outputs, and there it is looked
-at. It then goes on as it likes, or with tokens that it did not choose.
+A device needs to know nothing of it: the sequence is full at `due` outputs, and is looked at then.
+It then goes on by drawing, or with tokens that are forced.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from quire.inputs.detokenize import marked_text
 from quire.inputs.tokenizer import Tokenizer
 from quire.request import Ints, Request, ThoughtLimit
 
-# Tokens of white space that an answer may begin with before it is taken to have no thoughts.
+# Tokens of white space that may come before the opening; after more there are no thoughts.
 _MOST_BLANK = 8
 
 
 class ThoughtWatch:
-    """Of one sequence, which it follows from look to look."""
+    """Watches one sequence, from one look to the next."""
 
     __slots__ = ("_draws_all", "_left", "_limit", "_tokenizer", "due")
 
     def __init__(self, tokenizer: Tokenizer, request: Request, limit: ThoughtLimit) -> None:
         self._tokenizer, self._limit = tokenizer, limit
-        # For a logprob of each.
+        # Every token is drawn if each needs a logprob.
         self._draws_all = request.params.num_logprobs is not None
-        self._left: list[int] = []  # tokens that must come next, and are drawn
-        # An opening has one token at least.
+        self._left: list[int] = []  # tokens that must come next, but are drawn
+        # An opening has at least one token.
         self.due: int | None = limit.budget if limit.opened else limit.budget + 1
-        if self.due == 0:  # a row draws before it is looked at
+        if self.due == 0:  # a row draws before it is first looked at
             self._left, self.due = [*limit.forced], 1
 
     @property
     def fixed(self) -> int | None:
-        """What the next draw must be, if that is fixed."""
+        """The token that the next draw must give, or None."""
         return self._left[0] if self._left else None
 
     def reach(self, output_ids: Ints) -> list[int]:
-        """The tokens that must come behind these, without being drawn. `due` then says when to
-        look again."""
+        """The tokens that must come after these, without being drawn. Sets `due`, the number of
+        outputs at the next look."""
         if self._left:
             return self._force(len(output_ids), self._left[1:])
         text = self._text(output_ids)
@@ -52,8 +52,8 @@ class ThoughtWatch:
         return self._force(len(output_ids), self._rest(output_ids.tolist()))
 
     def _begun(self, output_ids: Ints, text: str) -> int | None:
-        """At how many outputs thoughts that the answer opened have all their tokens; at the next
-        one where it may still open them, None where it does not."""
+        """The number of outputs at which thoughts that the answer opened reach the limit; the next
+        number of outputs if it may still open them, None if it cannot."""
         opening, body = self._limit.opening, text.lstrip()
         if not body.startswith(opening):
             may_come = opening.startswith(body) and len(output_ids) <= self._latest
@@ -68,7 +68,7 @@ class ThoughtWatch:
         return self._limit.budget + len(self._limit.opening) + _MOST_BLANK
 
     def _rest(self, written: list[int]) -> list[int]:
-        """What is forced, without what the sequence has begun of it."""
+        """The forced tokens, without those that the sequence has written already."""
         forced = [*self._limit.forced]
         for num_begun in range(min(len(forced) - 1, len(written)), 0, -1):
             if written[-num_begun:] == forced[:num_begun]:
