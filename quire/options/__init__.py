@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Deciding takes models and their layers: it comes when it is first asked for."""
+    """`resolve` imports models and layers, so it is imported when first asked for."""
     if name == "resolve":
         from quire.options.decide import resolve
 

@@ -25,7 +25,7 @@ DTYPES = {
     "float": "float32",
     "float32": "float32",
 }
-# Names of one thing: e4m3, the scale of each token and head found when it is stored.
+# Names for one type: e4m3, with a scale per token and head that is computed when KV is stored.
 FP8_KV = ("fp8", "fp8_e4m3", "fp8_per_token_head")
 
 
@@ -91,7 +91,7 @@ def kv_dtype(name: str, value: Any) -> str:
     )
 
 
-# What checkpoints there are whose weights were rounded before, and other names for these.
+# Kinds of checkpoints with quantised weights, and other names for these.
 CHECKPOINTS = (
     *("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "bitsandbytes"),
     "gguf",
@@ -105,8 +105,8 @@ SAME_CHECKPOINT = {
 
 
 def quantization(name: str, value: Any) -> str:
-    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU; or what
-    the checkpoint is, by its name."""
+    """ "none": computed in `dtype`; "int8": matrices and activations in bytes, on a CPU; or the
+    name of the checkpoint's own kind."""
     if not isinstance(value, str):
         fail(InvalidOption, name, "None or a string", value)
     word = SAME_CHECKPOINT.get(value, value)
@@ -151,7 +151,7 @@ def max_model_len(name: str, value: Any) -> int:
 
 
 def num_devices(name: str, value: Any) -> int:
-    """How many devices; 0 is what torch counts on a machine without a GPU."""
+    """How many devices; scripts pass torch's count, which is 0 without a GPU."""
     count = whole(InvalidOption, name, value, low=0, high=2**20)
     if count == 0:
         warn(f"{name}=0 is taken as 1: the model runs on the CPU where there is no GPU.")
@@ -218,8 +218,8 @@ MEDIA_KINDS = ("image", "audio", "video")
 
 
 def limit_mm_per_prompt(name: str, value: Any) -> dict[str, int] | None:
-    """{"image": 4}, or {"image": {"count": 4, ...}} as vLLM has it, whose sizes only say how much
-    memory it sets aside. 0 leaves the tower unloaded."""
+    """{"image": 4}, or {"image": {"count": 4, ...}} as in vLLM, whose sizes only decide how much
+    memory it reserves. With 0 the model's encoder of that kind is not loaded."""
     limits = {}
     for kind, given in mapping(name, value).items():
         if kind not in MEDIA_KINDS:
@@ -232,12 +232,12 @@ def limit_mm_per_prompt(name: str, value: Any) -> dict[str, int] | None:
 
 
 def folder(name: str, value: Any) -> str | None:
-    """A path; an empty one is none."""
+    """A path as a string; None for an empty one."""
     return None if value == "" else text(name, value)
 
 
 def domains(name: str, value: Any) -> tuple[str, ...]:
-    """Names of hosts, as a list; name:port where the port is not the scheme's own."""
+    """A list of host names; name:port where the port is not the scheme's default."""
     given: list[Any] = list(value) if isinstance(value, list | tuple | set) else [None]
     if not all(isinstance(one, str) and one and not set(one) & set("/*@ ") for one in given):
         fail(InvalidOption, name, 'a list of names of hosts, such as "cdn.example.com"', value)

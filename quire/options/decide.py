@@ -1,7 +1,7 @@
 """Options, a ModelSpec and facts -> EngineConfig: every choice in one place, with its reason.
 
-Pure: facts about the machine are passed in. What was chosen without being asked for is
-said in `EngineConfig.notes`.
+Pure: facts about the machine are passed in. `EngineConfig.notes` says what was chosen without
+being asked for.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
-LEAST, TILE = 16, 128  # tokens of a block that holds a state, and that attention takes at once
+LEAST, TILE = 16, 128  # tokens: the smallest block that holds a state; a tile of attention
 MAX_WAIT = 60.0
-# Few enough that one step on two cores stays well under a second, so that progress shows and
-# Ctrl-C is quick; prefill gains nothing from more.
+# Few enough that a step on two cores takes well under a second, so that progress shows and Ctrl-C
+# works quickly; prefill would not get faster with more.
 CPU_TOKENS, CPU_SEQS = 1024, 256
 GPU_TOKENS, GPU_SEQS = 8192, 256
 BIG_GPU, BIG_GPU_TOKENS, BIG_GPU_SEQS = 70 * GIB, 16384, 2048
 GPU_REPEAT = 32
-# What is not in bytes is computed in.
+# The dtype of everything that is not in bytes.
 QUANTISED_DTYPES = {"int8": "float32"}
 UNKNOWN_WEIGHTS = WeightFacts()
 
@@ -105,8 +105,8 @@ def _check_device(options: Options, facts: DeviceFacts) -> None:
 
 
 def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) -> int:
-    """What was asked for, or the usual; more where a block must hold the state of a layer, beside
-    weights or activations that are `kept` so."""
+    """The size that was asked for, or the default; larger where a block must hold the state of a
+    layer. `kept` is the dtype of weights or activations."""
     asked = options.block_size or DEFAULT_BLOCK_SIZE
     if not isinstance(spec, ModelSpec) or not spec.keeps_states:
         return asked
@@ -132,7 +132,7 @@ def _adapters(options: Options) -> AdapterOptions | None:
 
 
 def _structured_outputs(options: Options) -> StructuredOutputsConfig:
-    """The config and its older spellings together."""
+    """The config, merged with its older spellings."""
     given = options.structured_outputs_config or StructuredOutputsConfig()
     older = options.guided_decoding_backend
     return StructuredOutputsConfig(
@@ -183,8 +183,8 @@ def _keeps_fp8_out(spec: ModelSpec) -> str | None:
 
 
 def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
-    """On by itself where it costs nothing: such kernels add up in one order, in float32 as in
-    bytes, whose sums are exact."""
+    """By default on where it costs nothing: steady kernels add up float32 in one fixed order, and
+    their sums of bytes are exact."""
     if options.batch_invariant is None:
         return facts.steady_kernels and dtype == "float32"
     return options.batch_invariant
@@ -230,7 +230,7 @@ def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tup
 
 
 def decided_len(options: Options, spec: AnySpec) -> int:
-    """What was asked for, or the model's; one that fits the memory is found when that is known."""
+    """The length asked for, or the model's. What fits into memory is found later."""
     if options.max_model_len in (None, FIT_TO_MEMORY):
         return spec.max_model_len
     if options.max_model_len > spec.max_model_len:
@@ -241,7 +241,7 @@ def decided_len(options: Options, spec: AnySpec) -> int:
 
 
 def check_states(options: Options) -> None:
-    """NotSupported, by name, for what layers that keep a state cannot do yet."""
+    """Raise NotSupported for options that layers with a state do not support yet."""
     if options.kv_cache_dtype == "fp8":
         raise NotSupported(
             "kv_cache_dtype='fp8': layers that keep a state have it in the blocks of the KV cache, "
@@ -266,9 +266,9 @@ def check_states(options: Options) -> None:
 
 def least_block_size(spec: ModelSpec, kv_bytes: int) -> int:
     """The fewest tokens whose keys and values in one layer take as many bytes as the state of one;
-    `kv_bytes` are those of one number of theirs. A power of two, or whole tiles."""
+    `kv_bytes` are the bytes of one of their numbers. A power of two, or a multiple of TILE."""
     states = [state.state_numbers for state in spec.states if state is not None]
-    half = 4 * -(-max(states, default=0) // 2)  # with the keys; the other with the values
+    half = 4 * -(-max(states, default=0) // 2)  # half is kept beside the keys, half with the values
     size = LEAST
     while size * spec.num_kv_heads * spec.head_dim * kv_bytes < half:
         size += min(size, TILE)

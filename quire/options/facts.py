@@ -1,4 +1,4 @@
-"""What was found out before anything is decided: about the device, and about a model's weights."""
+"""Facts about the device and the model's weights, found out before anything is decided."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class DeviceFacts:
     memory_free: int  # bytes
     num_cores: int
     fast_dtypes: tuple[str, ...] = ()
-    # Whether what is computed in float32 or in bytes has bits that no batch changes, at no cost.
+    # Whether results in float32 and in bytes are the same bits in any batch, at no cost.
     steady_kernels: bool = False
-    # Whether products with weights in fp8 and in 4 bits were found faster here than with plain ones
-    # of 16 bits, of few rows, and no slower of many.
+    # Whether products with weights in fp8 and in 4 bits were measured to be faster here than in 16
+    # bits for few rows, and no slower for many.
     fast_quantised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """Of a checkpoint, each "" where there is nothing to say."""
+    """Facts about a checkpoint's weights; "" where there is nothing to say."""
 
-    stored: str = ""  # what its weights were rounded to before: "gguf", "awq", "fp8" ...
-    kept_as: str = ""  # what products with all of these can be computed in: "fp8" or "4 bits"
-    int8_fits: str = ""  # why 8-bit arithmetic is right for it on this device
+    stored: str = ""  # how its weights are quantised: "gguf", "awq", "fp8" ...
+    kept_as: str = ""  # the form in which all of its products can be computed: "fp8" or "4 bits"
+    int8_fits: str = ""  # why 8-bit arithmetic suits it on this device
 
     @property
     def are_rounded(self) -> bool:
-        """Whether they are quantised, in files that could hold plain ones as well."""
+        """Whether they are quantised, in a format that could hold plain weights as well."""
         return self.stored not in ("", "gguf")

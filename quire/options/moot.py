@@ -1,5 +1,5 @@
-"""Options that change speed, memory or logging alone, or that steer a feature which is itself
-refused where it would begin: reason -> {option: its default}."""
+"""Options that only change speed, memory or logging, or belong to a feature that is itself refused:
+reason -> {option: its default}."""
 
 from __future__ import annotations
 

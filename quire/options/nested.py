@@ -1,4 +1,4 @@
-"""Options that are dictionaries of their own: what each may say, and how it is read."""
+"""Options whose values are dictionaries: their keys, and how they are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig, read_backend
 
 _FLAGS = ("disable_any_whitespace", "disable_additional_properties")
-# What has a place of its own among the options.
+# Keys that are options of their own.
 _ELSEWHERE = ("reasoning_parser", "reasoning_parser_plugin")
 
 
@@ -45,7 +45,7 @@ def structured_outputs_config(name: str, value: Any) -> StructuredOutputsConfig 
     return StructuredOutputsConfig(**flags) if flags else None
 
 
-# The older place of a backend, with what is asked of it behind a colon.
+# The older option for a backend; settings may follow its name after a colon.
 guided_decoding_backend = partial(read_backend, InvalidOption)
 
 _POOLING_TYPES = ("CLS", "MEAN", "LAST")
@@ -53,7 +53,7 @@ _POOLER_KINDS, _POOLER_FLAGS = ("pooling_type", "seq_pooling_type"), ("use_activ
 
 
 def pooler_config(name: str, value: Any) -> dict[str, Any]:
-    """The two things it may say: {"pooling_type": .., "use_activation": ..}."""
+    """{"pooling_type": .., "use_activation": ..}: the two keys that are built."""
     given = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if not isinstance(given, Mapping):
         fail(InvalidOption, name, "a dict or a PoolerConfig", value)
@@ -84,7 +84,7 @@ _TAGS = ("reasoning_start_str", "reasoning_end_str")
 
 def reasoning_config(name: str, value: Any) -> ReasoningConfig | None:
     """{"reasoning_start_str": "<think>", "reasoning_end_str": "Enough.</think>"}, or the same as a
-    ReasoningConfig; one that is empty says nothing."""
+    ReasoningConfig; None if it is empty."""
     given = asdict(value) if isinstance(value, ReasoningConfig) else mapping(name, value)
     given = {key: one for key, one in given.items() if one not in (None, "")}
     if given.pop("reasoning_parser", None) is not None:

@@ -13,7 +13,7 @@ Kind = Literal["honoured", "moot", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `harmless` are further values that ask for nothing quire does not do."""
+    """One option. `harmless` are further values that ask only for what quire does anyway."""
 
     name: str
     kind: Kind
@@ -24,7 +24,7 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it is true, false or unset; one that nothing checks is known by its name."""
+        """Whether its values are true, false or unset; without default and check, by its name."""
         named = self.default is None and self.name.startswith(("enable_", "disable_"))
         return isinstance(self.default, bool) or self.check is flag or (not self.check and named)
 
@@ -37,7 +37,7 @@ class Option:
 
 
 def honoured(default: Any, check: Check, why: str) -> Any:
-    """A field of Options: its default as scripts write it, what a value must be, and its line in
+    """A field of Options: its default as scripts write it, the check of a value, and its line in
     docs/api.md."""
     plain = None if default is None else check("", default)
     return field(default=plain, metadata={"default": default, "check": check, "why": why})

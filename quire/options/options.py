@@ -329,7 +329,7 @@ class Options:
     )
 
     def __repr__(self) -> str:
-        """Only what was set, and never the token."""
+        """Shows only what was set, and never the token."""
         shown = []
         for one in fields(self):
             value = getattr(self, one.name)

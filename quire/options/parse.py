@@ -1,4 +1,4 @@
-"""Keyword arguments -> Options: nothing unknown, nothing half understood."""
+"""Keyword arguments -> Options; anything unknown is refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_processes(options: Options) -> None:
 
 def _unknown(name: str, value: Any) -> UnknownOption:
     def likeness(known: str) -> float:
-        # Of two near names, the one that does something is more likely to be meant.
+        # Of two near names, the honoured one is more likely to be meant.
         bonus = 0.1 if OPTIONS[known].kind == "honoured" else 0.0
         return SequenceMatcher(None, wanted, known).ratio() + bonus
 

@@ -1,4 +1,4 @@
-"""Names of parsers as scripts write them, and which of ours they mean."""
+"""Names of parsers as scripts write them, and the formats of ours that they mean."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.options.checks import choice
 
-# The tag that opens the reasoning; "" goes by the text.
+# The tag that opens the reasoning; with "" it is found in the text.
 _REASONING = {
     "": "",
     **dict.fromkeys(("deepseek_r1", "deepseek_v3", "ernie45", "glm45", "holo2"), "<think>"),
@@ -17,7 +17,7 @@ _REASONING = {
     "cohere_command3": "<|START_THINKING|>",
     "openai_gptoss": "<|channel|>",
 }
-# How calls are written: the formats of inputs/tool_calls.py.
+# The formats of tool calls, as named in inputs/tool_calls.py.
 _TOOL_CALLS = {
     "auto": "auto",
     "none": "none",

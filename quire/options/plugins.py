@@ -1,7 +1,7 @@
 """Logits processors that installed packages offer by entry points.
 
 They are loaded by name only. A package that happens to be installed beside quire must not change
-what a script generates; but a script that counted on it must not lose it without a word.
+what a script generates; but a script that relied on it must see a note that it is not used.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ GROUPS = ("quire.logits_processors", "vllm.logits_processors")
 
 
 def installed() -> dict[str, EntryPoint]:
-    from importlib.metadata import entry_points  # a start of options alone need not wait for it
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
 
-    offered = entry_points()  # reads what every installed package says, so once
+    offered = entry_points()  # reads files of every installed package, so it is called once
     return {one.name: one for group in reversed(GROUPS) for one in offered.select(group=group)}
 
 
 def unused_line(used: Iterable[type]) -> str:
-    """What to say about installed processors that are not among `used`; empty for nothing."""
+    """A note about installed processors that are not among `used`; empty if there are none."""
     names = {f"{one.__module__}:{one.__qualname__}" for one in used}
     unused = sorted(name for name, point in installed().items() if point.value not in names)
     if not unused:

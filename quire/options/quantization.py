@@ -1,4 +1,4 @@
-"""What weights are multiplied as: what was asked for, or what suits checkpoint and device."""
+"""In which form weights are multiplied: as asked for, or as suits checkpoint and device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.options.options import Options
 def quantization_for(
     options: Options, facts: DeviceFacts, weights: WeightFacts, notes: list[str]
 ) -> str | None:
-    """ "int8", the name of a checkpoint whose weights stay as they are stored, or None: plain."""
+    """ "int8", the name of a checkpoint whose weights stay as stored, or None: plain weights."""
     if options.quantization == "none":
         return None
     if options.quantization == "int8":
@@ -64,7 +64,7 @@ def _on_gpu(
 
 
 def _as_asked(options: Options, notes: list[str]) -> str | None:
-    """Weights as the checkpoint has them, which was asked for by its name."""
+    """The kind of checkpoint that was asked for by name, whose weights stay as stored."""
     if options.batch_invariant:
         raise NotSupported(
             f"batch_invariant=True with quantization={options.quantization!r}: products with "
@@ -78,7 +78,7 @@ def _as_asked(options: Options, notes: list[str]) -> str | None:
 
 
 def _wants_plain(options: Options) -> bool:
-    """Whether something is asked for that weights in fp8 or in codes do not have."""
+    """Whether an option asks for something that quantised weights do not support."""
     is_divided = options.tensor_parallel_size > 1
     asks_more = options.dtype == "float32" or options.batch_invariant or options.enable_lora
     return bool(asks_more or is_divided)

@@ -1,4 +1,4 @@
-"""Options that would change results, or promise what would not happen:
+"""Options that would change results or promise something that does not happen:
 what to do instead -> {option: its default}."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""speculative_config: how it is read, and what becomes of it on a device."""
+"""speculative_config: how it is read, and what it means on a device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from quire.params.rules import fail
 if TYPE_CHECKING:
     from quire.spec import AnySpec
 
-# Where nothing is said. A single token that agrees is enough, because each guess has to be worth
-# its cost anyway; copies of a text go on for longer than any guess.
+# The default. One token that agrees is enough, because each guess must be worth its cost anyway;
+# when a text is copied, the copy goes on for longer than any guess.
 USUAL = Speculation(num_tokens=16, shortest=1, longest=8)
 MOST_TOKENS, MOST_AGREEING = 64, 64
-# Lines of a decode pass on a GPU that take about what one takes: kernels for few rows have as many
-# in any case, and with batch_invariant=True every pass does.
+# Lines of a decode pass on a GPU that take about as long as one line: kernels for few rows compute
+# so many in any case, and with batch_invariant=True every pass does.
 GPU_LINES, STEADY_GPU_LINES = 16, 128
 GPU_LONGEST = 16  # tokens compared there
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
@@ -29,7 +29,7 @@ _DRAFTS = (
     *("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix", "dflash"),
     *("custom_class", "extract_hidden_states", "dspark"),
 )
-# Limits on guessing, and how a draft is run: none of it changes a text.
+# Limits on guessing, and settings of a draft model: none of them changes a text.
 _LIMITS = (
     *("disable_by_batch_size", "speculative_disable_by_batch_size", "disable_logprobs"),
     *("disable_mqa_scorer", "disable_padded_drafter_batch", "draft_tensor_parallel_size"),
@@ -75,7 +75,7 @@ def _lookup(name: str, value: Any, given: dict[str, Any]) -> Speculation:
             fail(InvalidOption, name, rule, value, _OFF)
         return one
 
-    # One of the two lengths stands for both.
+    # If only one of the two lengths is given, it is used for both.
     least, most = given.get("prompt_lookup_min"), given.get("prompt_lookup_max")
     usual = (USUAL.shortest if most is None else most, USUAL.longest if least is None else least)
     shortest = number("prompt_lookup_min", usual[0], 1, MOST_AGREEING)
@@ -106,8 +106,8 @@ def speculation_for(
     has_processors: bool,
     notes: list[str],
 ) -> Speculation | None:
-    """What was asked for, if it can be done. If nothing was: the usual, where it changes no bit of
-    any result. `has_processors`: logits processors look at every row."""
+    """The guessing that was asked for, if it can be done. By default the usual one, if it changes
+    no bit of any result. `has_processors`: logits processors edit every row."""
     on_gpu = device == "cuda"
     why = _why_not(spec, on_gpu=on_gpu, has_processors=has_processors)
     if asked is None:
@@ -127,7 +127,7 @@ def speculation_for(
 
 
 def _why_not(spec: AnySpec, *, on_gpu: bool, has_processors: bool) -> str:
-    """Why nothing can be guessed for such a model; "" where it can."""
+    """Why such a model cannot guess; "" if it can."""
     from quire.spec import EncoderSpec
 
     if isinstance(spec, EncoderSpec):
@@ -142,7 +142,7 @@ def _why_not(spec: AnySpec, *, on_gpu: bool, has_processors: bool) -> str:
 
 
 def _on_gpu(asked: Speculation, *, batch_invariant: bool) -> Speculation:
-    """Looked up by the device itself, pass by pass."""
+    """The settings for a device that looks guesses up by itself in every pass."""
     lines = STEADY_GPU_LINES if batch_invariant else GPU_LINES
     longest = max(asked.shortest, min(asked.longest, GPU_LONGEST))
     return replace(asked, longest=longest, device_lines=lines)

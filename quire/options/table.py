@@ -14,7 +14,7 @@ from quire.options.option import Kind, Option
 from quire.options.options import Options
 from quire.options.refused import REFUSED
 
-# Values of other options that ask for nothing new, and options whose values are still checked.
+# Further values that ask for nothing new, and checks of options that are not honoured.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "config_format": ("hf",),
     "enable_sleep_mode": (True,),
