@@ -1,5 +1,5 @@
-"""`quire serve`: an OpenAI-compatible server over one engine, whose speciality is batches.
+"""`quire serve`: an OpenAI-compatible server over one engine, made for batches.
 
-This process speaks HTTP and never loads torch; the engine is a child of it (child/), which may die
-and come back. `bridge.py` is the way between the two.
+This process answers HTTP and never imports torch. The engine runs in a child process (child/),
+which is started again if it dies; `bridge.py` connects the two.
 """

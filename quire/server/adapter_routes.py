@@ -1,8 +1,8 @@
-"""Adapters that come and go while the server runs, by vLLM's paths.
+"""Loading and unloading adapters while the server runs, at the same paths as vLLM's.
 
-There are such routes only where a folder was named whose adapters may be loaded. What is loaded
-serves all keys, as the adapters that the server was started with do; whoever loaded it may change
-and unload it.
+These routes exist only if --lora-folder names the folder whose adapters may be loaded. All keys may
+use a loaded adapter, as those that the server was started with; only the key that loaded it may
+replace or unload it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def routes(services: Services) -> list[ApiRoute]:
             try:
                 await services.engine.call("load_adapter", name=name, path=str(path))
             except ApiError as error:
-                error.message = error.message.replace(f"{folder}/", "")  # nobody's business
+                error.message = error.message.replace(f"{folder}/", "")  # clients need not know it
                 raise
             adapters.put(name, Loaded(str(path), key_id))
         return PlainTextResponse(f"Success: LoRA adapter {name!r} added successfully.")
@@ -73,7 +73,7 @@ def routes(services: Services) -> list[ApiRoute]:
                     param="lora_name",
                     code="adapter_not_found",
                 )
-            adapters.drop(name)  # nothing new asks for it; what runs goes on with it
+            adapters.drop(name)  # new requests cannot use it; running ones continue with it
             await services.engine.call("unload_adapter", name=name)
         return PlainTextResponse(f"Success: LoRA adapter {name!r} removed successfully.")
 
@@ -100,11 +100,11 @@ def _check_name(name: str, taken: tuple[str, ...]) -> None:
 
 
 def _inside(folder: Path, given: str) -> Path:
-    """The directory that a body names, links followed; one elsewhere is as one that is none."""
+    """The directory that a body names, links followed; one outside the folder is not found."""
     try:
         path = (folder / given).resolve()
         found = path != folder and path.is_relative_to(folder) and path.is_dir()
-    except (OSError, ValueError, RuntimeError):  # too long, a NUL, links in a circle
+    except (OSError, ValueError, RuntimeError):  # a long name, a NUL, a cycle of links
         found = False
     if not found:
         raise bad(

@@ -1,4 +1,4 @@
-"""Which adapters were loaded while the server runs."""
+"""The adapters that were loaded while the server runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Where an adapter lies, and whose key loaded it."""
+    """The directory of an adapter, and the id of the key that loaded it."""
 
     path: str
     key_id: str
@@ -20,7 +20,7 @@ class RuntimeAdapters:
 
     def __init__(self) -> None:
         self.loaded: Mapping[str, Loaded] = {}
-        self.changing = asyncio.Lock()  # one after the other
+        self.changing = asyncio.Lock()  # adapters are loaded and unloaded one at a time
 
     def put(self, name: str, one: Loaded) -> None:
         self.loaded = {**self.loaded, name: one}

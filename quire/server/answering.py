@@ -15,7 +15,7 @@ from quire.server.services import Lane, Services
 async def whole_outputs(
     services: Services, asked: Asked | PoolAsked, *, lane: Lane, key_id: str
 ) -> list[Output]:
-    """The finished output of each row. One that fails takes the others with it."""
+    """The finished output of each row. If one row fails, the others are given up."""
     try:
         return await _all(services, asked.rows, lane, key_id)
     except ApiError as error:
@@ -25,7 +25,7 @@ async def whole_outputs(
 async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: str) -> list[Output]:
     if len(rows) == 1:
         return [await whole_output(services, rows[0], lane, key_id)]
-    # Not a TaskGroup: that of Python 3.11 drops a cancel that comes together with a failure.
+    # Not a TaskGroup: in Python 3.11 it loses a cancel that comes together with a failure.
     tasks = [asyncio.create_task(whole_output(services, row, lane, key_id)) for row in rows]
     try:
         return list(await asyncio.gather(*tasks))
@@ -36,7 +36,7 @@ async def _all(services: Services, rows: tuple[Row, ...], lane: Lane, key_id: st
 
 
 async def whole_output(services: Services, row: Row, lane: Lane, key_id: str) -> Output:
-    # Closed here: the row's place in the queue is free again when its answer is there.
+    # Closed here, so that the row's place in the queue is free as soon as its answer is there.
     async with aclosing(services.engine.generate(row, lane=lane, key_id=key_id)) as outputs:
         async for output in outputs:
             if output.finished:

@@ -75,7 +75,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def make_app(services: Services, stored: BatchService) -> ASGIApp:
-    """All of it over these services, whose engine is started by whoever made it."""
+    """The app over these services. The caller starts their engine."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -122,7 +122,7 @@ def _asking(path: str, endpoint: Endpoint) -> ApiRoute:
         refusals=JSON_REFUSALS | ROW_REFUSALS | {404},  # another model
         answers=(JSON, EVENTS) if "stream" in TABLE[path] else (JSON,),
         shape=_SHAPES[path],
-        needs_model=path != SCORE,  # which some send there without
+        needs_model=path != SCORE,  # some clients send scores without a model
     )
 
 
@@ -133,7 +133,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _no_room(request: Request, error: Exception) -> Response:
-    """A disk that is full while something is written is nobody's fault here; all else is."""
+    """507 for a full disk; any other OSError is a bug."""
     if not isinstance(error, OSError) or error.errno not in FULL:
         raise error
     return error_response(disk_full(), request.scope)
@@ -154,7 +154,7 @@ async def _not_routed(request: Request, error: Exception) -> Response:
 
 
 def _methods_at(request: Request) -> set[str]:
-    """Those of every route of a path: Starlette names those of the first alone."""
+    """The methods of all routes of a path: Starlette names only those of the first route."""
     return {
         method
         for route in request.app.routes
@@ -164,7 +164,7 @@ def _methods_at(request: Request) -> set[str]:
 
 
 _OPENAIS = "Set the client up for OpenAI's API, with an address up to /v1"
-# How paths of other servers begin, and of OpenAI's that are not built.
+# Beginnings of paths of other servers, and of OpenAI's paths that are not built here.
 _ELSEWHERE = {
     ("/api/",): f"this is not Ollama. {_OPENAIS}",
     ("/completion/", "/infill/", "/props/", "/slots/"): f"this is not llama.cpp. {_OPENAIS}",
@@ -180,7 +180,7 @@ _ELSEWHERE = {
 
 
 def _instead(path: str) -> str:
-    """What a client meant that was made for another server, or has the address without its end."""
+    """Advice for a client of another server, or one whose address lacks its end."""
     for beginnings, words in _ELSEWHERE.items():
         if f"{path}/".startswith(beginnings):
             return f": {words}"

@@ -1,5 +1,5 @@
-"""/v1/audio/transcriptions and /v1/audio/translations: a sound in a form, what is said in it as the
-answer. The sound is on disk as long as it is heard, cut into pieces, each a row of the engine."""
+"""/v1/audio/transcriptions and /v1/audio/translations: the text of a sound that a form holds. The
+sound is on disk while it is transcribed. It is cut into pieces, each a row of the engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from quire.server.services import ROW_REFUSALS, Services, key_of
 
 TEXT = "text/plain"
 PIECES_AT_ONCE = 16  # of one sound
-CUT_AT_ONCE = 2  # sounds; each is decoded by a process of its own
+CUT_AT_ONCE = 2  # sounds that are decoded at once, each by a process of its own
 Piece = dict[str, Any]
 
 
@@ -75,8 +75,8 @@ class AudioRoutes:
         return handle
 
     async def _answer(self, path: str, request: Request) -> Any:
-        """The file goes when it was heard, or cannot be; a stream hears it while it is read."""
-        self._check_model()  # before the sound is sent
+        """Answer, then remove the file. A stream is transcribed while the client reads it."""
+        self._check_model()  # before the body is read
         content_type = request.headers.get("content-type", "")
         reader = FormReader(content_type, file="file", known=FORMS[path])
         limits = await limits_of(self._service, key_of(request))
@@ -122,7 +122,7 @@ class AudioRoutes:
             await self._remove(storage)
 
     async def _cut(self, sound: Path) -> list[Piece]:
-        """The pieces of a sound that the model hears at once."""
+        """The pieces of a sound, each short enough for the model."""
         loop, seconds = asyncio.get_running_loop(), self._check_model()["sound_seconds"]
         try:
             return await loop.run_in_executor(self._cutting, pieces_of, sound, seconds)
@@ -132,7 +132,7 @@ class AudioRoutes:
             raise not_supported(str(error), param="file") from None
 
     def _check_model(self) -> Mapping[str, Any]:
-        """What is known of a model that transcribes; nothing, while it loads."""
+        """The facts of a model that transcribes; empty while it loads."""
         facts = self._services.engine.facts
         if facts and facts.get("sound_seconds") is None:
             raise not_supported(
@@ -147,7 +147,7 @@ class AudioRoutes:
     async def _heard(
         self, asked: TranscriptAsked, pieces: Sequence[Piece], key_id: str
     ) -> AsyncGenerator[tuple[Piece, Output], None]:
-        """What was said in each piece, in order; some are heard at once."""
+        """The text of each piece, in order; several are transcribed at once."""
         services = self._services
         rows = asked.rows(pieces, services.names)
         tasks: deque[asyncio.Task[Output]] = deque()

@@ -1,4 +1,4 @@
-"""What a request for a new batch may say, checked field by field."""
+"""Checks the fields of a request for a new batch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_METADATA, LONGEST_METADATA_NAME, LONGEST_METADATA = 16, 64, 512
 
 
 def read_new_batch(body: Any) -> Mapping[str, Any]:
-    """The fields of a new batch, each of them as it should be."""
+    """The checked fields of a new batch."""
     given = checked_fields(NEW_BATCH, body)
     if given["endpoint"] not in ENDPOINTS:
         raise bad(

@@ -1,4 +1,4 @@
-"""What every batch runs with, and what is known of one while it runs."""
+"""What all running batches share, and the state of each running batch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class BatchContext:
 
 @dataclass(slots=True)
 class Live:
-    """What is known of a running batch beside its row in the database: rows in the journal, and
-    why it does not go on."""
+    """The state of a running batch that is not in the database: rows in its journal, and the reason
+    if it waits."""
 
     completed: int = 0
     failed: int = 0

@@ -1,9 +1,9 @@
-"""Rows of all batches, before one engine: as many at once as it can use, shared out evenly.
+"""Sends rows of all batches to the engine: as many at once as it can use, shared out evenly.
 
-The key with the fewest rows in flight is served next, and of its batches the one with the fewest:
-so a small one waits neither for a large one nor for the many of somebody else. When the engine
-dies, the rows it held are tried again in halves, nothing else beside them in this lane, until the
-one that brings it down is found; the others get their answers.
+The next row comes from the key with the fewest rows in flight, and from that batch of the key which
+has the fewest. So a small batch does not wait for a large one, nor for the many batches of another
+key. When the engine dies, the rows it held are tried again in halves, without other rows in this
+lane, until the row is found that makes it die; the other rows get their answers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from quire.server.batch_engine import EngineUnavailable
 from quire.server.engine_died import EngineDied
 from quire.server.limits import AT_ONCE
 
-WINDOWS, FEWEST = 6, 64  # rows in flight: so many times what runs at once, at least so many
-MOST_BYTES = 256 << 20  # of all rows in flight, which may hold images; one may be larger
+WINDOWS, FEWEST = 6, 64  # rows in flight: WINDOWS times the engine's capacity, at least FEWEST
+MOST_BYTES = 256 << 20  # of all rows in flight, which may hold images; a single row may be larger
 PAUSE = 1.0  # seconds before an engine that takes no rows is asked again
-MOST_CULPRITS = 3  # rows in a row, without an answer in between: then it is not the rows
-REST = 60.0  # seconds that such an engine is left alone
+MOST_CULPRITS = 3  # with so many culprits and no answer in between, the engine is at fault
+REST = 60.0  # seconds without rows for such an engine
 
 
 class Supply(Protocol):
@@ -38,17 +38,17 @@ class Supply(Protocol):
         ...
 
     async def answer(self, row: WorkRow) -> None:
-        """Ask the engine and keep what comes; raises EngineDied, EngineUnavailable."""
+        """Ask the engine and keep its answer; raises EngineDied, EngineUnavailable."""
         ...
 
     def blame(self, row: WorkRow) -> None:
-        """This row brings the engine down."""
+        """Record that this row makes the engine die."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ticket:
-    """A row that is with the engine, or was when it died. `number` is no other row's."""
+    """A row that the engine has, or had when it died. `number` is unique."""
 
     number: int
     supply: Supply
@@ -64,15 +64,15 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self.capacity = 0  # of the engine: rows that run at once
-        self._supplies: dict[Supply, int] = {}  # and how many of its rows are in flight
-        self._by_key: Counter[str] = Counter()  # the same of all batches of a key
+        self._supplies: dict[Supply, int] = {}  # -> number of its rows in flight
+        self._by_key: Counter[str] = Counter()  # key id -> the same for all its batches
         self._tasks: dict[asyncio.Task[None], _Ticket] = {}
         self._num_tickets = self._num_bytes = 0  # bytes of the rows in flight
         self._suspects = Suspects()
         self._suspected: dict[int, _Ticket] = {}
-        # Rows that it had when it died, since suspects were last looked at.
+        # Rows that the engine had when it died, until `_judge` has looked at them.
         self._died_with: list[tuple[_Ticket, Death]] = []
-        self._culprits: list[_Ticket] = []  # found, and not said before another row succeeds
+        self._culprits: list[_Ticket] = []  # blamed only after another row has succeeded
         self._changed = asyncio.Event()
         self._resting: asyncio.TimerHandle | None = None
 
@@ -81,11 +81,11 @@ class Dispatcher:
         self._changed.set()
 
     def wake(self) -> None:
-        """Rows are ready that were not."""
+        """To be called when a supply has new rows ready."""
         self._changed.set()
 
     async def remove(self, supply: Supply) -> None:
-        """Give up its rows in flight and ask it for no more."""
+        """Give up the supply's rows in flight, and take no more of it."""
         self._supplies.pop(supply, None)
         self._died_with = [one for one in self._died_with if one[0].supply is not supply]
         self._culprits = [ticket for ticket in self._culprits if ticket.supply is not supply]
@@ -114,7 +114,7 @@ class Dispatcher:
                 task.cancel()
 
     def _hand_out(self) -> bool:
-        """Have rows answered, as many as may be; whether there may be more to hand out at once."""
+        """Send rows to the engine, at most AT_ONCE; True if more may be sent at once."""
         if self._died_with or len(self._suspects):
             if not self._tasks:
                 self._judge()
@@ -168,12 +168,12 @@ class Dispatcher:
         if ticket.supply in self._supplies:
             self._supplies[ticket.supply] -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            # The supply makes a record of every error of a row; this is an error of ours.
+            # A supply records every error of a row, so this error is a bug.
             note(f"a row of a batch could not be kept: {type(error).__name__}")
         self._changed.set()
 
     def _judge(self) -> None:
-        """The engine died and nothing is in flight: what is suspected, and the culprit if known."""
+        """After a death, with no rows in flight: update the suspects, and find the culprit."""
         if not self._died_with:
             return
         note(f"the engine died with {len(self._died_with)} rows of batches; they are tried again")
@@ -187,7 +187,7 @@ class Dispatcher:
             self._rest()
 
     def _rest(self) -> None:
-        """Every row brings it down, so it is no row's fault: clear them, and wait a while."""
+        """The engine dies with every row, so no row is at fault: blame none, and wait a while."""
         note(f"the engine dies with every row; batches go on in {REST:g} seconds")
         cleared, self._culprits, self._suspects = self._culprits, [], Suspects()
         self._suspected |= {ticket.number: ticket for ticket in cleared}

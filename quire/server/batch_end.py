@@ -1,4 +1,4 @@
-"""How a batch ends: every line has its result, the files are durable, one transaction says so."""
+"""The end of a batch: each line gets a result, files become durable, a transaction records it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOST = [
 
 @dataclass(frozen=True, slots=True)
 class WrittenOut:
-    """A batch whose files are on disk, and of which the database does not know yet."""
+    """A batch whose files are on disk, but not yet in the database."""
 
     batch: StoredBatch
     outcome: Outcome
@@ -70,7 +70,7 @@ def _linked(batch: StoredBatch, written: Written | None, storage: Storage) -> St
 
 
 def commit_end(connection: sqlite3.Connection, ending: Ending, written: WrittenOut) -> None:
-    """Make the files known and the batch ended, together."""
+    """Record the files and the end of the batch, in one transaction."""
     for file in (written.output, written.errors):
         if file is not None:
             files.insert(connection, file)
@@ -90,7 +90,7 @@ def commit_end(connection: sqlite3.Connection, ending: Ending, written: WrittenO
 
 
 def _all_failed(outcome: Outcome) -> list[dict[str, Any]] | None:
-    """A batch in which every request failed says so where clients look for errors."""
+    """The entry of the batch's `errors` if every request failed, since clients look there."""
     if outcome.completed or not outcome.failed:
         return None
     cause = max(outcome.causes, key=lambda cause: outcome.causes[cause])

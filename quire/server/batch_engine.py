@@ -1,4 +1,4 @@
-"""The engine as batches use it: one line answered, or the reason why not."""
+"""The engine for batches: answers one line, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EngineUnavailable(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What answers: a batch goes on only with the model and the arithmetic it began with.
+    """The model and its arithmetic: a batch continues only with those it began with.
 
     `model_files` and `tokenizer_files` are stamps as an engine's first message has them.
     """
@@ -47,9 +47,9 @@ class RowAsked:
     endpoint: str
     body: Mapping[str, Any]
     key_id: str
-    name: str  # that no other row of any batch has
+    name: str  # unique among the rows of all batches
     created: int
-    seed: int  # for a body that draws and names none
+    seed: int  # for a body that samples and has no seed of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class BatchEngine:
         if read.asked.stream:
             raise bad("a line of a batch is not streamed", param="stream")
         for each in read.asked.rows:
-            # What is drawn is a function of the line, however often it is computed.
+            # The tokens drawn depend on the line only, however often it is computed.
             if each["params"].get("seed") is None:
                 each["params"] = {**each["params"], "seed": row.seed}
         outputs = await self._outputs(read.asked, row.key_id)
-        # How much of a prompt came from the cache depends on what ran before: a line that is
-        # computed again would differ. The batch's own usage has the sum.
+        # The number of cached tokens depends on earlier requests, so a line that is computed again
+        # would have another one. The usage of the whole batch has the sum.
         shown = [replace(output, cached_tokens=0) for output in outputs]
         return _answered(read.whole(shown), outputs)
 
@@ -116,7 +116,7 @@ class BatchEngine:
 
     async def _outputs(self, asked: Asked | PoolAsked, key_id: str) -> list[Output]:
         for each in asked.rows:
-            each["once"] = True  # when the engine dies, the rows it held are searched
+            each["once"] = True  # after a death of the engine the dispatcher tries it again
         try:
             return await whole_outputs(self._services, asked, lane="batch", key_id=key_id)
         except ApiError as error:
@@ -126,7 +126,7 @@ class BatchEngine:
 
 
 def _answered(body: Mapping[str, Any], outputs: list[Output]) -> RowAnswered:
-    """An answer of numbers has no text: to the journal it is an empty one that ended."""
+    """An answer of numbers has no text; the journal keeps an empty text that ended normally."""
     answers = [answer for output in outputs for answer in output.answers or (Answer(0, ""),)]
     return RowAnswered(
         body=body,

@@ -1,8 +1,8 @@
 """The lines of a batch's input, checked before anything is computed.
 
-A line that could not be matched to its answer (no JSON, no `custom_id`, one that was there before,
-another url) fails the whole batch, all such lines named at once. What is wrong inside a `body`
-costs its own line, later.
+A line that could not be matched to its answer (no JSON, a missing or repeated `custom_id`, another
+url) fails the whole batch, and all such lines are listed. An error inside a `body` fails only its
+own line, later.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quire.jobs.input.rows import BadRow
 from quire.jobs.store.keys import KeyTable
 from quire.params.rules import show
 
-MOST_ERRORS = 1000  # that a batch lists; the others are counted
+MOST_ERRORS = 1000  # errors that a batch lists; further ones are counted
 LONGEST_ID = 512  # characters of a custom_id
-_LOOK_EVERY = 1000  # lines between two looks at whether it is still wanted
+_LOOK_EVERY = 1000  # lines between two checks of whether the batch was cancelled
 
 
 @dataclass(slots=True)
 class Checked:
-    """How many lines there are, and what is wrong with them."""
+    """The number of lines, and their errors."""
 
     num_rows: int = 0
     num_wrong: int = 0
-    stopped: bool = False  # before the end, because it was no longer wanted
+    stopped: bool = False  # before the end, because the batch was cancelled
     errors: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, code: str, message: str, *, line: int | None, param: str | None) -> None:
@@ -52,7 +52,7 @@ class Checked:
 
 
 def check_lines(path: Path, endpoint: str, is_wanted: Callable[[], bool]) -> Checked:
-    """Read all of the file, and hold sixteen bytes a line."""
+    """Check the whole file, with about sixteen bytes of memory for each line."""
     checked, ids = Checked(), KeyTable()
     with open(path, "rb") as file:
         again = os.dup(file.fileno())
@@ -84,7 +84,7 @@ def line_ids(path: Path) -> Iterator[tuple[int, str]]:
         for row, (_, _, line) in enumerate(lines_of(file)):
             found = parse_line(line)
             named = None if isinstance(found, BadRow) else found.get("custom_id")
-            # A line that somebody changed since is called as a row of any job.
+            # A line that was changed on disk since then gets the usual key of a job's row.
             yield row, named if isinstance(named, str) else f"0:{row}"
 
 
@@ -109,7 +109,7 @@ def _check_id(
         return
     earlier = ids.get(found)
     ids.put(found, start)
-    # The table knows fingerprints; two ids with the same one are told apart by the line itself.
+    # The table has fingerprints only; the line itself tells whether the ids are really equal.
     if earlier is not None and _id_at(file, earlier) == found:
         checked.add(
             "duplicate_custom_id",
@@ -120,7 +120,7 @@ def _check_id(
 
 
 def _is_text(text: str) -> bool:
-    """Whether it can be written as UTF-8: half of a character cannot."""
+    """Whether the text can be written as UTF-8: half of a surrogate pair cannot."""
     with suppress(UnicodeEncodeError):
         return bool(text.encode())
     return False

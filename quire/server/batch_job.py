@@ -1,8 +1,8 @@
 """The job directory of a batch: the same journal, manifest and records that `quire run` keeps, so
 that `quire show` and `quire report` read it.
 
-All of this blocks, and is called from one thread at a time. A directory is its own: its input is a
-second name of the uploaded file's bytes, so it stays whole when the file is deleted.
+These calls block, and only one thread may make them at a time. The input in the directory is a hard
+link to the uploaded file, so the directory stays complete when that file is deleted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ABOUT_MODEL = ("model", "model_files", "tokenizer_files")
 
 
 class LineAsking:
-    """What a line asks for: its body, which the translator reads later."""
+    """The request of a line is its body, which BatchEngine reads later."""
 
     def ask(self, row: Mapping[str, Any]) -> dict[str, Any]:
         if row.get("method", "POST") != "POST":
@@ -62,30 +62,30 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a batch came out: its files, None where one would be empty, and its figures."""
+    """The result of a batch: its files (None instead of an empty one) and its counts."""
 
     output: Written | None
     errors: Written | None
     completed: int
     failed: int
     usage: dict[str, Any]
-    causes: Mapping[str, int]  # what the failed lines failed with, and how many of each
+    causes: Mapping[str, int]  # type of error -> number of failed lines
 
 
 def file_name(batch: StoredBatch, kind: str) -> str:
-    """What a file of the batch is called, in its directory and by clients."""
+    """The name of a file of the batch, in its directory and for clients."""
     return f"{batch.id}_{kind}.jsonl"
 
 
 def needed_files(batch: StoredBatch, directory: Path) -> list[Path]:
-    """Without these a batch that has begun cannot go on."""
+    """The files without which a batch that has begun cannot continue."""
     return [directory / MANIFEST, directory / file_name(batch, "input")]
 
 
 def begin(
     batch: StoredBatch, directory: Path, source: Path, facts: EngineFacts, num_rows: int
 ) -> None:
-    """Make the directory, its input and its manifest; what a kill left of them is used again."""
+    """Make the directory, its input and its manifest, or complete what a kill left of them."""
     make_directory(directory)
     kept = directory / file_name(batch, "input")
     second_name(source, kept)
@@ -98,8 +98,8 @@ def begin(
         created=datetime.fromtimestamp(batch.created_at, UTC).isoformat(timespec="seconds"),
         command=("quire", "serve", facts.model),
         kind="batch",
-        # Names without a folder: readers find them in the directory of the job, and a report that
-        # goes to a client says nothing of where the server keeps its files.
+        # Names without folders: readers look in the job's directory, and a report for a client
+        # must not show where the server keeps its files.
         inputs=(FileStamp(kept.name, stamp.size, stamp.stamp, batch.input_sha256),),
         chat=False,
         id_column="custom_id",
@@ -128,22 +128,22 @@ class BatchJob:
         self._closing = ExitStack()
 
     def open(self) -> None:
-        """Read what is there. `close` is called whatever becomes of this."""
+        """Open the journal. The caller calls `close` even if this fails."""
         self._manifest = Manifest.load(self._directory)
         lock = JobLock.take(self._directory)
         self._closing.callback(lock.release)
         first_epoch, job = self._manifest.first_epoch, self._manifest.id
         self._journal = Journal.open(self._directory, lock, first_epoch=first_epoch, job=job)
         self._closing.callback(self._journal.close)
-        self.epoch = lock.epoch  # now, when it is later than that of any record
+        self.epoch = lock.epoch  # read here, after the journal raised it above all records
         self._metrics = MetricsFile(self._directory)
         self._closing.callback(self._metrics.close)
         self._completed, self._failed = self._journal.index.counts()
         self._rows = self._left()
 
     def check_model(self, facts: EngineFacts) -> None:
-        """Raise JobChanged if another model, or the same in another arithmetic, wrote the rows
-        that are there."""
+        """Raise JobChanged if the existing rows were answered by another model, or in another
+        arithmetic."""
         now = self._manifest.changed(**_model(facts))
         differences = [
             line
@@ -188,7 +188,7 @@ class BatchJob:
         return rows
 
     def keep(self, records: Sequence[ResultRecord]) -> tuple[int, int]:
-        """Make the records durable; how many rows are done well by now, and how many failed."""
+        """Make the records durable; returns how many rows succeeded so far, and how many failed."""
         for record in records:
             self._append(record)
         self._journal.commit()
@@ -200,16 +200,16 @@ class BatchJob:
         self._failed += kept.failed
 
     def counts(self) -> tuple[int, int]:
-        """Rows in the journal: done well, and failed."""
+        """Rows in the journal: how many succeeded, and how many failed."""
         return self._completed, self._failed
 
     def tell(self, metrics: Mapping[str, Any]) -> None:
-        """A line for the report's curves."""
+        """Write a line of metrics, for the curves of the report."""
         self._metrics.append(dict(metrics))
 
     def fail_rest(self, code: str, message: str) -> None:
-        """Give every row that has no result this error. Nothing is asked of these, so neither are
-        their bodies looked at, which would be most of the time."""
+        """Give every row without a result this error. Their bodies are not read, which would take
+        most of the time."""
         for row, key in line_ids(self._path("input")):
             if row not in self._journal.index:
                 record = ResultRecord(row, key, "", self.epoch, error=message, error_type=code)
@@ -217,8 +217,8 @@ class BatchJob:
         self._journal.commit()
 
     def write(self) -> Outcome:
-        """The files of the batch, in the order of the input, durable when this returns. Answers
-        and errors to messages are in one."""
+        """Write the batch's files in the order of the input; they are durable when this returns. A
+        batch of messages has one file for answers and errors."""
         usage, causes = _Usage(), dict[str, int]()
         apart, endpoint = self._batch.endpoint != MESSAGES, self._batch.endpoint
         with ExitStack() as stack:
@@ -289,8 +289,8 @@ class _Lines:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[_Lines]:
-    """A file that takes its name, whole and durable, when the block ends well; one with nothing in
-    it takes none."""
+    """A file that gets its name, complete and durable, if the block succeeds; an empty one is
+    dropped."""
     with replacing(path) as file:
         lines = _Lines(path, file)
         yield lines

@@ -1,9 +1,8 @@
 """The lines of a batch's output and error files, made from the records of its journal.
 
-A rejected request is a response with its status; what never came to an answer (expired, cancelled,
-an engine that died) has no response and an error. The line of a message is a result in Anthropic's
-words. Everything in a line is a function of the batch and its record, so that writing it again
-gives the same bytes.
+A rejected request has a response with its status. A request without an answer (expired, cancelled,
+or the engine died) has an error and no response. The line of a message has Anthropic's form of a
+result. A line depends only on the batch and its record, so writing it again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from quire.openai_api.errors import ApiError, server_error
 from quire.openai_api.fields import MESSAGES
 from quire.server.batch_engine import RowAnswered
 
-EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # a request that the end of its batch met
+EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"  # the batch ended before the request
 _UNANSWERED = {EXPIRED: "expired", CANCELLED: "canceled"}
-SUMMED = ("cached_tokens", "reasoning_tokens")  # for the batch's own usage
-STATUS, BODY = "status", "body"  # what a record's `extra` holds for these lines
+SUMMED = ("cached_tokens", "reasoning_tokens")  # added up in the batch's usage
+STATUS, BODY = "status", "body"  # names in a record's `extra`
 
 
 def row_name(batch_id: str, row: int) -> str:
-    """A name for an answer that no other row of any batch has."""
+    """A name for the answer that is unique among the rows of all batches."""
     return hashlib.blake2b(f"{batch_id}\0{row}".encode(), digest_size=12).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Batches as Prometheus reads them: how many are in each state, and rows that came out of them."""
+"""Metrics of batches for Prometheus: how many are in each state, and how many rows have ended."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class BatchRoutes:
         ]
 
     async def created(self, request: Request) -> Response:
-        """Answered once the batch is durable, and before its lines are looked at."""
+        """Answers when the batch is durable, before its lines are checked."""
         given = read_new_batch(await read_json(request))
         file = await self._input(key_of(request), given["input_file_id"])
         batch = new_batch(
@@ -89,7 +89,7 @@ class BatchRoutes:
             model=self._model,
             storage=self._service.storage.new_name(),
         )
-        # Looked at again where it counts: the file may have been deleted in between.
+        # Checked again inside the transaction: the file may have been deleted meanwhile.
         claim = partial(files.find, key_id=batch.key_id, file_id=file.id)
         await self._service.create(batch, claim)
         return json_response(self._service.as_object(batch))

@@ -1,8 +1,8 @@
 """One batch from its first state to its last: checked, answered row by row, written out.
 
-Whatever is on disk decides where it goes on, so a batch that was cut anywhere is simply run again.
-Files are read and written on threads; results reach the journal in groups, and are counted when
-they are in it.
+The state on disk decides where a batch continues, so one that was interrupted anywhere is simply
+run again. Files are read and written on threads. Results are written to the journal in groups, and
+counted when they are in it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GROUP, GROUP_SECONDS = 64, 0.5  # results that wait for the journal, at most
 
 
 class BatchRun:
-    """One run of one batch; `end` asks it to come to an early end. Also a supply of rows."""
+    """One run of one batch; `end` asks for an early end. It is also a Supply of rows."""
 
     def __init__(self, batch: StoredBatch, context: BatchContext) -> None:
         self.batch, self.key_id, self._context = batch, batch.key_id, context
@@ -62,14 +62,14 @@ class BatchRun:
             self.end("cancelled")
 
     def end(self, ending: Ending) -> None:
-        """A cancel wins over the end of its time, and neither over what is being written out."""
+        """Ask for an early end: a cancel wins over an expiry, and neither stops the writing out."""
         if self._ending is None or (ending == "cancelled" and self._ending != "completed"):
             self._ending = ending
             self.asked_to_end.set()
             self._news.set()
 
     def again(self, batch: StoredBatch) -> BatchRun:
-        """A fresh run of the batch as it is stored now; what this one was asked, it is asked."""
+        """A new run of the batch as it is stored now, with the same early end asked for."""
         made = BatchRun(batch, self._context)
         if self.asked_to_end.is_set() and self._ending is not None:
             made.end(self._ending)
@@ -110,8 +110,8 @@ class BatchRun:
         return self._context.storage.file(source)
 
     async def _is_lost(self) -> bool:
-        """Whether somebody removed what the batch needs. Where the folder of all batches is not
-        there either, a disk may be, and comes back."""
+        """Whether files that the batch needs were removed. If the folder of all batches is missing
+        too, a disk may be unmounted and come back, so the batch waits."""
         needed = needed_files(self.batch, self._directory)
         if self.batch.in_progress_at is None:
             needed = [await self._source()]
@@ -120,8 +120,8 @@ class BatchRun:
         )
 
     async def _is_open(self, job: BatchJob) -> bool:
-        """Open the job; False for one that cannot be read, and whose time is over: until then
-        somebody may put its files right."""
+        """Open the job. One that cannot be read waits, since its files may be repaired; False if
+        its time is over."""
         try:
             await self._context.on_thread(job.open)
         except CorruptJob:
@@ -131,14 +131,14 @@ class BatchRun:
         return True
 
     async def _give_up(self) -> None:
-        """End a batch of which nothing can be read any more."""
+        """End a batch whose files cannot be read any more."""
         if await self._change("cancelled", of=("cancelling",)) is None:
             values = {"failed": self.batch.total, "errors": LOST}
             await self._change("failed", of=("validating", "in_progress", "finalizing"), **values)
 
     async def _begin(self) -> None:
-        """Make the job, once the lines are known. One that is cancelled before that has none; where
-        they were counted when the batch was made, each has its result."""
+        """Make the job when the lines are counted. A batch that is cancelled before that has no
+        job; if its lines were counted when it was made, each still gets its result."""
         path = await self._source()
         total = self.batch.total or await self._checked(path)
         if not total:
@@ -154,7 +154,7 @@ class BatchRun:
             await self._change("cancelling", of=("cancelling",), in_progress_at=now)
 
     async def _checked(self, path: Path) -> int:
-        """How many lines there are; 0 for a batch that fails with them, or is cancelled."""
+        """The number of lines; 0 if their errors fail the batch, or it is cancelled."""
         if self._ending == "cancelled":
             return 0
         endpoint = self.batch.endpoint
@@ -198,13 +198,13 @@ class BatchRun:
         return self._exhausted and not (self._ready or self._num_out or self._results)
 
     async def _wait_for_news(self) -> None:
-        """Until something came or a result is due for the journal."""
+        """Wait until something happened, or results are due for the journal."""
         if self._is_answered():
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_SECONDS):
                 await self._news.wait()
-        if self._results and len(self._results) < GROUP:  # let a group come together
+        if self._results and len(self._results) < GROUP:  # wait for a larger group
             due = self._oldest_result + GROUP_SECONDS - time.monotonic()
             await asyncio.sleep(min(max(due, 0.0), 0.05))
 
@@ -223,7 +223,7 @@ class BatchRun:
         self._context.dispatcher.wake()
 
     async def _keep(self, job: BatchJob, *, at_once: bool = False) -> None:
-        """Put results into the journal, if they are due."""
+        """Write results to the journal, if they are due."""
         waited = time.monotonic() - self._oldest_result
         due = len(self._results) >= GROUP or waited >= GROUP_SECONDS or self._exhausted
         if not self._results or not (due or at_once):
@@ -270,7 +270,7 @@ class BatchRun:
         )
         try:
             found = await self._context.engine.answer(asked)
-        except EngineDied:  # the dispatcher looks for the row that did it
+        except EngineDied:  # the dispatcher finds the row that caused it
             raise
         except ApiError as refused:
             self._reject(row, refused)
@@ -297,7 +297,7 @@ class BatchRun:
         self._result(row, error=message, error_type="engine_crash")
 
     def _reject(self, row: WorkRow, refused: ApiError) -> None:
-        """A request that was refused has a response; a failure of ours has none."""
+        """Record a refusal. A refused request has a response; a failure of the server has none."""
         is_refusal = refused.status < 500
         self._result(
             row,
@@ -315,8 +315,8 @@ class BatchRun:
         self._news.set()
 
     async def _finish(self, job: BatchJob) -> None:
-        """Write the files, then say in one transaction that they are there and the batch is over.
-        A cancel that comes meanwhile makes it a cancelled one, with all its lines."""
+        """Write the files, then record them and the end of the batch in one transaction. After a
+        cancel that comes meanwhile the batch is a cancelled one, with all its lines."""
         ending: Ending = self._ending or "completed"
         self._ending = ending
         if ending != "cancelled":
@@ -328,7 +328,7 @@ class BatchRun:
     async def _change(
         self, status: Status, *, of: tuple[Status, ...], **values: Any
     ) -> StoredBatch | None:
-        """As batches.change; where another state was entered meanwhile, follow it."""
+        """As batches.change. If the batch is in another state meanwhile, take that one."""
 
         def work(connection: sqlite3.Connection) -> tuple[StoredBatch | None, StoredBatch]:
             changed = batches.change(connection, self.batch.id, status, of=of, **values)
@@ -340,7 +340,7 @@ class BatchRun:
         return changed
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Made]) -> Made | None:
-        """What the work gives; None, with the work given up, where an early end comes first."""
+        """The result of the work; None, with the work cancelled, if an early end comes first."""
         task, end = asyncio.create_task(work), asyncio.create_task(self.asked_to_end.wait())
         try:
             await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
-"""Files and batches as a service: what is stored, what runs, and what goes when its time is over.
+"""The service behind files and batches: it stores them, runs batches, and removes what expired.
 
-Everything acknowledged is in the database and on disk; `start` goes on with every batch that has
-not ended, `stop` commits what is known and leaves the rest to the next start.
+Everything acknowledged is in the database and on disk. `start` continues every batch that has not
+ended; `stop` writes all finished results to the journals, and the next start does the rest.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from quire.server.files import StoredFile
 from quire.server.links import Links
 from quire.server.storage import Storage
 
-MOST_RUNNING = 64  # batches of a key that are read and answered at once; others wait for one's end
+MOST_RUNNING = 64  # batches of a key that run at once; further ones wait until one ends
 THREADS = 4
 SWEEP_SECONDS = 60.0
-KEPT_AFTER_END = 30 * 86400  # seconds that an ended batch without files is remembered
-AGAIN_SECONDS = 30.0  # after a failure of ours: a full disk, a bug
+KEPT_AFTER_END = 30 * 86400  # seconds that an ended batch without files stays in the database
+AGAIN_SECONDS = 30.0  # until a batch is run again after a full disk or a bug
 _NO_ROOM = "the disk of the server is full"
 _FAILED = "the server failed on this batch, and tries it again"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Where things are kept, and how much. The quota is one key's, in bytes of its files."""
+    """The data folder and its limits. The quota is for one key, in bytes of its files."""
 
     data_dir: Path
     max_file_bytes: int = 2 << 30
@@ -74,7 +74,7 @@ class BatchService:
         self._num_rows = {"completed": 0, "failed": 0}
 
     async def start(self, engine: BatchEngine) -> None:
-        """Remove what a kill left behind, and go on with every batch that has not ended."""
+        """Remove what a kill left behind, and continue every batch that has not ended."""
         known = await self.database.read(_storage_names)
         await asyncio.to_thread(self.storage.sweep, *known)
         dispatcher = Dispatcher()
@@ -87,8 +87,8 @@ class BatchService:
             self._run(batch)
 
     async def stop(self) -> None:
-        """End what runs, with what is finished in the journal."""
-        self._context = None  # from here on nothing begins
+        """Stop all runs; finished results are in the journals."""
+        self._context = None  # from here on no batch begins
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -96,14 +96,14 @@ class BatchService:
             await asyncio.wait(tasks)
 
     def close(self) -> None:
-        """Give the data folder free; a second time does nothing."""
+        """Release the data folder; a second call does nothing."""
         self._threads.shutdown()
         self.database.close()
         self.storage.close()
 
     async def create(self, batch: StoredBatch, claim_input: Work[Any]) -> None:
-        """Make the batch durable, together with its claim on what it reads, and begin it. 429 for
-        a key that has too many."""
+        """Make the batch and its claim on its input file durable, and begin it. 429 if the key has
+        too many batches."""
         most = self.settings.max_live_batches
 
         def work(connection: sqlite3.Connection) -> None:
@@ -132,7 +132,7 @@ class BatchService:
         return batch
 
     def live(self, batch_id: str) -> Live | None:
-        """What is known of a batch while it runs."""
+        """The state of a batch while it runs, else None."""
         run = self._runs.get(batch_id)
         return None if run is None else run.live
 
@@ -149,11 +149,11 @@ class BatchService:
         return made
 
     def num_by_status(self) -> Mapping[str, int]:
-        """How many batches are in each state, of all keys; waited for."""
+        """How many batches of all keys are in each state; blocks for the database."""
         return self.database.submit_read(_by_status).result()
 
     def num_rows(self) -> Mapping[str, int]:
-        """Rows that came into journals since the server began."""
+        """Rows written to journals since the server began."""
         return dict(self._num_rows)
 
     async def delete_file(self, key_id: str, file_id: str) -> StoredFile:
@@ -170,7 +170,7 @@ class BatchService:
         await self.database.keep_room()
 
     async def delete(self, key_id: str, batch_id: str, kinds: tuple[str, ...]) -> StoredBatch:
-        """Forget a batch that has ended, with all that it read and wrote."""
+        """Delete a batch that has ended, with its input and its output files."""
 
         def work(connection: sqlite3.Connection) -> tuple[StoredBatch, list[StoredFile]]:
             batch = batches.delete(connection, key_id, batch_id, kinds)
@@ -196,8 +196,8 @@ class BatchService:
             await asyncio.to_thread(self.storage.remove_batch, batch.storage)
 
     async def _remove_jobs(self, gone: list[StoredFile]) -> None:
-        """A deleted output is to be gone, so the journal that it was made from goes with the last
-        of a batch's outputs."""
+        """Remove the journals of batches whose last output was deleted, since a deleted output must
+        not stay on disk in another form."""
         for file in gone:
             if file.purpose != files.BATCH_OUTPUT:
                 continue
@@ -209,7 +209,7 @@ class BatchService:
         while True:
             try:
                 await self.sweep()
-            except Exception as error:  # a full disk, say: whatever it is, it is tried again
+            except Exception as error:  # such as a full disk: it is tried again in any case
                 note(f"files whose time is over could not be removed: {_where(error)}")
             await asyncio.sleep(SWEEP_SECONDS)
 
@@ -229,8 +229,8 @@ class BatchService:
             self._spawn(self._run_to_its_end(run))
 
     async def _run_to_its_end(self, run: BatchRun) -> None:
-        """Run the batch, and again after a failure of ours, until it has ended or the server
-        stops: a failure while it is stopped counts as the stop."""
+        """Run the batch until it has ended or the server stops, and again after a full disk or a
+        bug. A failure while it is being stopped counts as the stop."""
         batch_id = run.batch.id
         try:
             while not await self._has_ended(run) and self._context is not None:
@@ -239,7 +239,7 @@ class BatchService:
             self._runs.pop(batch_id, None)
 
     async def _again(self, run: BatchRun) -> BatchRun:
-        """A further run of the same batch, after a while, once the database can be read."""
+        """A new run of the same batch, after a pause, when the database can be read."""
         while True:
             await asyncio.sleep(AGAIN_SECONDS)
             try:
@@ -256,7 +256,7 @@ class BatchService:
             async with self._place(run):
                 await run.run()
             return True
-        except Exception as error:  # whatever it is, the batch is on disk and is tried again
+        except Exception as error:  # the batch is on disk, and is tried again after any failure
             is_full = isinstance(error, OSError) and error.errno in FULL
             full = is_full or isinstance(error, JobStopped)
             run.live.waiting = _NO_ROOM if full else _FAILED
@@ -267,7 +267,7 @@ class BatchService:
 
     @asynccontextmanager
     async def _place(self, run: BatchRun) -> AsyncIterator[None]:
-        """A place among those that run. One that is asked to end needs none: little is left."""
+        """A place among the running batches; one that is to end early needs none."""
         free = self._free[run.key_id]
         place = asyncio.create_task(free.acquire())
         end = asyncio.create_task(run.asked_to_end.wait())
@@ -282,14 +282,14 @@ class BatchService:
 
 
 def _where(error: BaseException) -> str:
-    """The kind of an error and its place in the code: what it says may quote a prompt."""
+    """The type of an error and its place in the code; its text may quote a prompt."""
     frames = traceback.extract_tb(error.__traceback__)
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return type(error).__name__ + at
 
 
 def _storage_names(connection: sqlite3.Connection) -> tuple[set[str], set[str]]:
-    """The names of everything that has a row: files with parts of uploads, and batches."""
+    """The storage names in the database: of files and parts of uploads, and of batches."""
     names = [
         {row["storage"] for row in connection.execute(f"SELECT storage FROM {table}")}
         for table in ("files", "upload_parts", "batches")

@@ -1,7 +1,7 @@
-"""Batches as the database knows them: made, found, moved from state to state.
+"""Batches in the database: inserting, finding, and changing their state.
 
-Each change is one transaction that looks at the state it starts from, so that a cancel and an end
-that come together leave one of the two, whole.
+Each change is one transaction that checks the state it starts from. So if a cancel and an end come
+together, exactly one of them takes effect.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class BatchObject(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """One batch. `storage` names its job directory; `ending` is where a batch goes that is being
-    written out."""
+    """One batch. `storage` names its job directory; `ending` is the final state of a batch that is
+    being written out."""
 
     id: str
     key_id: str
@@ -93,7 +93,7 @@ class StoredBatch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     usage: Mapping[str, Any] | None = None
-    causes: Mapping[str, int] | None = None  # of the lines that failed, and how many of each
+    causes: Mapping[str, int] | None = None  # type of error -> number of failed lines
 
     @property
     def is_live(self) -> bool:
@@ -101,7 +101,7 @@ class StoredBatch:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The ids of those that it reads and wrote."""
+        """The ids of the batch's input and output files."""
         found = (self.input_file_id, self.output_file_id, self.error_file_id)
         return tuple(filter(None, found))
 
@@ -132,7 +132,7 @@ def _bound(values: Mapping[str, Any]) -> dict[str, Any]:
 def find(
     connection: Connection, key_id: str, batch_id: object, kinds: tuple[str, ...] = KINDS
 ) -> StoredBatch:
-    """The key's batch of this id; 404 if there is none, whatever other keys have."""
+    """The batch of this id and key; 404 if there is none, or if it is another key's."""
     row = None
     if is_id(batch_id, *kinds):
         row = connection.execute(
@@ -144,7 +144,7 @@ def find(
 
 
 def get(connection: Connection, batch_id: str) -> StoredBatch:
-    """A batch that is known to be there, for the server itself."""
+    """A batch that must exist; for the server itself, without a key."""
     row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
     return batch_of(row)
 
@@ -152,7 +152,7 @@ def get(connection: Connection, batch_id: str) -> StoredBatch:
 def page_of(
     connection: Connection, key_id: str, page: Page, endpoint: str | None = None
 ) -> tuple[list[StoredBatch], bool]:
-    """Those of one endpoint, or of all."""
+    """A page of the key's batches, of one endpoint or of all."""
     where = {"key_id": key_id} | ({} if endpoint is None else {"endpoint": endpoint})
     rows, has_more = select_page(connection, "batches", page, kinds=KINDS, where=where)
     return [batch_of(row) for row in rows], has_more
@@ -179,8 +179,8 @@ def change(
     of: Sequence[Status],
     **values: Any,
 ) -> StoredBatch | None:
-    """Move the batch to `status`, at this moment, if it is in one of the states `of`; the batch
-    as it is then, or None if it was in another state."""
+    """Change the batch to `status` if it is in one of the states `of`. Returns the batch as it is
+    then, or None if it was in another state."""
     values = {"status": status, **values}
     row = connection.execute("SELECT * FROM batches WHERE id = ?", (batch_id,)).fetchone()
     if row is None or row["status"] not in of:
@@ -197,7 +197,7 @@ def change(
 def cancel(
     connection: Connection, key_id: str, batch_id: object, kinds: tuple[str, ...] = KINDS
 ) -> StoredBatch:
-    """Ask the batch to end; 400 if it has. One that is asked already stays as it is."""
+    """Cancel the batch; 400 if it has ended. One that is being cancelled stays as it is."""
     batch = find(connection, key_id, batch_id, kinds)
     if batch.status == "cancelling":
         return batch
@@ -241,7 +241,7 @@ def without_outputs(connection: Connection, file_id: str) -> StoredBatch | None:
 
 
 def take_old(connection: Connection, ended_before: int) -> list[StoredBatch]:
-    """Forget batches that ended long ago, and whose files are gone."""
+    """Delete and return batches that ended long ago and have no files any more."""
     rows = connection.execute(
         f"SELECT * FROM batches WHERE NOT {_IS_LIVE} AND created_at < ? "
         "AND NOT EXISTS (SELECT 1 FROM files WHERE files.id IN (output_file_id, error_file_id)) "

@@ -1,7 +1,7 @@
-"""The way to the engine's process: rows out, what they write back, whatever becomes of it.
+"""Connects the server to the engine's process: sends rows, and gives their outputs to readers.
 
-An engine that dies is started again. Rows of which nothing was shown yet are asked once more; one
-that was on the device both times, or of which a reader has a part, ends with an error.
+An engine that dies is started again. Rows of which no output was sent yet are asked once more. A
+row that was on the device both times, or of which a client has a part, ends with an error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from quire.server.row_reading import RowReading, written
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
 
-# Of engines in a row, without a single output between them: looking for the row of a batch that
-# brings them down takes eight.
+# Deaths in a row, without a single output between them. To find the row of a batch that makes the
+# engine die takes eight.
 MOST_DEATHS = 16
-MOST_UNREAD = 4096  # outputs that wait for a reader; then its row is given up
+MOST_UNREAD = 4096  # outputs that a reader has not taken; with more its row is given up
 _LOOK_SECONDS = 5.0
 _FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
 
@@ -51,16 +51,16 @@ class Bridge:
         self.queueing = Queueing(settings.max_queue, settings.max_queue_tokens)
         self.metrics = Metrics(settings.names[0])
         self.adapters = RuntimeAdapters()
-        self._said: Mapping[str, Any] = {}  # what the engine said last of itself
+        self._said: Mapping[str, Any] = {}  # the engine's last message about its own state
         self._totals = EngineTotals()
         self._life: EngineLife | None = None
         self._readings: dict[int, RowReading] = {}
-        self._asking: dict[int, RowReading] = {}  # of the batch lane, on their way to the engine
-        # What came for the batch lane: hundreds of rows may end in one step.
+        self._asking: dict[int, RowReading] = {}  # rows of the batch lane that are not sent yet
+        # Outputs for the batch lane that wait for delivery: hundreds of rows may end in one step.
         self._late: deque[tuple[RowReading, Output | ApiError]] = deque()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next, self._deaths, self._restarts = 0, 0, 0
-        self._changed = asyncio.Event()  # the state, once
+        self._changed = asyncio.Event()  # set when the state changes, then replaced
         self._failure: QuireError | None = None
 
     @property
@@ -74,7 +74,7 @@ class Bridge:
             raise self._unavailable()
 
     async def run(self) -> None:
-        """Keep an engine alive until cancelled; raises what keeps the first from loading."""
+        """Keep an engine running until cancelled; raises the error if the first cannot load."""
         try:
             while True:
                 opening = {**self._settings.opening, "loaded": self.adapters.paths()}
@@ -104,16 +104,16 @@ class Bridge:
         self._changed = asyncio.Event()
 
     def drain(self) -> None:
-        """Take nothing new from now on."""
+        """Refuse new rows from now on."""
         self._set("draining")
 
     async def drained(self) -> None:
-        """Until nothing runs any more."""
+        """Wait until no row runs any more."""
         while any(one.lane == "interactive" for one in self._readings.values()):
             await asyncio.sleep(0.02)
 
     def give_all_up(self) -> None:
-        """End whatever runs, with an error for each that waits for it."""
+        """End all rows, with an error for each reader."""
         self._fail_all(self._unavailable())
 
     def _take(self, message: Message) -> None:
@@ -138,7 +138,7 @@ class Bridge:
 
     def _deliver(self, number: int, one: Output | ApiError) -> None:
         reading = self._readings.get(number)
-        if reading is None:  # it was given up
+        if reading is None:  # the row was given up
             return
         if reading.lane == "interactive":
             self._give(reading, one)
@@ -148,14 +148,14 @@ class Bridge:
         self._late.append((reading, one))
 
     def _deliver_late(self, most: int = AT_ONCE) -> None:
-        """Wake up so many readers of the batch lane, and then let others have their turn."""
+        """Deliver to at most so many readers of the batch lane, then let other tasks run."""
         for _ in range(min(most, len(self._late))):
             self._give(*self._late.popleft())
         if self._late:
             asyncio.get_running_loop().call_soon(self._deliver_late)
 
     def _give(self, reading: RowReading, one: Output | ApiError) -> None:
-        if reading.number not in self._readings:  # it was given up meanwhile
+        if reading.number not in self._readings:  # the row was given up meanwhile
             return
         if reading.num_unread >= MOST_UNREAD:
             self._send({"kind": "abort", "ids": [reading.number]})
@@ -165,7 +165,7 @@ class Bridge:
             self._readings.pop(reading.number, None)
 
     def _died(self, held: set[int], code: int, life: EngineLife) -> None:
-        """The engine is gone."""
+        """Handle the death of an engine that held these rows."""
         self._deliver_late(len(self._late))
         self._life, self._said = None, {}
         self._totals.engine_ended()
@@ -184,7 +184,7 @@ class Bridge:
         of_batches = {n for n, reading in self._readings.items() if reading.lane == "batch"}
         death = partial(life.death, code, others=not held <= of_batches)
         for future in self._calls.values():
-            if not future.done():  # its caller may have left
+            if not future.done():  # it is done if the caller was cancelled
                 future.set_exception(EngineDied(death(asked_at=0.0)))
         self._calls.clear()
         for reading in list(self._readings.values()):
@@ -219,7 +219,7 @@ class Bridge:
         self._asking[reading.number] = reading
 
     def _ask_late(self) -> None:
-        """Rows of batches that came together, in one message: each wakes threads of the engine."""
+        """Send the waiting rows of batches in one message: each message wakes engine threads."""
         asking, self._asking = self._asking, {}
         rows = [one.message for one in asking.values() if one.number in self._readings]
         if rows:
@@ -248,7 +248,7 @@ class Bridge:
                     came = one
                     yield came
             finally:
-                if came is not None:  # what was written for somebody who left was written, too
+                if came is not None:  # tokens for a client that left count in the metrics, too
                     self.queueing.observe(lane, came)
                     self.metrics.observe(came)
                 if self._readings.pop(reading.number, None) is not None:
@@ -276,7 +276,7 @@ class Bridge:
             future.set_result(message.value)
 
     def _refusal(self, message: Message) -> ApiError:
-        """What the engine said of a row, as its reader gets it."""
+        """The engine's error for a row, as an ApiError for the reader."""
         kind, why, param = message.error_type, message.error, message.param
         if kind in ("prompt_too_long", "does_not_fit"):
             return too_long(int(self.facts.get("max_model_len", 0)), why, param=param)
@@ -316,8 +316,8 @@ class Bridge:
 
 
 def salt_of(row: Row, key_id: str) -> str:
-    """What separates the cached prefixes of one key from those of all others: how long an answer
-    takes tells nobody what others asked."""
+    """The cache salt of a row, which separates the cached prefixes of one key from all others. So
+    the time to an answer does not show what other keys have asked."""
     given = row.get("salt", "")
     if key_id == LOCAL and not given:
         return ""
@@ -325,13 +325,13 @@ def salt_of(row: Row, key_id: str) -> str:
 
 
 def _start_error(message: Message) -> QuireError:
-    """Why an engine could not begin, as the kind of error that `quire serve` ends with."""
+    """The error of an engine that could not start, as the error that `quire serve` ends with."""
     kinds: dict[str, type[QuireError]] = {"model": ModelError, "usage": InvalidRequest}
     return kinds.get(message.error_type, EngineError)(message.error)
 
 
 def _pass_on(line: str) -> None:
-    """What the engine says: notes of its own, or whatever a library prints."""
+    """Print a line of the engine's stderr: a note of its own, or the output of a library."""
     note(line.removeprefix("quire: "))
 
 

@@ -1,7 +1,7 @@
-"""What lets a page of another origin read our answers; whether it may is the guard's to say.
+"""Headers that let a page of another origin read our answers; the guard decides which pages may.
 
-A browser asks first (OPTIONS, without a key) and then shows a page only answers that name its
-origin, refusals as well: without that a page cannot tell a wrong key from a server that is gone.
+A browser first sends OPTIONS, without a key. Then it gives a page only answers that name the page's
+origin. Refusals name it too, since otherwise a page could not tell a wrong key from a dead server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 _METHODS = "GET, HEAD, POST, DELETE"
 _ASKED_METHOD, _ASKED_HEADERS = "access-control-request-method", "access-control-request-headers"
-_SECONDS = "600"  # that a browser need not ask again; Chrome takes two hours at most
+_SECONDS = "600"  # for which a browser may remember the permission
 
 
 def readable_by(origin: str) -> list[tuple[bytes, bytes]]:
@@ -30,7 +30,7 @@ def is_preflight(scope: Scope, headers: Mapping[str, str]) -> bool:
 
 
 def permission(headers: Mapping[str, str]) -> Response:
-    """The answer to a preflight: whatever headers the page has, its origin is trusted with.
+    """The answer to a preflight: all headers that the page asks for are allowed.
 
     They are named one by one, because `*` does not cover Authorization.
     """

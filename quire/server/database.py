@@ -1,7 +1,7 @@
-"""What the server knows of files and batches, in one SQLite file.
+"""One SQLite file with the records of files and batches.
 
-Bytes lie beside it and rows of a batch in its job directory; this file says which of them exist
-and to which key they belong. One thread writes, one reads; a write that has returned is on disk.
+The bytes of files are beside it, and the rows of a batch in its job directory. It records which of
+them exist and who owns them. One thread writes and one reads; a write that returned is on disk.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ CREATE TABLE upload_parts (
 ) STRICT;
 CREATE INDEX parts_of_upload ON upload_parts (upload_id, seq);
 """
-# What makes each version of the one before it; a new file goes through all of them.
+# The statements that make each version from the one before; a new file runs all of them.
 _STEPS = (_SCHEMA, "ALTER TABLE batches ADD COLUMN causes TEXT")
 VERSION = len(_STEPS)
 
 
-_RESERVE_BYTES = 1 << 20  # for what makes room, where there is none
-WRITE_REFUSALS = frozenset({503, 507})  # the database is held, the disk is full
+_RESERVE_BYTES = 1 << 20  # freed on a full disk, so that files can be deleted from the database
+WRITE_REFUSALS = frozenset({503, 507})  # the database is locked, the disk is full
 
 
 def disk_full() -> ApiError:
@@ -113,8 +113,8 @@ def disk_full() -> ApiError:
 
 
 def shown_as(shape: type[Shape], stored: object, **own: Any) -> Shape:
-    """Something stored as clients read it: what it has of the shape's fields, by their names, and
-    the fields of the object's `own`."""
+    """A stored object in the shape that clients read: its attributes that are fields of the shape,
+    and the fields given in `own`."""
     names = shape.__annotations__
     return cast(
         Shape, {name: own[name] if name in own else getattr(stored, name) for name in names}
@@ -149,12 +149,12 @@ class Database:
         return self._reader.submit(work, self._reading)
 
     async def write(self, work: Work[Made], *, frees: bool = False) -> Made:
-        """What the work returns, once its changes are on disk. A caller that is cancelled does not
-        take the change back. Work that `frees` room is done on a full disk, too."""
+        """The result of the work, when its changes are on disk. If the caller is cancelled, the
+        change is still made. Work that `frees` room is possible on a full disk, too."""
         try:
             return await asyncio.wrap_future(self.submit_write(work, frees=frees))
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # for ten seconds
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:  # after ten seconds of waiting
                 why = "another program holds the server's database; try again later"
                 raise server_error(why, code="unavailable", status=503, retry=True) from None
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
@@ -162,7 +162,7 @@ class Database:
             raise disk_full() from None
 
     async def keep_room(self) -> None:
-        """Again, once something was freed; not while somebody uses it."""
+        """Make the reserve again after something was freed, unless it is in use."""
         if not self._reserve.exists():
             await asyncio.wrap_future(self._writer.submit(keep_room, self._reserve, _RESERVE_BYTES))
 
@@ -170,11 +170,11 @@ class Database:
         return await asyncio.wrap_future(self.submit_read(work))
 
     def close(self) -> None:
-        """Finish what was begun and close the file; a second time does nothing."""
+        """Finish what was begun and close the file; a second call does nothing."""
         for executor, connection in ((self._reader, self._reading), (self._writer, self._writing)):
             try:
                 executor.submit(connection.close)
-            except RuntimeError:  # closed before
+            except RuntimeError:  # it was closed before
                 continue
             executor.shutdown()
 
@@ -214,7 +214,7 @@ def _in_transaction(connection: sqlite3.Connection, work: Work[Made]) -> Made:
         made = work(connection)
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # on a full disk SQLite has taken it back itself
+        if connection.in_transaction:  # on a full disk SQLite rolls it back by itself
             connection.execute("ROLLBACK")
         raise
     return made

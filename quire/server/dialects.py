@@ -1,5 +1,5 @@
-"""In whose words a client is refused: OpenAI's, or Anthropic's where it asks for a message, or says
-which version of that API it speaks."""
+"""The form of error answers: OpenAI's, or Anthropic's if the path is one of messages or a header
+names a version of that API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_anthropic(scope: Scope) -> bool:
 
 
 def refusal(error: ApiError, scope: Scope) -> tuple[int, Any]:
-    """The status and the body that say it."""
+    """The status and the body of an error."""
     if is_anthropic(scope):
         return status_of(error.status), error_body(error, scope["quire.request_id"])
     return error.status, error.body()

@@ -1,7 +1,7 @@
-"""Requests that may wait long, and the short way to what answers them.
+"""A shorter way to the handlers of requests that may wait long.
 
-Starlette's routes and catchers of exceptions keep some frames, closures and a larger scope for each
-request until it is answered: a third of all that one takes, with thousands that wait.
+For each request Starlette's routes and exception handlers keep frames, closures and a larger scope
+until it is answered. With thousands of waiting requests that is a third of their memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.openai_api.errors import ApiError
 from quire.server.replies import bug, error_response
 
-ANSWERED = "quire.answered"  # in the scope, once an answer has begun
+ANSWERED = "quire.answered"  # key in the scope; set when an answer has begun
 
 
 class Endpoint:
-    """A handler of requests as an app of its own: answers, refusals, and what is said of bugs."""
+    """A handler as an ASGI app of its own, which also answers refusals and bugs."""
 
     def __init__(self, handle: Callable[[Request], Awaitable[Any]]) -> None:
         self._handle = handle
@@ -35,11 +35,11 @@ class Endpoint:
         except Exception:
             if ANSWERED not in scope:
                 await error_response(bug(), scope)(scope, receive, send)
-            raise  # uvicorn writes it down
+            raise  # uvicorn logs it
 
 
 def with_short_way(app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> ASGIApp:
-    """The app, but a POST to one of these paths goes to its endpoint at once."""
+    """The app, with POST requests to these paths sent directly to their endpoints."""
 
     def call(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         is_post = scope["type"] == "http" and scope["method"] == "POST"

@@ -1,4 +1,4 @@
-"""What those get whose engine ended while it answered."""
+"""The error of requests whose engine ended while it answered them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.replicas.suspects import Death
 
 
 class EngineDied(ApiError):
-    """`death` is for batches, which look for the row that did it."""
+    """`death` is for batches, which look for the row that caused it."""
 
     def __init__(self, death: Death) -> None:
         text = "the engine failed while it answered; try again"

@@ -1,4 +1,4 @@
-"""One life of the engine's process: messages out, messages in, how it ended; on an event loop."""
+"""One process of the engine, on an event loop: its messages both ways, and how it ended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EngineLife:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             pass_fds=[board.number],
-            start_new_session=True,  # a Ctrl-C in the terminal is the server's to act on
+            start_new_session=True,  # a Ctrl-C in the terminal goes to the server only
         )
         life = cls(process, board, hear)
         life._listening = asyncio.create_task(life._listen())
@@ -64,13 +64,13 @@ class EngineLife:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Queue a message. What waits is bounded by what the server lets in."""
+        """Queue a message. The server's own queue limits how many can wait."""
         pipe = self._process.stdin
         if pipe is not None and not pipe.is_closing():
             pipe.write(msgspec.json.encode(message) + b"\n")
 
     async def messages(self) -> AsyncIterator[Message]:
-        """What it says, until it is silent for ever."""
+        """The engine's messages, until it closes its output."""
         pipe, lines = self._process.stdout, Lines(decode, self._stderr.keep)
         while pipe is not None and (data := await pipe.read(_CHUNK)):
             try:
@@ -79,7 +79,7 @@ class EngineLife:
                         self._ready_at = time.monotonic()
                     yield message
             except msgspec.DecodeError:
-                # Half a message and then something else: nothing that follows can be trusted.
+                # A broken message: nothing that follows can be trusted.
                 self.kill()
                 return
 
@@ -94,12 +94,12 @@ class EngineLife:
             kill_group(self._process.pid)
 
     def death(self, code: int, *, asked_at: float, others: bool) -> Death:
-        """How it ended, once it was ready, for a row that it was asked then."""
+        """How the engine ended, as seen by a row that was given to it at `asked_at`."""
         outside = not self._killed and self._memory.is_foreign(code)
         return Death(self._ended_at - self._ready_at, self._ended_at - asked_at, others, outside)
 
     async def end(self) -> int:
-        """Make sure that it is gone; its exit code, negative for a signal."""
+        """Make sure that the process has ended; returns its exit code, negative for a signal."""
         self._ended_at = time.monotonic()
         if self._process.stdin is not None:
             self._process.stdin.close()

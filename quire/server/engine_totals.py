@@ -1,4 +1,4 @@
-"""What an engine counts from its start on, as numbers that only grow whatever becomes of it."""
+"""Counters of all engines of a server, which keep growing when an engine is replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class EngineTotals:
-    """Sums over all engines of a server: those that ended, and the one that runs."""
+    """Sums over the engines that ended and the one that runs."""
 
     def __init__(self) -> None:
         self.step_limits: tuple[str, ...] = ()
@@ -15,7 +15,7 @@ class EngineTotals:
         self._last: list[float] = []
 
     def take(self, facts: Mapping[str, Any]) -> None:
-        """What the running engine says of itself."""
+        """Read the counters of the running engine."""
         self.step_limits = tuple(facts.get("step_limits", ()))
         self._last = [float(facts.get("preemptions", 0)), *facts.get("step_tokens", ())]
 
@@ -33,5 +33,5 @@ class EngineTotals:
 
     @property
     def step_tokens(self) -> tuple[float, ...]:
-        """For each limit how many steps had at most so many tokens; then the sum of all."""
+        """For each limit, how many steps had at most so many tokens; then the sum of all tokens."""
         return tuple(self._sums()[1:])

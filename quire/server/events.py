@@ -1,8 +1,8 @@
-"""Server-sent events: pieces sent as they come, until the last, a failure, or a reader that left.
+"""Server-sent events, sent until the last one, a failure, or the client leaves.
 
-A stream that ends without `[DONE]` looks complete to a client, so a failure is an event of its
-own. While nothing comes for long, comments do. A reader that leaves gives its rows up; one that
-never reads is cut.
+A stream that simply ends looks complete to a client, so a failure is an event of its own. If there
+is nothing to send for long, comments are sent. If the client leaves, its rows are given up; a
+client that does not read is disconnected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.server.replies import bug, error_response, json_bytes
 
 Made = TypeVar("Made")
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n"  # a line alone: after an empty one clients look for an event
+PING = b": ping\n"  # without an empty line, after which clients would look for an event
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -31,7 +31,7 @@ _HEADERS = [
 
 
 def event_of(data: Any, name: str = "") -> bytes:
-    """One event; clients that go by `name` get it too."""
+    """One event, with its `name` for clients that read names."""
     named = f"event: {name}\n".encode() if name else b""
     return named + b"data: " + on_one_line(json_bytes(data)) + b"\n\n"
 
@@ -42,15 +42,15 @@ def error_event(error: ApiError, scope: Scope) -> bytes:
 
 
 def ping(scope: Scope) -> bytes:
-    """What shows that a stream lives, and is passed over."""
+    """A comment or event that keeps the connection alive, and that clients ignore."""
     return event_of({"type": "ping"}, "ping") if is_anthropic(scope) else PING
 
 
 class EventResponse:
     """An ASGI response of the events that an iterator yields, and a last one.
 
-    What fails before the first event is an ordinary refusal with its own status, unless that
-    takes so long that the stream is begun to show that it lives."""
+    A failure before the first event is an ordinary refusal with its own status, unless the stream
+    had to be begun before, to send a comment."""
 
     def __init__(self, events: AsyncIterator[bytes], last: bytes = DONE) -> None:
         self._events, self._last = events, last
@@ -59,7 +59,7 @@ class EventResponse:
         try:
             await unless_gone(receive, self._send(scope, receive, send))
         except ClientGone:
-            pass  # nobody is there to be told
+            pass  # the client has left
         finally:
             close = getattr(self._events, "aclose", None)
             if close is not None:
@@ -82,22 +82,22 @@ class EventResponse:
                 return
             await writing.write(error_event(error, scope), more=False)
         except Exception:
-            if writing.is_begun:  # the headers are out: an event is all that can still be told
+            if writing.is_begun:  # the headers are sent, so the error can only be an event
                 await writing.write(error_event(bug(), scope), more=False)
             raise
 
 
 class _Writing:
-    """The body of one stream. `send` waits while the reader has too much unread, which is borne
-    for a while. A stream that has nothing to say for long sends comments, which clients skip:
-    proxies cut connections that look dead."""
+    """The body of one stream. `send` waits while the client has too much unread data, up to a time
+    limit. If there is nothing to send for long, comments are sent, which clients skip: proxies cut
+    connections without traffic."""
 
     def __init__(self, send: Send, ping: bytes) -> None:
         self.is_begun = False
         self._ping = ping
         self._send, self._loop = send, asyncio.get_running_loop()
         self._last = self._loop.time()
-        self._is_writing = False  # since `_last`
+        self._is_writing = False  # a write that began at `_last` is not finished
         self._pings: set[asyncio.Task[None]] = set()
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
@@ -110,8 +110,8 @@ class _Writing:
 
     @contextmanager
     def watched(self, patience: asyncio.Timeout) -> Iterator[None]:
-        """A timer looks after it: a task, or a timer for each event, would cost as much as the
-        event does."""
+        """Check the stream with one timer: a task, or a timer for each event, would cost as much as
+        the event itself."""
         self._timer = self._loop.call_later(_each(), self._look, patience)
         try:
             yield
@@ -134,21 +134,21 @@ class _Writing:
 
 
 def _each() -> float:
-    """Seconds between two looks at a stream."""
+    """Seconds between two checks of a stream."""
     return min(PING_SECONDS, SLOW_READER_SECONDS)
 
 
 class ClientGone(ApiError):
-    """The client left, and whatever is answered is read by nobody."""
+    """The client left, so no answer can reach it."""
 
     def __init__(self) -> None:
         super().__init__(400, "the client left", code="client_gone")
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Made]) -> Made:
-    """What the work gives; ClientGone, with the work ended, where the client leaves before. Its
-    body was read."""
-    # Thousands may wait: the work is done in the task that is there, and cancelled in it.
+    """The result of the work; ClientGone, with the work cancelled, if the client leaves before. The
+    request's body must have been read."""
+    # The work runs in the present task, since a task more for each of thousands takes memory.
     me, is_gone = asyncio.current_task(), False
 
     async def watch() -> None:

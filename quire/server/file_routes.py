@@ -1,4 +1,4 @@
-"""/v1/files: kept, listed, read and deleted."""
+"""/v1/files: uploading, listing, reading and deleting files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FileRoutes:
         ]
 
     async def upload(self, request: Request) -> Response:
-        """Acknowledged once bytes, name and row are durable."""
+        """Answers when the bytes, the name and the database row are durable."""
         key_id = key_of(request)
         reader = FormReader(
             request.headers.get("content-type", ""),
@@ -130,7 +130,7 @@ class FileRoutes:
 
 
 async def limits_of(service: BatchService, key_id: str) -> Limits:
-    """How much this key may send now."""
+    """How many bytes this key may upload now."""
     room = await asyncio.to_thread(service.storage.free_bytes)
     if (quota := service.settings.quota_bytes) is not None:
         used = await service.database.read(partial(files.used_bytes, key_id=key_id))
@@ -141,7 +141,7 @@ async def limits_of(service: BatchService, key_id: str) -> Limits:
 
 
 def insert_within(connection: sqlite3.Connection, file: StoredFile, quota: int | None) -> None:
-    """Write the row, unless uploads that came together have used the quota up."""
+    """Insert the row; refused if other uploads have used up the quota meanwhile."""
     if quota is not None and files.used_bytes(connection, file.key_id) + file.bytes > quota:
         raise quota_exceeded()
     files.insert(connection, file)
@@ -155,8 +155,8 @@ def _lifetime(form: Form, purpose: str) -> int | None:
 
 
 class DownloadResponse(Response):
-    """A file, piece by piece. It stays readable to the end though it is deleted meanwhile; a
-    reader that takes nothing for long is left, so that it holds no file and no connection."""
+    """A file, sent piece by piece. It can be read to its end even if it is deleted meanwhile. A
+    client that reads nothing for long is disconnected, to free the file and the connection."""
 
     def __init__(self, number: int, filename: str, media_type: str, *, inline: bool) -> None:
         kind = "inline" if inline else "attachment"
@@ -177,7 +177,7 @@ class DownloadResponse(Response):
                 async with asyncio.timeout(SLOW_READER_SECONDS):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except TimeoutError:  # returning before the end closes the connection
+        except TimeoutError:  # to return before the end closes the connection
             return
         finally:
             os.close(self._number)

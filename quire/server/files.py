@@ -1,6 +1,6 @@
-"""Files as the database knows them: whose they are, how long they stay, and what they are called.
+"""Files in the database: their owners, names and lifetimes.
 
-Every question carries the id of the key that asks; the file of another key is not there.
+Every query has the id of the caller's key; the file of another key is not found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.server.database import shown_as
 from quire.server.ids import FILE, is_id, new_id
 from quire.server.paging import Page, select_page
 
-PURPOSES = ("batch", "user_data")  # that a client may upload for
+PURPOSES = ("batch", "user_data")  # of uploads
 BATCH_OUTPUT = "batch_output"
 SHORTEST_LIFE, LONGEST_LIFE = 3600, 30 * 86400  # seconds
 LONGEST_NAME = 255
@@ -92,7 +92,7 @@ def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
 
 
 def find(connection: sqlite3.Connection, key_id: str, file_id: object) -> StoredFile:
-    """The key's file of this id; 404 if there is none, whatever other keys have."""
+    """The file of this id and key; 404 if there is none, or if it is another key's."""
     row = None
     if is_id(file_id, FILE):
         row = connection.execute(
@@ -106,7 +106,7 @@ def find(connection: sqlite3.Connection, key_id: str, file_id: object) -> Stored
 
 
 def storage_of(connection: sqlite3.Connection, file_id: str) -> str:
-    """Where the bytes of a file are that is known to be there, for the server itself."""
+    """The storage name of a file that must exist; for the server itself, without a key."""
     row = connection.execute("SELECT storage FROM files WHERE id = ?", (file_id,)).fetchone()
     return str(row["storage"])
 
@@ -120,7 +120,7 @@ def page_of(
 
 
 def used_bytes(connection: sqlite3.Connection, key_id: str) -> int:
-    """What the key's files and the parts of its uploads take."""
+    """The bytes of the key's files and of the parts of its uploads."""
     [files] = connection.execute(
         "SELECT coalesce(sum(bytes), 0) FROM files WHERE key_id = ?", (key_id,)
     ).fetchone()
@@ -133,7 +133,7 @@ def used_bytes(connection: sqlite3.Connection, key_id: str) -> int:
 
 
 def delete(connection: sqlite3.Connection, key_id: str, file_id: object) -> StoredFile:
-    """Forget the file; 400 while a batch still needs it."""
+    """Delete the file's row; 400 while a batch still needs the file."""
     file = find(connection, key_id, file_id)
     if is_input_of_live(connection, file.id):
         raise ApiError(
@@ -147,7 +147,7 @@ def delete(connection: sqlite3.Connection, key_id: str, file_id: object) -> Stor
 
 
 def take_of_batch(connection: sqlite3.Connection, file_ids: Sequence[str]) -> list[StoredFile]:
-    """Forget the files of a batch that is gone, but for one that another batch reads."""
+    """Delete the rows of a deleted batch's files, except one that another batch reads."""
     marks = ", ".join("?" * len(file_ids))
     rows = connection.execute(f"SELECT * FROM files WHERE id IN ({marks})", file_ids).fetchall()
     return _forgotten(connection, rows)
@@ -169,7 +169,7 @@ def is_input_of_live(connection: sqlite3.Connection, file_id: str) -> bool:
 
 
 def take_expired(connection: sqlite3.Connection, now: int) -> list[StoredFile]:
-    """Forget the files whose time is over, but for those that a batch still reads."""
+    """Delete the rows of expired files, except those that a batch still reads."""
     rows = connection.execute(
         "SELECT * FROM files WHERE expires_at IS NOT NULL AND expires_at <= ? LIMIT 1000", (now,)
     ).fetchall()
@@ -177,7 +177,7 @@ def take_expired(connection: sqlite3.Connection, now: int) -> list[StoredFile]:
 
 
 def checked_lifetime(anchor: object, seconds: object) -> int:
-    """How long a file stays after it was made; 400 for what says no such time."""
+    """The seconds that a file stays after it was made; 400 for an invalid time."""
     if anchor != "created_at":
         raise bad(f"the anchor is created_at, not {show(anchor)}", param="expires_after[anchor]")
     if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
@@ -198,7 +198,7 @@ def checked_purpose(purpose: object) -> str:
 
 
 def checked_name(name: str) -> str:
-    """The last part of a name, without what a terminal, a header or a page could act on."""
+    """The last part of a name, without characters that could act in a terminal, header or page."""
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     kept = "".join(letter for letter in last if letter.isprintable() and letter not in '"')
     return kept.strip()[:LONGEST_NAME] or "file"

@@ -32,10 +32,10 @@ def endpoints(services: Services) -> dict[str, Endpoint]:
 
 
 async def _answer(services: Services, endpoint: str, request: Request) -> Any:
-    """The response to a body, in the way it asks for: whole, or as events."""
+    """The response to a body, whole or as events, as the body asks."""
     body = await read_json(request)
     if endpoint == MESSAGES and isinstance(body, dict) and "thinking" in body:
-        await services.engine.ready()  # what a budget means depends on the model
+        await services.engine.ready()  # to read a budget of thoughts, the model must be known
     number, created = number_of(request), int(time.time())
     read = read_text_body(services, endpoint, body, number=number, created=created)
     check_task("generate", services.engine.facts.get("tasks", ()))
@@ -46,7 +46,7 @@ async def _answer(services: Services, endpoint: str, request: Request) -> Any:
 
 
 def number_of(request: Request) -> str:
-    """What an answer is named by: the number of its request."""
+    """The id of an answer, from the id of its request."""
     return str(request.scope["quire.request_id"]).removeprefix("req_")
 
 
@@ -57,7 +57,7 @@ def lane_of(asked: Asked | PoolAsked) -> Lane:
 async def outputs_of(
     services: Services, request: Request, asked: Asked | PoolAsked
 ) -> list[Output]:
-    """The finished output of each row of a body; a client that leaves ends them all."""
+    """The finished output of each row of a body; if the client leaves, all rows are given up."""
     work = whole_outputs(services, asked, lane=lane_of(asked), key_id=key_of(request))
     return await unless_gone(request.receive, work)
 
@@ -65,8 +65,8 @@ async def outputs_of(
 async def _events(
     services: Services, asked: Asked, stream: Stream | ItemStream, key_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream as bytes, those that come together as one piece. The first comes with
-    the engine's first word, so that what is refused is refused with its own status."""
+    """The events of a stream as bytes; events that come together are one piece. The first is sent
+    with the engine's first output, so that a refusal before it has its own status."""
     is_open = False
     async with aclosing(row_outputs(services, asked, key_id)) as outputs:
         async for row, output in outputs:
@@ -82,7 +82,7 @@ async def _events(
 async def row_outputs(
     services: Services, asked: Asked, key_id: str
 ) -> AsyncGenerator[tuple[int, Output], None]:
-    """What comes for all rows of a body, as it comes."""
+    """The outputs of all rows of a body, in the order in which they come."""
     lane = lane_of(asked)
     try:
         if len(asked.rows) == 1:
@@ -102,7 +102,7 @@ async def row_outputs(
                     async for output in outputs:
                         await came.put((number, output))
                 await came.put((number, None))
-            except Exception as error:  # raised again below, where it is answered
+            except Exception as error:  # raised again below, in the task of the request
                 await came.put((number, error))
 
         tasks = [asyncio.ensure_future(read(number)) for number in range(len(asked.rows))]

@@ -1,7 +1,7 @@
-"""What stands before every route: paths, Host and Origin, keys. Pure ASGI, nothing is parsed yet.
+"""Checks before every route: paths, Host and Origin, keys. Plain ASGI; no body is parsed yet.
 
-A page of a foreign site can make a browser on this machine call us: it shows its Origin, or a name
-of its own as Host. Names are checked; an address in numbers is nobody's name.
+A page of a foreign site can make a browser on this machine call the server. Such a request has the
+site's Origin, or the site's name as Host. Names are checked; numeric addresses are always allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.server.keys import Keys
 from quire.server.replies import error_response
 from quire.server.services import LOCAL, Settings
 
-# Reached without a key: signs of life, and the page with its parts, which holds nothing itself.
+# Paths that need no key: health checks, and the page with its parts, which holds no data itself.
 OPEN = ("/health", "/live", "/")
 OPEN_FOLDERS = ("/page/", "/download/")
 _BEARER = "bearer "
@@ -32,7 +32,7 @@ def is_open(path: str) -> bool:
 
 
 class Guard:
-    """Lets a request through with the id of its key, or answers it."""
+    """Passes a request on with the id of its key, or refuses it."""
 
     def __init__(self, app: ASGIApp, settings: Settings, keys: Keys) -> None:
         self._app, self._keys = app, keys
@@ -43,7 +43,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        # Our own: what a caller names could forge lines of a log.
+        # Made here: an id from the caller could forge lines of a log.
         request_id = f"req_{secrets.token_hex(12)}"
         scope["quire.request_id"] = request_id
         headers = _first_of_each(scope["headers"])
@@ -72,7 +72,7 @@ class Guard:
         await app(scope, receive, send_named)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
-        """Raises ApiError for whoever may not enter, whatever key is shown."""
+        """Raises ApiError for a request that is refused with any key."""
         path = scope["path"]
         if scope["type"] != "http" or not _is_plain(path):
             hint = ": none here ends with a slash" if path.endswith("/") else ""
@@ -80,7 +80,7 @@ class Guard:
         self._check_names(headers, scope["http_version"])
 
     def _key_id(self, path: str, headers: dict[str, str]) -> str:
-        """The id of the caller's key; raises ApiError for whoever shows none."""
+        """The id of the caller's key; raises ApiError for a missing or wrong key."""
         if not self._keys or is_open(path):
             return LOCAL
         found = self._keys.id_of(_shown_key(headers))
@@ -97,7 +97,7 @@ class Guard:
     def _check_names(self, headers: dict[str, str], version: str) -> None:
         host = headers.get("host", "")
         name = _host_name(host)
-        # HTTP/1.0 may do without, as checks of proxies do; no browser does.
+        # HTTP/1.0 needs no Host, and health checks of proxies send none; every browser sends one.
         is_without = "host" not in headers and version == "1.0"
         if not is_without and name not in self._hosts and not _is_address(name):
             raise _foreign("Host", "--allowed-host")
@@ -116,7 +116,7 @@ def _foreign(header: str, option: str) -> ApiError:
 
 
 def _first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """By name; of two Hosts both count, so that neither hides behind the other."""
+    """The first header of each name; two Hosts are joined, so that both are checked."""
     found: dict[str, str] = {}
     for name, value in headers:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
@@ -125,7 +125,7 @@ def _first_of_each(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _shown_key(headers: dict[str, str]) -> str:
-    """As OpenAI's clients show it, or as those for Azure and Anthropic do."""
+    """The key in the header of OpenAI's clients, or in those of Azure's and Anthropic's."""
     shown = headers.get("authorization", "")
     if shown.lower().startswith(_BEARER):
         return shown[len(_BEARER) :].strip()
@@ -133,7 +133,7 @@ def _shown_key(headers: dict[str, str]) -> str:
 
 
 def _host_name(host: str) -> str:
-    """Without its port: "[::1]:80" -> "::1"; "" where what stands behind the name is no port."""
+    """The host without its port: "[::1]:80" -> "::1"; "" if the rest is not a port."""
     found = re.fullmatch(r"\[(.*)\]|([^:]*)", re.sub(":[0-9]*$", "", host))
     return "" if found is None else (found[1] or found[2] or "").lower()
 
@@ -147,7 +147,7 @@ def _is_address(name: str) -> bool:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is written as our own are: nothing empty, upward or invisible in it."""
+    """Whether a path is in plain form: no empty part, no "..", no invisible character."""
     steps = path[1:].split("/")
     return (
         path.startswith("/")

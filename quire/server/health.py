@@ -1,4 +1,4 @@
-"""Signs of life, the version, which model is served, and what Prometheus reads."""
+"""Health checks, the version, the list of models, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelObject(TypedDict):
     root: str
     parent: str | None
     max_model_len: int | None  # not known while it loads
-    # As clients of Anthropic's read the same list.
+    # Fields for Anthropic's clients, which read the same list.
     type: Literal["model"]
     display_name: str
     created_at: str

@@ -1,6 +1,6 @@
-"""Names that the server gives: random, of one form, and never part of a path.
+"""Ids that the server makes: random, of one form, and never part of a path.
 
-What a client sends as an id is only looked up; one of another form is looked up nowhere.
+An id from a client is only looked up in the database, and only if it has this form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may call: keys of 256 random bits, of which only hashes are kept."""
+"""Keys of callers: 256 random bits, of which only hashes are stored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.errors import InvalidOption
 
 PREFIX = "sk-quire-"
 FILE_NAME = "keys"
-SHORTEST = 16  # characters of a key that somebody chose
+SHORTEST = 16  # characters of a key given with --api-key
 _ID_DIGITS = 16
 
 
@@ -27,7 +27,7 @@ def hash_of(key: str) -> str:
 
 
 class Keys:
-    """The hashes of all keys. None at all: everyone on this machine may call."""
+    """The hashes of all keys. Without any, every program on this machine may call."""
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
         self._hashes = tuple(hashes)
@@ -36,7 +36,7 @@ class Keys:
         return bool(self._hashes)
 
     def id_of(self, key: str) -> str | None:
-        """The id of a key, None where it is not one of ours. Takes as long for any."""
+        """The id of a key, None for an unknown one. It takes the same time for all keys."""
         given, found = hash_of(key), None
         for known in self._hashes:
             if hmac.compare_digest(given, known):
@@ -45,9 +45,9 @@ class Keys:
 
 
 def open_keys(folder: Path, given: Iterable[str] = (), *, more: bool = False) -> tuple[Keys, str]:
-    """The keys of a data folder, with those `given`; and the text of a new one, "" if none was
-    made. One is made where there is none yet, and where `more` is wanted; whoever shows it keeps
-    it with `keep`, so that no start that failed leaves a key behind which nobody ever saw."""
+    """The keys of a data folder and those `given`, and the text of a new key, "" if none was made.
+    One is made if there is none yet, or with `more`. The caller stores it with `keep` when it is
+    shown, so that a start that fails leaves no key that was never shown."""
     chosen = list(given)
     for key in chosen:
         if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
@@ -61,7 +61,7 @@ def open_keys(folder: Path, given: Iterable[str] = (), *, more: bool = False) ->
 
 
 def keep(folder: Path, made: str) -> None:
-    """The hash of a new key, on the disk when this returns."""
+    """Store the hash of a new key; it is on disk when this returns."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     hashes = [*_kept(folder), hash_of(made)]
     _write(folder / FILE_NAME, "".join(f"{each}\n" for each in hashes))
@@ -73,7 +73,7 @@ def _kept(folder: Path) -> list[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """All or nothing, and on the disk when this returns."""
+    """Write the whole file or nothing; it is on disk when this returns."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""How likely labels are as the next token: /v1/score of a model that writes text."""
+"""/v1/score of a model that generates text: how likely labels are as the next token."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def label_scores_body(
 
 
 def _chances(logprobs: list[float], softmax: bool) -> list[float]:
-    """Probabilities; among the labels alone with `softmax`."""
+    """Probabilities of the labels; with `softmax` they add up to 1."""
     top = max(logprobs) if softmax else 0.0
     weights = [math.exp(logprob - top) for logprob in logprobs]
     total = sum(weights) if softmax else 1.0

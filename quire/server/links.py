@@ -1,6 +1,6 @@
-"""Links to download by: each works once, within a minute, for whoever follows it.
+"""Links for downloads: each works once, within a minute, and without a key.
 
-A browser shows no key when it follows a link, so the page asks for one of these with its key.
+A browser sends no key when it follows a link, so the page first requests such a link with its key.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIFE = 60.0  # seconds
-MOST = 1000  # that are open at once; the oldest gives way
+MOST = 1000  # open links; with more the oldest is dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """What a link leads to. `temporary`: made for this link, and removed with it."""
+    """The file of a link. A `temporary` one was made for the link, and is removed with it."""
 
     path: Path
     filename: str
@@ -27,7 +27,7 @@ class Linked:
 
 
 class Links:
-    """Known by the hashes of their tokens, in memory: a restart ends them all."""
+    """All open links, by the hashes of their tokens; only in memory, so a restart ends them."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, Linked]] = {}
@@ -42,7 +42,7 @@ class Links:
         return token
 
     def take(self, token: str) -> Linked | None:
-        """What the link leads to, this once."""
+        """The file of the link, which ends with this call; None if there is no such link."""
         self.drop_old()
         found = self._open.pop(_hashed(token), None)
         return None if found is None else found[1]

@@ -1,8 +1,8 @@
-"""The body that asks for a batch of messages, made into the lines that every batch is read from.
+"""Makes of the body for a batch of messages the lines from which every batch is read.
 
-A body of hundreds of megabytes is never held as objects: it goes to disk as it comes, is looked
-over there, and each request is written out as it stands. What would keep a request from being
-matched to its result refuses the whole body; what is wrong inside `params` costs its request,
+A body of hundreds of megabytes is never in memory as objects: it is written to disk as it arrives
+and checked there, and each request is copied unchanged. An error that would prevent matching a
+request to its result refuses the whole body; an error inside `params` fails only that request,
 later.
 """
 
@@ -49,7 +49,7 @@ class _Body(msgspec.Struct, Generic[Read], forbid_unknown_fields=True):
 
 
 class Lines(NamedTuple):
-    """Lines that are durable under `storage`, and have no row yet."""
+    """Lines that are on disk under `storage`, but not yet in the database."""
 
     storage: str
     size: int
@@ -58,7 +58,7 @@ class Lines(NamedTuple):
 
 
 async def receive_requests(request: Request, storage: Storage, limits: Limits) -> Lines:
-    """Keep the requests of a body. What fails on the way leaves nothing behind."""
+    """Store the requests of a body. After a failure nothing is left on disk."""
     refuse_no_json(request)
     bounds = replace(limits, most=min(limits.most, MOST_BODY), what="a body")
     came, kept = storage.new_name(), storage.new_name()
@@ -72,7 +72,7 @@ async def receive_requests(request: Request, storage: Storage, limits: Limits) -
 
 
 def _write_lines(body: int, size: int, writer: Writer) -> int:
-    """How many there are."""
+    """Write the lines; returns their number."""
     asked = _requests(mmap.mmap(body, size, access=mmap.ACCESS_READ) if size else b"")
     for line in _lines(asked):
         writer.add(line)
@@ -86,8 +86,8 @@ def _requests(body: mmap.mmap | bytes) -> Sequence[_Asked]:
     count = 0
 
     class Counted(_Asked):
-        """Counted as it is read: millions of tiny ones would take a gigabyte before their list is
-        there to be counted."""
+        """Counts itself when it is parsed: a list of millions of tiny requests would take a
+        gigabyte before its length could be checked."""
 
         def __post_init__(self) -> None:
             nonlocal count
@@ -116,7 +116,7 @@ def _lines(asked: Sequence[_Asked]) -> Iterator[bytes]:
         if one.custom_id in seen:
             raise _wrong(i, f"custom_id {show(one.custom_id)} is that of an earlier request, too")
         seen.add(one.custom_id)
-        params = msgspec.json.format(one.params, indent=-1)  # on one line
+        params = msgspec.json.format(one.params, indent=-1)  # indent -1: on one line
         line = b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (
             *(one.custom_id.encode("ascii"), MESSAGES.encode("ascii")),
             params,

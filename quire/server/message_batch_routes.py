@@ -39,11 +39,11 @@ from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import key_of
 
-LIFE = 86400  # seconds until what is not answered expires
+LIFE = 86400  # seconds after which unanswered requests expire
 _PAGE = {"default": 20, "most": 1000}
 _KINDS = (MESSAGE_BATCH,)
 _LINES = "application/x-jsonl"
-# What proxies add, each its own behind a comma: the first is the client's.
+# Headers that proxies add. Each proxy appends after a comma; the first value is the client's.
 _FORWARDED = {
     name: re.compile(rf"({rule})(?:\s*,.*)?", re.ASCII)
     for name, rule in {
@@ -83,7 +83,7 @@ class MessageBatchRoutes:
         ]
 
     async def created(self, request: Request) -> Response:
-        """Answered once the requests and the batch are durable."""
+        """Answers when the requests and the batch are durable."""
         service, key_id = self._service, key_of(request)
         limits = await limits_of(service, key_id)
         lines = await receive_requests(request, service.storage, limits)
@@ -146,7 +146,7 @@ class MessageBatchRoutes:
         )
 
     async def results(self, request: Request) -> Response:
-        """In the order of the requests."""
+        """The results, in the order of the requests."""
         batch = await self._find(request)
         if batch.output_file_id is None:
             why = "has not ended" if batch.is_live else "was lost before it had results"
@@ -169,8 +169,8 @@ class MessageBatchRoutes:
 
 
 def _page(query: Mapping[str, str]) -> tuple[Page, str]:
-    """The page that a query names, and what it is counted from. Pages before something are read
-    upwards from it."""
+    """The page of a query, and the id from which it is counted. A page before an id is read in
+    ascending order from it."""
     limit = page_asked({"limit": query["limit"]} if "limit" in query else {}, **_PAGE).limit
     before, after = query.get("before_id"), query.get("after_id")
     if before is not None and after is not None:
@@ -181,8 +181,8 @@ def _page(query: Mapping[str, str]) -> tuple[Page, str]:
 
 
 def _address(request: Request) -> str:
-    """The server's, as the client called it. A proxy says what it changed of that (it ended TLS,
-    has another name, took a path away); whoever lies to it misleads nobody but himself."""
+    """The server's address as the client called it. Headers of a proxy tell what it changed (TLS,
+    name, path). They may be forged, but the address goes only to the client that sent them."""
     scheme, host, prefix = (
         found[1].rstrip("/") if (found := rule.fullmatch(request.headers.get(name, ""))) else ""
         for name, rule in _FORWARDED.items()

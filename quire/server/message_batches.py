@@ -1,4 +1,4 @@
-"""Batches as Anthropic's clients read them: the same rows, in other words."""
+"""Batches in the form that Anthropic's clients read, made from the same database rows."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def message_batch(batch: StoredBatch, address: str) -> MessageBatch:
 
 
 def _counts(batch: StoredBatch) -> ResultCounts:
-    """A request counts as one that is worked on until the batch ends, as in the original."""
+    """Until the batch ends, every request counts as `processing`, as in the original."""
     lost = {CANCELLED: batch.total} if batch.status == "cancelled" else {}  # without a journal
     causes = lost if batch.causes is None else batch.causes
     canceled, expired = causes.get(CANCELLED, 0), causes.get(EXPIRED, 0)

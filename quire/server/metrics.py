@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it: vLLM's names, buckets and labels under `quire:`."""
+"""Metrics of a server for Prometheus: vLLM's names, buckets and labels, prefixed by `quire:`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """The counts of one server. `registry` takes those of other parts too."""
+    """The metrics of one server. Other parts add theirs to `registry`."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
@@ -86,7 +86,7 @@ class Metrics:
             self._histograms[name].observe(max(value, 0.0))
 
     def text(self, stats: EngineStats, *, for_vllm: bool) -> bytes:
-        """All of it, with what is so now; under vLLM's names too if wanted."""
+        """All metrics as text, with the values of `stats`; `for_vllm`: under vLLM's names too."""
         now = CollectorRegistry()
         now.register(_Now(stats, self._of))
         text = generate_latest(self.registry) + generate_latest(now)
@@ -94,7 +94,7 @@ class Metrics:
 
 
 class _Now:
-    """Gauges, and counters that somebody else keeps."""
+    """Gauges, and counters that are counted elsewhere."""
 
     def __init__(self, stats: EngineStats, of: tuple[str, str]) -> None:
         self._stats, self._of = stats, of

@@ -1,6 +1,6 @@
-"""A form with one file, read as it arrives: its fields are kept, the file's bytes handed on.
+"""Reads a form with one file as it arrives: its fields are kept, and the file's bytes passed on.
 
-Nothing is held but a few short fields, whatever is sent.
+Only a few short fields are in memory, whatever is sent.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from quire.openai_api.errors import ApiError, bad
 
-# A broken form is answered; a line for each could fill a disk.
+# A broken form gets an answer and no log line: such lines could fill a disk.
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 MOST_PARTS, LONGEST_FIELD = 16, 4096
-MOST_HEADERS, LONGEST_HEADER = 8, 4096  # of a part
+MOST_HEADERS, LONGEST_HEADER = 8, 4096  # of a part of the form
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a form said beside its file. A field whose name ends in [] may come several times, and
-    is a list."""
+    """The fields of a form beside its file. A field whose name ends in [] may come several times,
+    and is a list."""
 
     fields: Mapping[str, str]
     filename: str
@@ -41,7 +41,7 @@ class _Part:
 
 
 def form_schema(*, file: str, known: Collection[str], required: Iterable[str]) -> dict[str, Any]:
-    """A form that a FormReader takes, as JSON Schema has it."""
+    """The JSON Schema of a form that a FormReader accepts."""
     text = {"type": "string"}
     fields: dict[str, Any] = {
         name: {"type": "array", "items": text} if name.endswith("[]") else text for name in known
@@ -56,10 +56,10 @@ def form_schema(*, file: str, known: Collection[str], required: Iterable[str]) -
 
 
 class FormReader:
-    """Feed it what arrives; `ApiError` 400 for a form that is none of ours."""
+    """Parses the bytes of a form as they arrive; ApiError 400 for an invalid form."""
 
     def __init__(self, content_type: str, *, file: str, known: Collection[str]) -> None:
-        """`file` is the field with the file, `known` those that may stand beside it."""
+        """`file` is the field with the file, `known` are the other fields that are allowed."""
         self._file, self._known = file, known
         self._parser = MultipartParser(
             _boundary(content_type),
@@ -93,7 +93,7 @@ class FormReader:
         return came
 
     def finish(self) -> Form:
-        """What the form said, when nothing more comes."""
+        """The fields of the form, after its last byte."""
         if not self._is_whole:
             raise _broken()
         if self._filename is None:

@@ -1,5 +1,5 @@
-"""The description of the API, as OpenAPI 3.1: made from the routes that answer, their tables of
-fields and the refusals that they name, so that none of it is said twice."""
+"""The description of the API as OpenAPI 3.1, made from the routes themselves, their tables of
+fields and their lists of refusals, so that nothing is written twice."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def _responses(route: ApiRoute, shapes: Sequence[Any], *, needs_key: bool) -> di
     responses: dict[str, Any] = {"200": {"description": "OK", "content": answers}}
     refusal = _REFUSAL
     if route.path.startswith(MESSAGES):
-        # What is no HTTP is refused before its path is read, in the words of all others.
+        # Invalid HTTP is refused before the path is read, in OpenAI's form.
         refusal, refusals = _MESSAGE_REFUSAL, frozenset(map(status_of, refusals))
     for status in sorted(refusals):
-        # A sign of life that fails is its status alone.
+        # A failed health check has a status and no body.
         is_bare = not route.answers and status in route.refusals
         responses[str(status)] = (
             {"description": HTTPStatus(status).phrase}

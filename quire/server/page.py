@@ -1,7 +1,7 @@
-"""The page at `/`: one document that holds everything it shows, and asks only this server.
+"""The page at `/`: one document with all its parts, which loads nothing from other servers.
 
-It carries no data itself. The content policy lets exactly our own scripts and styles run, known by
-their hashes; what the server answers is put into the page as text and never as HTML.
+It has no data itself. The content policy allows exactly our own scripts and styles, by their
+hashes. Answers of the server are put into the page as text and never as HTML.
 """
 
 from __future__ import annotations

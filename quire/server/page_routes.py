@@ -1,4 +1,4 @@
-"""The page at `/`, what it asks for beside OpenAI's routes, and downloads by single-use links."""
+"""The page at `/`, the routes that it uses beside OpenAI's, and downloads by single-use links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.server.replies import json_response
 from quire.server.route import ApiRoute
 from quire.server.services import Lane, Services, State, key_of
 
-# What a report holds came from clients and a model: it is shown apart from the page's origin.
+# A report has texts of clients and of a model, so it is shown in an origin of its own.
 _APART = "sandbox allow-scripts allow-popups allow-downloads"
 
 
@@ -70,7 +70,7 @@ class PageRoutes:
         return Response(made.html, headers=made.headers, media_type="text/html")
 
     async def status(self, request: Request) -> Response:
-        """How the engine is doing: nothing that is one key's."""
+        """The state of the engine; nothing in it belongs to a single key."""
         stats = self._services.engine.stats()
         status: EngineStatus = {
             "version": __version__,
@@ -96,7 +96,7 @@ class PageRoutes:
         return self._linked(Linked(path, file.filename, BYTES))
 
     async def report(self, request: Request) -> Response:
-        """A link to the report of a batch, as far as it has come."""
+        """A link to a report of the batch with its results so far."""
         batch = await self._service.database.read(
             partial(batches.find, key_id=key_of(request), batch_id=request.path_params["batch_id"])
         )

@@ -1,4 +1,4 @@
-"""Lists in pages: `limit`, `after` and `order` of a request, and the object that a page is."""
+"""Pages of lists: the parameters `limit`, `after` and `order`, and the object of a page."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAGE_REFUSALS = frozenset({400, 404})
 
 
 def page_query(*, default: int, most: int) -> dict[str, dict[str, Any]]:
-    """The parameters that page_asked reads, as JSON Schema has them."""
+    """The JSON Schema of the parameters that page_asked reads."""
     return {
         "limit": {"type": "integer", "minimum": 1, "maximum": most, "default": default},
         "after": {"type": "string"},
@@ -32,7 +32,7 @@ def page_query(*, default: int, most: int) -> dict[str, dict[str, Any]]:
 
 
 def page_asked(query: Mapping[str, str], *, default: int, most: int) -> Page:
-    """The page that a query names; 400 for one that names none."""
+    """The page that a query asks for; 400 for invalid parameters."""
     limit = query.get("limit", str(default))
     is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
     if not is_number or not 1 <= int(limit) <= most:
@@ -53,7 +53,7 @@ def select_page(
 ) -> tuple[list[sqlite3.Row], bool]:
     """The rows of a page, newest first unless asked otherwise, and whether more follow.
 
-    `table` and the names in `where` are ours; values are bound.
+    `table` and the column names in `where` must not come from a client; values are bound.
     """
     conditions = [f"{name} = :{name}" for name in where]
     bound = dict(where)

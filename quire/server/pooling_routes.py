@@ -1,4 +1,4 @@
-"""Numbers in place of text: embeddings, ranks, scores, classes."""
+"""Routes that answer numbers and no text: embeddings, ranks, scores, classes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _handler(services: Services, endpoint: str) -> Callable[[Request], Awaitable
 
 async def _pool(services: Services, request: Request, endpoint: str, body: Any) -> Response:
     engine, names = services.engine, services.names
-    await engine.ready()  # what a body asks of the engine depends on what the model can do
+    await engine.ready()  # how a body is read depends on what the model can do
     asked = read_pooling_body(endpoint, body, names, engine.facts.get("tasks", ()))
     outputs = await outputs_of(services, request, asked)
     return json_response(
@@ -64,7 +64,7 @@ async def _pool(services: Services, request: Request, endpoint: str, body: Any) 
 
 async def _score_labels(services: Services, request: Request, body: Any) -> Response:
     given, names = read_fields(SCORE, body, None), services.names
-    if "model" in given:  # the service whose words these are does without
+    if "model" in given:  # the field is optional, as in the original service
         check_model(given["model"], names)
     check_task("generate", services.engine.facts.get("tasks", ()))
     asked = read_label_scores(given)

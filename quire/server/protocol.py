@@ -1,9 +1,9 @@
-"""HTTP connections with bounds: headers within a size, a number and a time, and an end that loses
-no answer. What uvicorn's own protocol leaves open under httptools.
+"""HTTP connections with limits for the size, number and time of headers, and a close that loses no
+answer. uvicorn's own protocol on httptools has neither.
 
-A request may be refused while it is still being sent. To close the connection then resets it, and
-the refusal can be lost on its way: so it is half closed, and what still comes is thrown away until
-the client has read its answer and left, or has sent too much for too long.
+A request may be refused while it is still being sent. To close the connection then would reset it,
+and the refusal could be lost. So the connection is half closed, and further bytes are thrown away
+until the client has read its answer and left, or has sent too much or for too long.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
-        self._in_headers = True  # those of the next request are being read
-        self._empty_bytes = 0  # that came since a request or a piece of its body began or ended
-        self._stays_open = False  # after the request that is being read, once all of it is there
-        self._is_late = False  # the last answer is given; what comes is thrown away
+        self._in_headers = True  # the headers of the next request are being read
+        self._empty_bytes = 0  # bytes since a request or a chunk of its body began or ended
+        self._stays_open = False  # whether the connection stays open after the present request
+        self._is_late = False  # the last answer is given; further bytes are thrown away
         self._late_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
 
@@ -57,9 +57,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = None  # type: ignore[assignment]  # see _AnswerTransport
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. Whoever has left does that, and so does one that ends its
-        sending with its request and reads on: what is written comes back from the first alone, and
-        every client passes over this line. HTTP/1.0 has none, and is taken for gone."""
+        """The client sends no more: it has left, or it has sent its request and still reads. To
+        find out, `100 Continue` is written, which every client ignores: only a client that has left
+        resets the connection. HTTP/1.0 has no such line, so its client is taken to have left."""
         cycle = self.cycle
         is_whole = cycle is not None and not (cycle.more_body or cycle.response_complete)
         if not is_whole or self.is_over or cycle.scope["http_version"] == "1.0":
@@ -112,9 +112,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, _TOO_LONG)
 
     def _feed(self, data: bytes) -> None:
-        """Have it parsed. Another protocol may be passed over that a client offers (Java's offers
-        HTTP/2 with its first request), but the parser then takes the body for the beginning of
-        that: so the request is parsed again without the offer."""
+        """Parse the data. A client may offer another protocol (Java's offers HTTP/2 in its first
+        request). The server may ignore that, but the parser then takes the body for the other
+        protocol, so the request is parsed again without the offer."""
         while not self.is_over:
             try:
                 self.parser.feed_data(data)
@@ -129,24 +129,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._empty_bytes = 0
-        if not self._in_headers:  # a further request on a connection that is kept
+        if not self._in_headers:  # a further request on an open connection
             self._begin_headers()
-        # For a reader that never reads: what it was sent is dropped with the connection.
+        # Closes at once, for a client that does not read; unread data is dropped.
         self.scope["quire.cut"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Not one behind a body in chunks: it would count as one that was checked."""
+        """Ignore trailers after a chunked body: they would count as headers that were checked."""
         if self._in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self.is_over:
             return
-        if self.parser.get_method() == b"CONNECT":  # an offer that cannot be passed over
+        if self.parser.get_method() == b"CONNECT":  # cannot be ignored as an offer can
             self._refuse(400, "this is no proxy; nothing is connected to")
             return
         if self.parser.should_upgrade():
-            return  # it comes again
+            return  # it is parsed again without the offer
         self._end_patience()
         self._in_headers = False
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -161,7 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.transport = _AnswerTransport(self, cycle)
         if self.parser.get_http_version() == "1.0":
             _without_chunks(cycle)
-        # An answer that begins before the whole request is there is the connection's last.
+        # If an answer begins before the whole request is there, the connection is closed after it.
         self._stays_open, cycle.keep_alive = cycle.keep_alive, False
 
     def on_body(self, body: bytes) -> None:
@@ -179,33 +179,33 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         self._stays_open = False
-        if not self._is_late:  # otherwise it ends by itself, soon
+        if not self._is_late:  # otherwise it closes soon by itself
             super().shutdown()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that still comes is read."""
+        """Whether further bytes are ignored."""
         return self._is_late or self.transport.is_closing()
 
     def close_late(self) -> None:
-        """Close once the client has read its answer, though it still sends."""
+        """Close when the client has read its answer, though it still sends."""
         if self.is_over:
             return
         self._is_late = True
         if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # whatever waits for the rest of the body gives up
+            self.cycle.disconnected = True  # a handler that waits for the rest of the body ends
             self.cycle.message_event.set()
         self.flow.resume_reading()
         self.transport.write_eof()
         self._cut_after(LATE_SECONDS)
 
     def _refuse(self, status: int, why: str) -> None:
-        """Answer and close; what else is on its way is not read."""
+        """Answer with an error and close; further bytes are ignored."""
         if self.is_over:
             return
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.abort()  # there is no place for another answer inside of one
+            self.transport.abort()  # an error cannot be sent in the middle of an answer
             return
         body = json_bytes(ApiError(status, why, code="bad_http").body())
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n" % (
@@ -218,7 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _without_offer(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Headers without the offer to go on in another protocol."""
+    """The headers without the offer of another protocol."""
     for name, value in headers:
         if name == b"connection":
             words = [word.strip() for word in value.split(b",")]
@@ -228,14 +228,14 @@ def _without_offer(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[byt
 
 
 def _not_ours(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Why a request is not for this server, or cannot be read by it; "" where it can."""
+    """Why a request is not for this server, or cannot be read; "" if it can."""
     said: dict[bytes, bytes] = {}
     for name, value in headers:
         said[name] = b", ".join([said[name], value]) if name in said else value
     coding = said.get(b"transfer-encoding", b"chunked")
     if coding.strip().lower() != b"chunked":
         return "of the transfer codings chunked alone is read"
-    # A request line with a host counts more than the Host that is checked for all.
+    # A host in the request line overrides the header Host, which the guard checks.
     whole = (b"http://%s/" % said.get(b"host", b""), b"https://%s/" % said.get(b"host", b""))
     if not url.startswith((b"/", b"*")) and not url.lower().startswith(
         tuple(one.lower() for one in whole)
@@ -245,8 +245,8 @@ def _not_ours(url: bytes, headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> None:
-    """Have it answer HTTP/1.0, which knows no chunks: a body of unknown length ends with the
-    connection, and uvicorn is told the length of each piece in place of the whole."""
+    """Make the cycle answer HTTP/1.0, which has no chunks: a body of unknown length ends with the
+    connection, and uvicorn is given the length of each piece instead of the whole."""
     send = cycle.send
 
     async def send_plain(message: Any) -> None:
@@ -261,15 +261,15 @@ def _without_chunks(cycle: RequestResponseCycle) -> None:
 
 
 class _AnswerTransport(asyncio.Transport):
-    """The connection as one answer writes to it. The answer has this, and is known to it weakly:
-    what refers to itself waits for Python's collector, which seldom looks at what is old."""
+    """The connection to which one answer writes. The answer refers to this object, which has only a
+    weak reference to the answer: cycles would wait for a full garbage collection, which is rare."""
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         super().__init__()
         self._protocol, self._cycle = protocol, weakref.ref(cycle)
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        if not self._protocol.is_over:  # a later request may have been refused meanwhile
+        if not self._protocol.is_over:  # a later request may have been refused and closed it
             self._protocol.transport.write(data)
 
     def is_closing(self) -> bool:

@@ -1,8 +1,8 @@
-"""How much may wait, and how long a refused caller should: slots taken before any work is done.
+"""Limits what waits: a request takes slots before any work is done, or is refused with 429.
 
-One key may have all of them. Others then get in beside it, each with as much as would be its share
-if all had the same, and with one request in any case: nobody is refused for what others sent. Each
-lane has so many slots: whoever is in no hurry takes none from those who are.
+One key may take all slots. Other keys can still add to them, each up to an equal share of the
+slots, and one request in any case, so that no key is refused because of others. Each lane has its
+own slots, so that batch rows take none from interactive requests.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quire.openai_api.errors import ApiError
 from quire.openai_api.outputs import Output
 from quire.server.services import Lane
 
-_REMEMBERED = 256  # requests
-_LONGEST_WAIT = 60  # seconds that a refusal may name
-# An image or a sound is far longer as text than as tokens; so many of its characters count as one.
+_REMEMBERED = 256  # latest requests whose times are kept, to estimate the wait
+_LONGEST_WAIT = 60  # seconds, the highest value of Retry-After
+# An image or a sound in base64 has far more characters than tokens: so many count as one.
 _MEDIA_SHARE = 32
 _MEDIA_KEYS = ("data", "base64")
 
 
 def _size(value: Any, *, is_medium: bool = False) -> int:
-    """About how many characters of text a row holds."""
+    """About how many characters of text a row has."""
     if isinstance(value, str):
         is_medium = is_medium or value.startswith("data:")
         return len(value) // _MEDIA_SHARE if is_medium else len(value)
@@ -39,16 +39,16 @@ def _size(value: Any, *, is_medium: bool = False) -> int:
 
 
 def _is_full(held: Counter[str], key_id: str, more: int, most: int) -> bool:
-    """Whether so much more of this key is too much, for all of them and for its share."""
+    """Whether `more` of this key exceeds both the limit of all keys and its equal share."""
     return held.total() + more > most and held[key_id] + more > most // len(held)
 
 
 class Queueing:
-    """Counts what is in the engine, and what came out of it."""
+    """Counts the requests in the engine, and their results."""
 
     def __init__(self, most: int, most_characters: int) -> None:
         self._most, self._most_characters = most, most_characters
-        # What a lane holds, by key; those that have none are not in it.
+        # lane -> (answers by key, characters by key); a key without any is not in it.
         self._held: dict[Lane, tuple[Counter[str], Counter[str]]] = {
             lane: (Counter(), Counter()) for lane in get_args(Lane)
         }
@@ -61,7 +61,7 @@ class Queueing:
     @contextmanager
     def slot(self, row: Row, lane: Lane, capacity: int, key_id: str) -> Iterator[None]:
         """A place for each answer of a row; ApiError 429 where there is none."""
-        if row.get("once"):  # of a batch: whoever runs batches holds their number down
+        if row.get("once"):  # a row of a batch: the dispatcher limits their number
             yield
             return
         samples, size = row.get("slots", row["params"].get("n", 1)), _size(row)
@@ -84,7 +84,7 @@ class Queueing:
 
     @property
     def num_held(self) -> int:
-        """Slots that are taken, of all lanes."""
+        """Slots that are taken, in all lanes."""
         return sum(held.total() for held, _ in self._held.values())
 
     def _full(self, num_held: int, capacity: int) -> ApiError:

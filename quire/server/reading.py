@@ -1,4 +1,4 @@
-"""The bodies of requests: bytes within bounds, then JSON that is strict and shallow."""
+"""Reads the bodies of requests: bytes within limits, then strict JSON of limited depth."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quire.server.limits import BODY_SECONDS, DEEPEST, MOST_BODY, MOST_INNER
 
 JSON_REFUSALS = frozenset({400, 408, 413, 415})  # of read_json
 _decode = msgspec.json.Decoder(strict=True).decode
-# One that never ends is one, too: looked for from each quote, its end would be sought for ever.
+# An unclosed string matches too, else its end would be searched again from every quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 async def read_body_bytes(request: Request) -> bytes:
-    """The body, at most MOST_BODY large; a length that lies is found out."""
+    """The body, at most MOST_BODY bytes, whatever its content-length says."""
     claimed = request.headers.get("content-length")
     if claimed is not None and claimed.isdigit() and int(claimed) > MOST_BODY:
         raise _too_large()
@@ -51,7 +51,7 @@ async def read_json(request: Request) -> Any:
 
 
 def refuse_no_json(request: Request) -> None:
-    """415 for a body that is of another kind, or compressed."""
+    """415 for a body that is not JSON by its content-type, or is compressed."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", ""):
         raise ApiError(
@@ -63,7 +63,7 @@ def refuse_no_json(request: Request) -> None:
 
 
 def refuse_encoded(request: Request) -> None:
-    """A compressed body is not unpacked: a small one may hold gigabytes."""
+    """Refuse a compressed body: a small one may unpack to gigabytes."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(
             415, "the body is sent as it is, without encoding", code="unsupported_media_type"
@@ -72,7 +72,7 @@ def refuse_encoded(request: Request) -> None:
 
 def parse_json(body: bytes) -> Any:
     brackets = body.count(b"{") + body.count(b"[")
-    if brackets > MOST_INNER:  # a text may hold any number of them
+    if brackets > MOST_INNER:  # without those in strings, which may have any number
         bare = _STRING.sub(b"", body)
         if bare.count(b"{") + bare.count(b"[") > MOST_INNER:
             raise bad(f"the body has more than {MOST_INNER:,} lists and objects")

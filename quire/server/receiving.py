@@ -1,7 +1,7 @@
-"""Bytes of an upload, straight to disk: bounded, timed, hashed, and durable when it returns.
+"""Writes the bytes of an upload to disk, with limits of size and time, and hashes them; they are
+durable when it returns.
 
-Writing is done on another thread in pieces of a mebibyte, so that a slow disk keeps nothing else
-waiting.
+Another thread writes, in pieces of a mebibyte, so that a slow disk does not block other requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_SILENCE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much may come: the server's limit for one file, and what is left of quota and disk."""
+    """The bytes that an upload may have: the limit for one file, and the rest of quota and disk."""
 
     most: int
     room: int
@@ -57,7 +57,7 @@ def quota_exceeded() -> ApiError:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file that is on disk under `storage`, and has no row yet."""
+    """A file that is on disk under `storage`, but not yet in the database."""
 
     storage: str
     form: Form
@@ -68,7 +68,7 @@ class Received:
 async def receive(
     request: Request, reader: FormReader, storage: Storage, limits: Limits
 ) -> Received:
-    """Keep the file of a form. What fails on the way leaves nothing behind."""
+    """Store the file of a form. After a failure nothing is left on disk."""
     refuse_encoded(request)
     name = storage.new_name()
     with storage.receiving(name) as number:
@@ -82,7 +82,7 @@ async def receive(
 async def write_body(
     request: Request, writer: Writer, read: Callable[[bytes], Iterable[bytes]]
 ) -> None:
-    """Write what is read from a body, as it arrives."""
+    """Write a body as it arrives, or the parts of it that `read` returns."""
     said = request.headers.get("content-length", "")
     if said.isascii() and said.isdigit():
         # The form around a file takes a few hundred bytes, which do not count.
@@ -96,7 +96,7 @@ async def write_body(
 
 
 class Writer:
-    """Bytes on their way into a file: counted, hashed, and held back until they are many."""
+    """Writes bytes to a file: counts and hashes them, and collects them into large pieces."""
 
     def __init__(self, number: int, limits: Limits) -> None:
         self._number, self.limits = number, limits
@@ -122,7 +122,7 @@ class Writer:
 
 
 async def _timed(request: Request) -> AsyncIterator[bytes]:
-    """What arrives; 408 for a sender that is silent, or slower than anyone has to be."""
+    """The pieces of the body; 408 for a client that sends nothing for long, or too slowly."""
     began, size = time.monotonic(), 0
     stream = request.stream()
     while True:

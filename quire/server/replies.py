@@ -1,4 +1,4 @@
-"""What routes answer with: JSON by msgspec, and refusals in the words of the client."""
+"""Answers of routes: JSON by msgspec, and errors in the form of the client's API."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def bug() -> ApiError:
-    """A bug of ours: what it says may hold a prompt or a path, so the caller is not shown it.
-    uvicorn closes the connection behind it: a client that does not know loses its next request."""
+    """The answer to a bug. Its text may have a prompt or a path, so the caller does not get it.
+    uvicorn closes the connection after it; the header says so, lest the next request be lost."""
     made = server_error("the server failed on this request", code="internal_error")
     made.headers = (*made.headers, ("connection", "close"))
     return made

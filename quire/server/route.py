@@ -1,7 +1,7 @@
-"""ApiRoute: a route, with what the description of the API says of it (openapi.py).
+"""ApiRoute: a route with the facts that the description of the API needs (openapi.py).
 
-Which refusals may come is said where a route is made, in sets that stand beside what raises them;
-those of the guard and the protocol may come anywhere.
+Each route lists its possible refusals. The sets of them are defined beside the code that raises
+them; refusals of the guard and of the protocol may come from any route.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ EVENTS = "text/event-stream"
 
 
 class ApiRoute(Route):
-    """One method of one path. `form` is the schema of a form, where the body is none of JSON;
-    `answers` are the kinds of content that a 200 may have, `shape` is the type of one of JSON;
-    several where it may be any of them."""
+    """One method of one path. `form` is the schema of a form, if the body is a form and not JSON.
+    `answers` are the content types that a 200 may have; `shape` is the type of a JSON answer, or
+    several possible types."""
 
     def __init__(
         self,

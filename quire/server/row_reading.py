@@ -1,4 +1,4 @@
-"""A row that is in the engine, and whoever waits for what it writes."""
+"""A row that is in the engine, with its outputs for the one task that reads them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quire.server.services import Lane
 
 
 class RowReading:
-    """With its one reader. Thousands may wait: a queue of asyncio's would take
-    three kilobytes for each."""
+    """A row and its outputs, for one reader. Thousands may wait, so a plain list is used: an
+    asyncio.Queue takes three kilobytes."""
 
     def __init__(
         self, number: int, message: msgspec.Raw, lane: Lane, *, is_asked_once: bool = False
@@ -25,8 +25,8 @@ class RowReading:
         self._awaited: asyncio.Future[None] | None = None
         self.was_shown = self.is_over = False
         self.asked_at = 0.0  # when it was last given to an engine, by the monotonic clock
-        self.num_deaths = 0  # engines that died with it on the device
-        # Rows of batches are not asked again here: the batches look for the culprit.
+        self.num_deaths = 0  # engines that died with this row on the device
+        # Rows of batches are not asked again here: their dispatcher does that.
         self.most_deaths = 0 if is_asked_once else 1
 
     def give(self, one: Output | ApiError) -> None:
@@ -48,8 +48,8 @@ class RowReading:
 
 
 def written(message: Mapping[str, Any]) -> msgspec.Raw:
-    """A row as its message has it; ApiError for text that no message can hold, so that it costs
-    its own row and none of those that are asked together with it."""
+    """The encoded message of a row; ApiError for text that cannot be encoded, so that only this row
+    fails and not those that are sent together with it."""
     try:
         return msgspec.Raw(msgspec.json.encode(message))
     except UnicodeEncodeError as error:

@@ -1,7 +1,7 @@
-"""A server from its start to its end: the socket, the engine, the app, and signals.
+"""Runs a server from its start to its end: the socket, the engine, the app, and signals.
 
-A signal to end makes it drain: nothing new is generated, what runs may finish, reads are answered
-meanwhile. A second one ends it at once.
+After a signal to end the server drains: new generation is refused, running requests may finish, and
+requests that only read are answered. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from quire.server.protocol import BoundedProtocol
 from quire.server.services import Services, Settings
 
 BACKLOG = 1024
-_LAST_SECONDS = 2  # for connections to close, once the grace is over
+_LAST_SECONDS = 2  # for connections to close after the grace period
 
 
 class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours."""
+        """Do nothing: Serving handles signals."""
         yield
 
 
@@ -56,7 +56,7 @@ class Serving:
             ws="none",
             loop="uvloop",
             log_config=None,
-            log_level="error",  # what is no HTTP is answered; a line for each could fill a disk
+            log_level="error",  # no line for each invalid request: they could fill a disk
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -74,7 +74,7 @@ class Serving:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until a signal or `end` ends it; raises what keeps the engine from living."""
+        """Serve until a signal or `end`; raises the error if the engine cannot run."""
         runner = asyncio.Runner(loop_factory=self._uvicorn.config.get_loop_factory())
         try:
             with runner:
@@ -83,7 +83,7 @@ class Serving:
             self._stored.close()
 
     def end(self) -> None:
-        """Drain and end; from any thread."""
+        """Drain and end; may be called from any thread."""
         if self._loop is not None and self._ending is not None:
             self._loop.call_soon_threadsafe(self._ending.set)
 
@@ -123,7 +123,7 @@ class Serving:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.grace):
                 await self.bridge.drained()
-        # A stream that is cut looks complete: its reader gets an error.
+        # A stream that simply ends looks complete, so its client gets an error event.
         self.bridge.give_all_up()
 
     def _take_signals(self) -> None:
@@ -132,20 +132,20 @@ class Serving:
             return
 
         def stop() -> None:
-            if ending.is_set():  # a second time: at once
+            if ending.is_set():  # the second signal ends at once
                 self.bridge.give_all_up()
                 return
             note("stopping: what runs may finish; once more ends it at once")
             ending.set()
 
         def refuse_new(number: int, frame: object) -> None:
-            # The loop hears of a signal after some turns; what is read in them came after it.
+            # The event loop learns of a signal later; requests read before that came after it.
             self.bridge.state = "draining"
 
-        with suppress(ValueError, RuntimeError):  # not the main thread: whoever made it ends it
+        with suppress(ValueError, RuntimeError):  # outside of the main thread the caller ends it
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop)
-                signal.signal(number, refuse_new)  # Python's own call; the loop is told as before
+                signal.signal(number, refuse_new)  # called at once; the loop still gets the signal
 
 
 def _store_settings(settings: Settings) -> StoreSettings:
@@ -157,7 +157,7 @@ def _store_settings(settings: Settings) -> StoreSettings:
 
 
 def refuse_open_door(settings: Settings, keys: Keys) -> None:
-    """Without keys only this machine may call."""
+    """Refuse to listen on other hosts without keys."""
     if keys or settings.host in ("127.0.0.1", "::1", "localhost"):
         return
     raise InvalidOption(
@@ -169,11 +169,11 @@ def refuse_open_door(settings: Settings, keys: Keys) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there. Not the address twice: two servers would share callers."""
+    """A listening socket. An address in use is refused: two servers would share its callers."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Inherited by what is accepted: the kernel doubles it, and holds no more for a slow reader.
+    # Accepted connections inherit this limit of unread data; the kernel doubles the number.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_UNSENT // 2)
     try:
         made.bind((host, port))

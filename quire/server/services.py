@@ -1,4 +1,4 @@
-"""What the routes are made from: the engine, the settings, the keys and the adapters."""
+"""The objects that routes use: the engine, the settings, the keys and the adapters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCAL = "local"  # the id of every caller where the server has no keys
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a server is run. `names` are those the model is served under, its main one first."""
+    """The settings of a server. `names` are the names of the model, the main one first."""
 
     model: str
     names: tuple[str, ...]
@@ -30,12 +30,12 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
-    lora: Mapping[str, str] = field(default_factory=dict)  # adapters that are names of their own
-    lora_folder: Path | None = None  # whose adapters may be loaded while it runs
-    max_queue: int = 1024  # answers of interactive requests that are written or wait
-    max_queue_tokens: int = 8 << 20  # about: by the bytes of their bodies
-    grace: float = 30.0  # seconds that a stopping server gives to what runs
-    allowed_hosts: tuple[str, ...] = ()  # further names in Host
+    lora: Mapping[str, str] = field(default_factory=dict)  # adapters: name -> path
+    lora_folder: Path | None = None  # adapters in it may be loaded while the server runs
+    max_queue: int = 1024  # answers of interactive requests that are running or waiting
+    max_queue_tokens: int = 8 << 20  # estimated from the bytes of their bodies
+    grace: float = 30.0  # seconds that running requests get when the server stops
+    allowed_hosts: tuple[str, ...] = ()  # further names allowed in Host
     allowed_origins: tuple[str, ...] = ()
     vllm_metrics: bool = False  # metrics under vLLM's names too
     max_file_bytes: int = 2 << 30  # of one upload
@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """How the engine is doing. Counters begin with the server, whatever becomes of its child."""
+    """The state of the engine. Counters begin with the server and survive a new engine process."""
 
     state: State
     running: int = 0
@@ -65,10 +65,10 @@ class EngineStats:
     restarts: int = 0
     rejected: int = 0
     preemptions: int = 0
-    # For each limit how many steps had at most so many tokens; then the sum of all.
+    # For each limit, how many steps had at most so many tokens; then the sum of all tokens.
     step_limits: tuple[str, ...] = ()
     step_tokens: tuple[float, ...] = ()
-    # Of rows that are on the device now; the counters above have those that are finished.
+    # Tokens of rows on the device now; the counters above count finished rows.
     unfinished_prompt_tokens: int = 0
     unfinished_output_tokens: int = 0
     first_token_seconds: float | None = None  # the median of the last interactive requests
@@ -79,43 +79,43 @@ CALL_REFUSALS = frozenset({400, 500, 503})  # of EngineClient.call
 
 
 class EngineClient(Protocol):
-    """The engine as the routes see it."""
+    """The interface of the engine for routes."""
 
     @property
     def state(self) -> State: ...
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the engine said when it was ready: max_model_len, capacity, ...; empty before."""
+        """Facts that the engine sent when it was ready (max_model_len, capacity); empty before."""
 
     @property
     def capacity(self) -> int:
         """Rows that run at once."""
 
     async def ready(self) -> None:
-        """Until rows can be answered; ApiError 503 where that will not be."""
+        """Wait until rows can be answered; ApiError 503 if they cannot."""
 
     def generate(
         self, row: Row, *, lane: Lane = "interactive", key_id: str = LOCAL
     ) -> AsyncGenerator[Output, None]:
-        """What the engine gives for a row; leaving the iterator gives the row up."""
+        """The outputs of a row; closing the iterator gives the row up."""
 
     async def call(self, what: str, **given: Any) -> dict[str, Any]:
-        """Something that is no row: "tokenize", "detokenize", "tokenizer_info", and adapters that
-        are loaded and unloaded."""
+        """A call without a row: "tokenize", "detokenize", "tokenizer_info", and loading and
+        unloading of adapters."""
 
     def stats(self) -> EngineStats: ...
 
     def add_metrics(self, collector: Collector) -> None:
-        """Have Prometheus read what another part of the server counts."""
+        """Add the metrics of another part of the server."""
 
     def metrics_text(self) -> bytes:
-        """What Prometheus reads."""
+        """All metrics, in the text form of Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """All that routes may use."""
+    """All objects that routes may use."""
 
     engine: EngineClient
     settings: Settings
@@ -124,10 +124,10 @@ class Services:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What requests may name as their model."""
+        """The names that requests may give as their model."""
         return (*self.settings.names, *self.adapters.loaded)
 
 
 def key_of(request: Request) -> str:
-    """The id of the key that the caller showed."""
+    """The id of the caller's key."""
     return str(request.scope["quire.key_id"])

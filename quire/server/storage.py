@@ -1,15 +1,15 @@
 """The server's folder: bytes of files, parts that are still arriving, job directories of batches.
 
     data/
-        server.sqlite      what is known of them
+        server.sqlite      the database of files and batches
         lock               one server at a time
         incoming/          uploads that are still arriving; emptied at each start
         files/ab/abcd...   bytes of a file, under a random name that no client knows
         batches/abcd...    a job directory per batch
 
-A name in the database always has its bytes: they are synced and named before the row is written,
-and removed after the row is gone. What a kill leaves between the two has no row, and goes at the
-next start.
+For every name in the database the bytes exist: they are synced and renamed before the row is
+written, and removed after the row was deleted. Files without a row, which a kill may leave, are
+removed at the next start.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from quire.jobs.store.durable import make_directory, replacing, sync_directory
 from quire.jobs.store.lock import JobLock
 
 _NAME = re.compile("[0-9a-f]{32}")
-_GOING = ".going"  # what is being removed
+_GOING = ".going"  # ending of names that are being removed
 _NO_SECOND_NAMES = (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
-KEPT_FREE = 64 << 20  # bytes of the disk that uploads leave to journals and the database
+KEPT_FREE = 64 << 20  # bytes of the disk that uploads leave free for journals and the database
 
 
 class Storage:
@@ -59,13 +59,13 @@ class Storage:
         return self._batches / _checked(name)
 
     def free_bytes(self) -> int:
-        """What uploads may still take of the disk."""
+        """Bytes of the disk that uploads may still use."""
         return shutil.disk_usage(self.root).free - KEPT_FREE
 
     @contextmanager
     def receiving(self, name: str) -> Iterator[int]:
-        """The number of a file to write what arrives into; gone when the block ends, unless it
-        was kept."""
+        """A descriptor of a new file for arriving bytes. The file is removed when the block ends,
+        unless `keep` was called."""
         path = self._arriving(name)
         number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -75,30 +75,30 @@ class Storage:
             path.unlink(missing_ok=True)
 
     def temporary(self) -> Path:
-        """A name for something short-lived; what is left of it goes at the next start."""
+        """A name for a temporary file; if it is left over, the next start removes it."""
         return self._incoming / self.new_name()
 
     def keep(self, name: str, number: int) -> None:
-        """Make what was received durable, bytes and name."""
+        """Make a received file durable, bytes and name."""
         sync(number)
         path = self.file(name)
         make_directory(path.parent)
         os.replace(self._arriving(name), path)
-        for folder in (path.parent, self._incoming):  # a name that moves is in both
+        for folder in (path.parent, self._incoming):  # the rename changed both folders
             sync_directory(folder)
 
     def link(self, source: Path, name: str) -> None:
-        """Give a file that is durable already a second name, among the files."""
+        """Give a durable file a second name in `files/`."""
         path = self.file(name)
         make_directory(path.parent)
         second_name(source, path)
 
     def remove_file(self, name: str) -> None:
-        """Remove the bytes of a file whose row is gone."""
+        """Remove the bytes of a file whose row was deleted."""
         self.file(name).unlink(missing_ok=True)
 
     def remove_batch(self, name: str) -> None:
-        """Remove a job directory. It first loses its name, so that half of one is never seen."""
+        """Remove a job directory; it is renamed first, so that half of one is never found."""
         path = self.batch(name)
         going = path.with_name(path.name + _GOING)
         with suppress(FileNotFoundError):
@@ -106,7 +106,7 @@ class Storage:
         shutil.rmtree(going, ignore_errors=True)
 
     def sweep(self, files: Collection[str], batches: Collection[str]) -> None:
-        """Remove what has no row: only at the start, when nothing is arriving."""
+        """Remove everything without a row; only at the start, when nothing is arriving."""
         for path in self._incoming.iterdir():
             path.unlink(missing_ok=True)
         for folder in self._files.iterdir():
@@ -122,8 +122,8 @@ class Storage:
 
 
 def second_name(source: Path, target: Path) -> None:
-    """Give a durable file a second name that is durable when this returns. Where the file system
-    has no such names the second one is a copy; one that is there already stays."""
+    """Give a durable file a second name, which is durable when this returns. On a file system
+    without hard links it is a copy; if the name exists already, it stays as it is."""
     try:
         os.link(source, target)
     except FileExistsError:
@@ -137,7 +137,7 @@ def second_name(source: Path, target: Path) -> None:
 
 
 def _checked(name: str) -> str:
-    """Names come from the database, and are ours; this is the second lock on the same door."""
+    """Check the form of a name again, although all names come from our own database."""
     if not _NAME.fullmatch(name):
         raise ValueError("not a name that this server gave")
     return name

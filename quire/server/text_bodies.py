@@ -1,5 +1,5 @@
-"""Bodies that ask for text, at each endpoint that takes them: what they ask, and what answers them
-whole or as events. For requests and for lines of batches alike."""
+"""Reads bodies that ask for text, at each endpoint, and makes their answers, whole or as events;
+for requests and for lines of batches."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PREFIX = {CHAT: "chatcmpl", COMPLETIONS: "cmpl"}
 
 @dataclass(frozen=True, slots=True)
 class TextBody:
-    """A body that was read: `whole` makes the answer of the finished output of each row, `stream`
-    the events, which end with `last`."""
+    """A body that was read. `whole` makes the answer from the finished outputs of all rows;
+    `stream` makes the events, and `last` ends them."""
 
     asked: Asked
     whole: Callable[[list[Output]], Any]
@@ -46,7 +46,7 @@ def read_text_body(
     created: int,
     in_batch: bool = False,
 ) -> TextBody:
-    """Raises ApiError. The answer is named by `number`, and is what a batch keeps if `in_batch`."""
+    """Read a body; raises ApiError. `number` is for the answer's id; `in_batch`: from a batch."""
     names = services.names
     if endpoint == RESPONSES:
         asked, given = read_response(body, names)

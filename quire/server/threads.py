@@ -1,4 +1,4 @@
-"""Work on threads whose files are closed by whoever waits for it."""
+"""Work on threads with files that the waiting caller closes afterwards."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Made = TypeVar("Made")
 async def to_its_end(
     call: Callable[..., Made], *given: Any, threads: Executor | None = None
 ) -> Made:
-    """What the call returns. A caller that is cancelled meanwhile first waits for it: the files
-    that it works on are closed next, and their numbers may be given to others."""
+    """The result of the call. A caller that is cancelled still waits for its end: the caller then
+    closes the files that the call uses, and their descriptors may be reused."""
     loop = asyncio.get_running_loop()
     future = loop.run_in_executor(threads, partial(call, *given))
     try:

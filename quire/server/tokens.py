@@ -1,4 +1,4 @@
-"""Texts to tokens and back, and how many tokens a message has."""
+"""Routes for texts to tokens and back, and for the number of tokens of a message."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def routes(services: Services) -> list[ApiRoute]:
 
 
 async def _fields(request: Request, services: Services, known: Body) -> Mapping[str, Any]:
-    """The fields that are set, none of another name."""
+    """The fields that are set; a field of another name is refused."""
     given = checked_fields(known, await read_json(request))
     if "model" in given:
         check_model(given["model"], services.names)
@@ -101,7 +101,7 @@ async def _fields(request: Request, services: Services, known: Body) -> Mapping[
 
 
 def token_ids(value: Any, name: str, most: int) -> list[int]:
-    """The ids that a field holds, 1 to `most` of them."""
+    """The token ids in a field, 1 to `most` of them."""
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         raise bad(f"{name} is a list of token ids, not {show(value)}", param=name)
     if not 0 < len(value) <= most:

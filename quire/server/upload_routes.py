@@ -104,7 +104,7 @@ class UploadRoutes:
         return json_response(part)
 
     async def completed(self, request: Request) -> Response:
-        """The parts become one file, which is durable before the upload says so."""
+        """Join the parts to one file, which is durable before the upload counts as completed."""
         upload = await self._pending(request)
         given = checked_fields(_WHOLE, await read_json(request))
         wanted, md5 = given["part_ids"], given.get("md5")
@@ -189,7 +189,7 @@ def _new_upload(key_id: str, given: Mapping[str, Any]) -> Upload:
 
 
 def _joined(storage: Storage, name: str, parts: Sequence[Part], md5: str | None) -> str:
-    """Write the parts one after the other under a new name; the hash of the whole."""
+    """Write the parts one after the other into a new file; returns the hash of the whole."""
     digest, wanted = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with storage.receiving(name) as number:
         for part in parts:
@@ -207,7 +207,7 @@ def _joined(storage: Storage, name: str, parts: Sequence[Part], md5: str | None)
 def _complete(
     connection: sqlite3.Connection, upload: Upload, file: StoredFile, quota: int | None
 ) -> list[str]:
-    """Parts give way to the file in one transaction, so the quota counts one of the two."""
+    """Replace the parts by the file in one transaction: the quota must not count both."""
     gone = uploads.end(connection, upload, "completed", file.id)
     insert_within(connection, file, quota)
     return gone

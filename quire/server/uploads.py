@@ -1,4 +1,4 @@
-"""Uploads in parts, as the database knows them: begun, added to, completed or given up.
+"""Uploads in parts, in the database: begun, extended, completed or cancelled.
 
 Parts are files of their own until the upload is completed; then they become one.
 """
@@ -16,7 +16,7 @@ from quire.server.database import shown_as
 from quire.server.files import FileObject
 from quire.server.ids import PART, UPLOAD, is_id, new_id
 
-LIFE = 3600  # seconds until an upload that was not completed is given up
+LIFE = 3600  # seconds after which an upload that was not completed expires
 MOST_PARTS, LARGEST_PART = 1000, 64 << 20
 MOST_PENDING = 100  # uploads of one key
 

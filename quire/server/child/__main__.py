@@ -1,4 +1,4 @@
-"""Start the engine, say that it is ready, answer rows until the server is gone."""
+"""Start the engine, report that it is ready, and answer rows until the server is gone."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from quire.server.child.writer import Writer
 from quire.session.collector import lasts_from_now_on, rare_full_collections
 from quire.session.session import Session
 
-# While rows are prepared the engine's thread may wait so long at each of its many calls into
-# kernels: five times as long where nothing is said.
+# Python's switch interval: while other threads prepare rows, the engine's thread may wait so long
+# at each of its many calls into kernels. Python's default is five times as long.
 SWITCH_SECONDS = 0.001
 
 
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _end_with_it(failed: threading.ExceptHookArgs) -> None:
-    """No thread of ours may be missing while the others wait for it: the server starts afresh."""
+    """End the process if one of its threads fails, since others would wait for it for ever."""
     threading.__excepthook__(failed)
     os._exit(1)
 
@@ -68,7 +68,7 @@ def _serve(
             engine.tell()
     failure = engine.failure
     if not isinstance(failure, QuireError):
-        traceback.print_tb(failure.__traceback__)  # where alone: its words may quote a row
+        traceback.print_tb(failure.__traceback__)  # without the message, which may quote a row
         raise EngineError(f"the engine failed: {type(failure).__name__}") from failure
     raise failure
 

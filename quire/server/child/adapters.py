@@ -1,4 +1,4 @@
-"""The adapters that rows name as their model: those of the start, and those loaded since."""
+"""The adapters that requests name as their model: given at the start, or loaded since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ServedAdapters:
-    """By name. Rows may name nothing else but the model itself, by one of its `names`."""
+    """Adapters by name. A row names one of them, or the model itself by one of its `names`."""
 
     def __init__(
         self,
@@ -24,8 +24,8 @@ class ServedAdapters:
         lora: Mapping[str, str],
         loaded: Mapping[str, str],
     ) -> None:
-        """`lora` of the start are checked now; those `loaded` since were, and what became of one
-        is the matter of those who ask for it."""
+        """`lora` are those of the start, which are checked now. Those `loaded` by an earlier engine
+        were checked then; if one is broken now, the requests that use it fail."""
         self._session, self._names, self._numbers = session, frozenset(names), count(1)
         self._requests: Mapping[str, LoRARequest] = {}
         for name, path in lora.items():
@@ -34,7 +34,7 @@ class ServedAdapters:
             self._put(name, path)
 
     def load(self, name: str, path: str) -> None:
-        """Rows may name it from now on; InvalidAdapter if it is none for the model."""
+        """Serve the adapter from now on; InvalidAdapter if it does not fit the model."""
         store = self._session.model.adapters
         if store is None:
             raise NotSupported("this engine was made without adapters (enable_lora=True)")
@@ -46,13 +46,13 @@ class ServedAdapters:
         self._requests = {**self._requests, name: made}
 
     def unload(self, name: str) -> None:
-        """Rows that come from now on may not name it; others keep it."""
+        """New rows cannot use the adapter any more; running rows keep it."""
         self._requests = {k: v for k, v in self._requests.items() if k != name}
 
     def find(self, model: str) -> LoRARequest | None:
         return self._requests.get(model)
 
     def check(self, model: str) -> None:
-        """InvalidRequest for what is served no more: the base would answer in its place."""
+        """InvalidRequest for an adapter that is not served any more; else the base would answer."""
         if model and model not in self._names and model not in self._requests:
             raise InvalidRequest(f"the adapter {show(model)} was unloaded", parameter="model")

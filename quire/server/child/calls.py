@@ -1,4 +1,4 @@
-"""What is asked of the tokenizer alone: texts to tokens and back."""
+"""Requests that need only the tokenizer: texts to tokens and back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Calls:
             "eos_token_ids": list(tokenizer.eos_ids),
             "chat_template": tokenizer.chat_template,
         }
-        # As in tokenizer_config.json; lm-eval looks for eos_token.
+        # With the names of tokenizer_config.json; lm-eval reads eos_token.
         return {**tokenizer.special_tokens, **info}
 
     def _tokenize(self, row: Message, *, strings: bool) -> Tokenized:

@@ -1,4 +1,4 @@
-"""RequestOutput -> the plain Output that goes to the server."""
+"""Makes of a RequestOutput the plain Output that goes to the server."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from quire.server.child.preparing import MakePooled
 from quire.server.child.reasoning import ReasoningCount
 from quire.session.transcribing import Hearing
 
-LOWEST = -9999.0  # no JSON number is lower than all; clients take this one for "never"
+LOWEST = -9999.0  # stands for -inf, which JSON lacks; clients know this number
 
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """A row here, and what its outputs need that they do not say themselves. `num_top` likeliest
-    tokens were asked for at each place of the answer, of the prompt `num_prompt_top`; None: all
-    that come were asked for."""
+    """A row, with facts that its RequestOutputs do not have. `num_top` likeliest tokens were asked
+    for at each position of the answer, `num_prompt_top` at each of the prompt; None: all that
+    come."""
 
     id: int
     prompt_back: bool = False
     began_reasoning: bool = False
     num_top: int | None = None
     num_prompt_top: int | None = None
-    pooled: MakePooled | None = None  # of a row that asks for numbers and not for text
-    reasoning: ReasoningCount | None = None  # of a chat
-    scored: bool = True  # a beam search has logprobs that were not asked for
-    hearing: Hearing | None = None  # of a row that is a piece of a sound
-    _ids: dict[int, list[int]] = field(default_factory=dict)  # of each answer of it so far
+    pooled: MakePooled | None = None  # for a row that asks for numbers and not for text
+    reasoning: ReasoningCount | None = None  # for a chat
+    scored: bool = True  # False for a beam search: its logprobs were not asked for
+    hearing: Hearing | None = None  # for a row that is a piece of a sound
+    _ids: dict[int, list[int]] = field(default_factory=dict)  # index of an answer -> its tokens
     _num_reasoning: dict[int, int] = field(default_factory=dict)
 
     def output(self, output: RequestOutput) -> Output:
-        """All that bodies are made of; the prompt only where it is wanted back."""
+        """The Output from which bodies are made; with the prompt only if it was asked for."""
         if self.hearing is not None:
             return self._heard(output, self.hearing)
         if self.reasoning is not None:
@@ -58,7 +58,7 @@ class Place:
         )
 
     def _heard(self, output: RequestOutput, hearing: Hearing) -> Output:
-        """What is known of a piece of a sound that was heard to its end."""
+        """The Output of a piece of a sound that was transcribed to its end."""
         return Output(
             (),
             True,
@@ -105,7 +105,7 @@ class Place:
         if listed is None:
             return None
         ids: Sequence[int] = output.prompt_token_ids or ()
-        # Of a prompt that was given up half read, some are not there.
+        # A prompt that was given up before its end has no scores for its last tokens.
         return tuple(
             _score(token, entries, self.num_prompt_top) if entries else None
             for token, entries in zip(ids, listed, strict=False)
@@ -113,8 +113,8 @@ class Place:
 
 
 def _score(token: int, entries: Mapping[int, Logprob] | Any, num_top: int | None) -> TokenScore:
-    """The token's own score, and the likeliest ones: it comes beside those that were asked for
-    even where it is none of them."""
+    """The token's own score, and those of the likeliest tokens. Its own comes in any case, even if
+    it is not among the likeliest."""
     ranked = sorted(entries.items(), key=lambda item: (item[1].rank or 0, -item[1].logprob))
     top = tuple(
         (other, entry.decoded_token or "", max(entry.logprob, LOWEST))

@@ -1,4 +1,4 @@
-"""Rows -> prompts as token ids, and parameters. Knows no threads: any may call it."""
+"""Makes of rows prompts as token ids, and parameters. Any thread may call it."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from quire.request import Ints
     from quire.session.session import Session
 
-# Millions of digits would take a minute and gigabytes.
+# Characters: to encode millions of digits would take a minute and gigabytes.
 LONGEST_COUNTED = 1 << 21
 MakePooled = Callable[[RequestOutput], Floats | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """One row, ready for the engine. `pooled` makes numbers of the output of one that asks for
-    them; one that is a piece of a sound has its `hearing`."""
+    """One row, ready for the engine. `pooled` makes numbers of the output, if the row asks for
+    numbers. A row that is a piece of a sound has a `hearing`."""
 
     prompt: dict[str, Any] | PoolingPrompt
     params: SamplingParams | PoolingParams
@@ -49,7 +49,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text that is to be encoded: the `part` of it that gives the last `keep` tokens, or all."""
+    """A text to encode: `part` of it is enough for its last `keep` tokens, or for all."""
 
     chat: ChatText
     part: ChatText
@@ -59,7 +59,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A row whose text is yet to be encoded; one of token ids has none."""
+    """A row before its text is encoded; a row of token ids has no text."""
 
     row: Message
     params: SamplingParams
@@ -83,8 +83,8 @@ class Preparing:
         return Transcriber(self._session)
 
     def prepare_each(self, rows: Sequence[Message]) -> list[Prepared | QuireError]:
-        """The request of each row, or what is wrong with it; their texts are encoded together,
-        which takes less than one by one."""
+        """The request or the error of each row. Their texts are encoded together, which is faster
+        than one by one."""
         begun = [attempt(partial(self._begin, row)) for row in rows]
         texts = [one.text for one in begun if isinstance(one, _Begun) and one.text is not None]
         encoded = iter(self._encode(texts))
@@ -108,7 +108,7 @@ class Preparing:
             RequestOutputKind.DELTA if row.get("stream") else RequestOutputKind.FINAL_ONLY
         )
         if "messages" in row and "skip_special_tokens" not in row["params"]:
-            # What is told apart by special tokens must show them.
+            # Where special tokens mark channels, the text must have them to be parsed.
             params.skip_special_tokens = not self.tokenizer.marks_channels
         search = None
         if "beam" in row:
@@ -130,8 +130,8 @@ class Preparing:
     def _searching(
         self, given: SamplingParams, beam: Message
     ) -> tuple[BeamSearchParams, SamplingParams]:
-        """A beam search, and what it has in common with other requests: no more length than is
-        left, and a text without special tokens."""
+        """A beam search; as for other requests the room that is left limits its length, and its
+        text has no special tokens."""
         session = self._session
         search = BeamSearchParams(
             given.n,
@@ -165,7 +165,7 @@ class Preparing:
         return Prepared(given, params, kwargs, partial(pooling.pooled, asked=asked))
 
     def _hearing(self, row: Message) -> Prepared:
-        """The next of a piece of a sound, which is asked about until it is heard."""
+        """The next request for a piece of a sound, which may take several."""
         hearing = row.get("hearing")
         if hearing is None:
             wanted = wanted_of(row["hear"])
@@ -179,7 +179,7 @@ class Preparing:
         return Prepared(prompt, params, hearing=hearing)
 
     def prompt_of(self, row: Message) -> dict[str, Any]:
-        """The prompt as token ids, whole, with its text where it has one."""
+        """The whole prompt as token ids, with its text if it has one."""
         text, ids = self._text_of(row, None), None
         if text is not None:
             [ids] = self._encode([text])
@@ -197,8 +197,8 @@ class Preparing:
         return {"prompt_token_ids": ids, "prompt": chat.text, **self._media(chat)}
 
     def _text_of(self, row: Message, params: SamplingParams | None) -> _Text | None:
-        """What is to be encoded, cut as the parameters say, and whole where there are none; None
-        for a prompt that is token ids."""
+        """The text to encode, cut as the parameters say, or whole without parameters; None for a
+        prompt of token ids."""
         if "messages" in row:
             chat = render_conversation(row["messages"], self.tokenizer, **row.get("chat", {}))
             add = bool(row.get("add_special_tokens", False))
@@ -213,7 +213,7 @@ class Preparing:
         return self._fitting(chat, add, params)
 
     def _fitting(self, chat: ChatText, add: bool, params: SamplingParams) -> _Text:
-        """A text that is cut where the parameters say so, or else is not too long."""
+        """A text that is cut as the parameters say, or that was checked not to be far too long."""
         most, keep = self._session.model.config.max_model_len, params.truncate_prompt_tokens
         keep = most if keep is None else num_kept(keep, params.max_tokens, most)
         if keep >= most or chat.media is not None:  # media are not cut
@@ -226,7 +226,7 @@ class Preparing:
         return self.tokenizer.encode(text, False)
 
     def _part_to_pool(self, text: str, truncate_prompt_tokens: int | None) -> str:
-        """Of what is cut the beginning is kept; the rest is not worth the time of the engine."""
+        """The beginning of a text that will be cut: the rest need not be encoded."""
         most = self._session.model.config.max_model_len
         if truncate_prompt_tokens is None:
             refuse_far_too_long(text, self.tokenizer, most)
@@ -235,15 +235,15 @@ class Preparing:
         return text[kept_part(text, keep, self._encode_part, of_start=True)]
 
     def _media(self, chat: ChatText) -> dict[str, Any]:
-        """Media beside a prompt, read here and not on the engine's thread. Names that callers give
-        them count for nothing: those of one key would be known to the next."""
+        """The media of a prompt, read here and not on the engine's thread. Callers cannot name
+        media, since the names of one key would be known to others."""
         reader = self._session.media.reader
         if chat.media is None or reader is None:
             return {}
         return {"multi_modal_data": reader.looked_at(chat.media).given.data}
 
     def _encode(self, texts: Sequence[_Text]) -> list[Ints | QuireError]:
-        """The ids of each that stay, or what is wrong with it."""
+        """The ids of each text, cut where asked for, or its error."""
         found: dict[int, Ints | QuireError] = {}
         for add in (False, True):
             at = [i for i, text in enumerate(texts) if text.add_special_tokens is add]
@@ -258,13 +258,13 @@ class Preparing:
         return kept_end(ids, text.keep, self.tokenizer.bos_id if text.add_special_tokens else None)
 
     def _text_back(self, row: Message) -> dict[str, Any]:
-        """The text of token ids, where it is wanted before the answer."""
+        """The text of a prompt of token ids, if `echo` wants it before the answer."""
         ids = row["prompt"]
         if not row.get("prompt_back") or self._session.model.tokenizer is None:
             return {}
         vocabulary = self._session.model.spec.vocab_size
         if not all(0 <= token < vocabulary for token in ids):
-            return {}  # refused where all prompts are checked
+            return {}  # such ids are refused later, with all other checks of prompts
         return {"prompt": self.tokenizer.decode(ids, skip_special_tokens=False)}
 
 

@@ -1,4 +1,4 @@
-"""How many tokens of an answer were reasoning: those up to the tag that closes it."""
+"""Counts the tokens of an answer's reasoning: those up to the tag that closes it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from quire.inputs.tokenizer import Tokenizer
 
 
 class ReasoningCount:
-    """Counts for answers of one model, whose reasoning a `tag` opens; "" for any."""
+    """Counts for answers whose reasoning is opened by `tag`; "" for any known tag."""
 
     def __init__(self, tokenizer: Tokenizer, tag: str) -> None:
         self._tokenizer, self._closings = tokenizer, closings(tag)
 
     def count(self, ids: Sequence[int]) -> int:
-        """Of an answer that has reasoning. All of them are where it never closes."""
+        """The number for an answer with reasoning; all of its tokens if no tag closes it."""
         counts = range(len(ids) + 1)
         return min(bisect_left(counts, True, key=lambda n: self._is_closed(ids[:n])), len(ids))
 
     def _is_closed(self, ids: Sequence[int]) -> bool:
-        # Some models mark reasoning by tokens that a text leaves out.
+        # Some models mark reasoning by special tokens, which a text usually leaves out.
         text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return any(closing in text for closing in self._closings)

@@ -1,7 +1,7 @@
-"""The engine behind a server: rows in from the inbox, what they write out to the writer.
+"""The engine of a server: takes rows from the server's messages, and gives outputs to the writer.
 
-Rows are made into prompts and parameters by a few threads aside, so that neither a long text nor a
-slow template keeps the engine from its next step.
+A few other threads make prompts and parameters of rows, so that neither a long text nor a slow
+template delays the engine's next step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 TELL_SECONDS = 0.5
-_NOT_PREPARED = SamplingParams()  # of rows that are not, which nobody reads
+_NOT_PREPARED = SamplingParams()  # stands in until a row is prepared, and is not read
 
 
 class ServingEngine:
@@ -56,14 +56,14 @@ class ServingEngine:
         writer: Writer,
         adapters: ServedAdapters,
     ) -> None:
-        """`adapters`: those that requests name as their model."""
+        """`adapters` are those that requests may name as their model."""
         self._session, self._board, self._writer = session, board, writer
         self._adapters = adapters
         self._preparing = Preparing(session)
         self._calls = Calls(session, self._preparing)
-        # Nobody waits behind a book that is to be counted.
+        # A thread of its own, since to count the tokens of a long text takes long.
         self._call_threads = ThreadPoolExecutor(1, "quire-calls")
-        self._asked: dict[int, Submission] = {}  # by the server's number, until it is over
+        self._asked: dict[int, Submission] = {}  # running rows, by the server's number
         model = session.model
         self._reasoning: ReasoningCount | None = None
         if model.tokenizer is not None:
@@ -99,7 +99,7 @@ class ServingEngine:
         }
 
     def take(self, message: Message) -> None:
-        """Act on a message of the server's."""
+        """Handle a message of the server."""
         if message["kind"] == "ask":
             some = [(row, self._taken(row)) for row in message["rows"]]
             self._threads.prepare(some)
@@ -111,7 +111,7 @@ class ServingEngine:
             self._call_threads.submit(self._answer_call, message)
 
     def _taken(self, row: Message) -> Submission:
-        """A place for the row at once, so that it can be given up while it is prepared."""
+        """A submission for the row at once, so that it can be aborted while it is prepared."""
         params = row.get("params", {})
         place = Place(
             row["id"],
@@ -138,10 +138,10 @@ class ServingEngine:
         return asked
 
     def _prepare(self, some: Sequence[Taken]) -> None:
-        """Give the engine what these rows ask for, and refuse those that are wrong."""
+        """Make requests of these rows for the engine, and refuse invalid rows."""
         some = [one for one in some if not one[1].given_up]
         made = _attempt(lambda: self._preparing.prepare_each([row for row, _ in some]))
-        if isinstance(made, QuireError) and len(some) > 1:  # find out which: the others are good
+        if isinstance(made, QuireError) and len(some) > 1:  # one by one, to find the invalid one
             for one in some:
                 self._prepare([one])
             return
@@ -160,7 +160,7 @@ class ServingEngine:
                 self._refuse(asked, failed)
 
     def _filled(self, asked: Submission, found: Prepared | QuireError) -> QuireError | None:
-        """What is wrong with the row, if anything is."""
+        """Completes the submission of a row; returns its error, if it has one."""
         if isinstance(found, QuireError):
             return found
         return _attempt(partial(self._fill, asked, found))
@@ -185,10 +185,10 @@ class ServingEngine:
         return {"kind": "refused", "id": asked.reader.id, **_about(error)}
 
     def _hand_over(self, news: list[News]) -> None:
-        """What a step made, as one message. On the engine's thread.
+        """Give the outputs of a step to the writer, as one message. On the engine's thread.
 
-        Nothing is said of rows that were there when the engine failed: the process ends, and the
-        server asks for them again, or finds out which of them it was."""
+        After a failure of the engine nothing is sent for its rows: the process ends, and the server
+        asks for them again, or finds the row that caused it."""
         made: list[tuple[Submission, RequestOutput]] = []
         for asked, one in news:
             if isinstance(one, RequestOutput) and one.error is None:
@@ -205,7 +205,7 @@ class ServingEngine:
             self._writer.send(partial(self._told_of, made))
 
     def _goes_on(self, asked: Submission, output: RequestOutput) -> bool:
-        """Whether a row is a piece of a sound that is not heard yet; it is asked about again."""
+        """Whether the row is a piece of a sound that needs another request, which is submitted."""
         place = asked.reader
         if place.hearing is None or asked.given_up:
             return False
@@ -244,7 +244,7 @@ class ServingEngine:
         return [known[number].reader.id for number in numbers if number in known]
 
     def tell(self) -> None:
-        """How it goes, once in a while."""
+        """Send metrics, at intervals."""
         now = time.monotonic()
         if now - self._told_at < TELL_SECONDS:
             return
@@ -294,25 +294,25 @@ def _data(place: Place, output: RequestOutput) -> bytes:
 
 
 def _attempt(make: Callable[[], Made]) -> Made | QuireError:
-    """What the call makes, or the error that its row ends with, whatever it is: what is raised on a
-    thread of a pool reaches nobody, and the row would be waited for."""
+    """The result of the call, or the error that its row ends with, of any type: an exception on a
+    pool's thread would be lost, and the row's reader would wait for ever."""
     try:
         return attempt(make)
     except (MemoryError, EngineError) as error:
-        # It may name files of this machine, or quote what a library said: for the log alone.
+        # Only for the log: the text may name files of this machine or quote a library.
         note(f"a row could not be prepared: {reason(error)}")
         why = "memory ran out" if isinstance(error, MemoryError) else "the engine cannot go on"
         return RowError(f"this row could not be prepared: {why}")
 
 
 def _about(error: QuireError) -> Message:
-    """What a message says of an error, with the field that it is about where that is known."""
+    """The fields of a message about an error, with the name of the faulty field if it is known."""
     param = error.parameter if isinstance(error, InvalidRequest) else None
     return {"error_type": error_type(error), "error": error_text(error), "param": param}
 
 
 def _step_tokens(metrics: list[Metric]) -> Message:
-    """How many tokens steps had so far: counts up to each limit, the last without one."""
+    """The histogram of tokens per step: counts up to each limit; the last bucket has no limit."""
     for one in metrics:
         if isinstance(one, Histogram) and one.name == "vllm:iteration_tokens_total":
             return {"step_limits": [*one.buckets], "step_tokens": [*one.buckets.values(), one.sum]}
@@ -320,7 +320,7 @@ def _step_tokens(metrics: list[Metric]) -> Message:
 
 
 def _labels(config: Mapping[str, Any]) -> list[str]:
-    """The names of a classifier's labels, by number; none where the config has none for all."""
+    """The names of a classifier's labels, by number; empty unless the config names them all."""
     named = config.get("id2label")
     if not isinstance(named, Mapping):
         return []

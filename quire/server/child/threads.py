@@ -1,5 +1,5 @@
-"""Who prepares which rows, so that nobody waits behind rows that take longer than his own, or
-behind all those of somebody else."""
+"""The threads that prepare rows: a row does not wait for kinds of rows that take longer, nor for
+all rows of another key."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from quire.replicas.wire import Message
 from quire.session.engine_thread import Submission
 
 FEW, MORE = 2, 4
-TOGETHER = 64  # rows of batches that are prepared in one go
+TOGETHER = 64  # rows of batches that are prepared at once
 Taken = tuple[Message, Submission]
 Prepare = Callable[[Sequence[Taken]], None]
 
 
 class _Turns:
-    """Rows that wait for a thread, of each tenant one in turn. Its owner holds the lock."""
+    """Rows that wait for a thread, taken from the keys in turn. The caller must hold a lock."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Taken]] = {}  # by tenant, whose turn is next first
+        self._lines: dict[str, deque[Taken]] = {}  # by key; the key whose turn is next is first
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -33,7 +33,7 @@ class _Turns:
         tenant = next(iter(self._lines))
         line = self._lines.pop(tenant)
         one = line.popleft()
-        if line:  # behind all others
+        if line:  # the key goes to the end
             self._lines[tenant] = line
         return one
 
@@ -57,11 +57,11 @@ class _Pool:
 
 
 class PreparingThreads:
-    """Rows of batches come by the hundred, and wait here until the engine has room for them; a
-    picture takes longer than a text, and one of a slow host longer than one that came along."""
+    """Separate threads for texts, for media and for media that must be fetched: each takes longer
+    than the one before. Rows of batches wait here until the engine has room for them."""
 
     def __init__(self, prepare: Prepare, wait_for_room: Callable[[], int]) -> None:
-        """`wait_for_room` returns once the engine wants rows of batches, with their number."""
+        """`wait_for_room` blocks until the engine wants rows of batches, and returns how many."""
         self._prepare, self._wait_for_room = prepare, wait_for_room
         self._text = _Pool(FEW, "quire-prepare", self._prepare_alone)
         self._media = _Pool(MORE, "quire-prepare-media", self._prepare_alone)
@@ -74,7 +74,7 @@ class PreparingThreads:
             threading.Thread(target=self._prepare_batches, name=name, daemon=True).start()
 
     def prepare(self, some: Sequence[Taken]) -> None:
-        """Have these prepared, on some thread."""
+        """Queue these rows for the threads that prepare them."""
         batches = []
         for row, asked in some:
             media = _media_parts(row)
@@ -109,7 +109,7 @@ class PreparingThreads:
             most = min(self._wait_for_room(), TOGETHER)
             with self._changed:
                 some = [self._batches.take() for _ in range(min(most, len(self._batches)))]
-            if some:  # the other thread may have had them
+            if some:  # another thread may have taken them
                 self._prepare(some)
 
 

@@ -1,5 +1,5 @@
-"""What the engine says, written by a thread of its own: a step never waits for its reader, unless
-that has fallen far behind."""
+"""A thread that writes the engine's messages, so that a step does not wait for their reader, unless
+the reader is far behind."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import msgspec
 
 from quire.base.system import write_all
 
-MOST_UNWRITTEN = 4096  # messages; then the engine waits
+MOST_UNWRITTEN = 4096  # messages; with more the engine waits
 encoded = msgspec.json.Encoder().encode
 
 Made = dict[str, Any]
 
 
 class Writer(threading.Thread):
-    """Sends messages in the order in which they were given. Some may be given as what makes them,
-    so that making them is no work of the engine's thread."""
+    """Sends messages in the order in which they were given. A message may be given as a function
+    that makes it, which this thread calls in place of the engine's thread."""
 
     def __init__(self, file: int) -> None:
         super().__init__(name="quire-writer", daemon=True)
         self._file = file
         self._messages: queue.Queue[Callable[[], list[Made]] | Made] = queue.Queue(MOST_UNWRITTEN)
-        self._num_given = self._num_written = 0  # of those that are yet to be made
+        self._num_given = self._num_written = 0  # counts of messages given as functions
         self.start()
 
     def send(self, message: Callable[[], list[Made]] | Made) -> None:
-        if callable(message):  # from one thread alone
+        if callable(message):  # only the engine's thread gives functions
             self._num_given += 1
         self._messages.put(message)
 
     def is_behind(self) -> bool:
-        """Whether some that were to be made are not written yet: they take their time, or whoever
-        reads them does."""
+        """Whether messages given as functions are not written yet, because making them takes long
+        or the reader is slow."""
         return self._num_written < self._num_given
 
     def run(self) -> None:
@@ -48,5 +48,5 @@ class Writer(threading.Thread):
             self._messages.task_done()
 
     def flush(self) -> None:
-        """Until all of it is written."""
+        """Wait until everything is written."""
         self._messages.join()
