@@ -15,8 +15,8 @@ from quire.params.unknown import names_unknown
 class LoRARequest:
     """An adapter by name, number and path; two requests are equal when their names are.
 
-    `lora_path` is a directory that PEFT wrote, or a Hub id. What counts is the name together with
-    the content found there: an adapter that changed on disk is another one.
+    `lora_path` is a directory that PEFT wrote, or a Hub id. An adapter is identified by its name
+    and the content found there: one that changed on disk is another adapter.
     """
 
     lora_name: str

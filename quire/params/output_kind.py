@@ -7,5 +7,5 @@ from enum import Enum
 
 class RequestOutputKind(Enum):
     CUMULATIVE = 0  # every output has all the text so far
-    DELTA = 1  # every output has what is new
+    DELTA = 1  # every output has only what is new
     FINAL_ONLY = 2  # one output, at the end

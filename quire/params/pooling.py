@@ -21,7 +21,7 @@ TASKS = ("embed", "classify", "token_embed", "token_classify")
 @names_unknown
 @dataclass(slots=True)
 class PoolingParams:
-    """What a pooling model is asked for."""
+    """What a pooling model should compute, and how."""
 
     use_activation: bool | None = None
     dimensions: int | None = None
@@ -49,7 +49,7 @@ class PoolingParams:
         return copy.deepcopy(self)
 
     def checked_copy(self) -> PoolingParams:
-        """A copy whose fields were checked again: scripts assign to them."""
+        """A copy whose fields are checked again, because scripts assign to them."""
         return replace(self)
 
 
@@ -62,8 +62,8 @@ class PoolingOutput:
 
 @dataclass(slots=True)
 class PoolerConfig:
-    """How states become an embedding: `LLM(..., pooler_config=PoolerConfig(...))`, which refuses
-    what it does not follow."""
+    """How hidden states become an embedding: `LLM(..., pooler_config=PoolerConfig(...))`. LLM
+    refuses fields that it does not support."""
 
     pooling_type: str | None = None
     use_activation: bool | None = None
@@ -81,8 +81,8 @@ class PoolerConfig:
 
 
 class EmbeddingOutput:
-    """A vector. `embedding` is a list from the moment it is asked for, `array` the same numbers
-    as float32: a million vectors as lists take eight times the memory."""
+    """A vector. `embedding` makes a list when it is first read, `array` has the same numbers as
+    float32: a million vectors as lists take eight times the memory."""
 
     __slots__ = ("_values",)
 
@@ -148,7 +148,7 @@ Pooled = TypeVar("Pooled")
 
 
 class PoolingRequestOutput(Generic[Pooled]):
-    """What a pooling model says about one prompt; with an `error` its `outputs` are None."""
+    """The result of a pooling model for one prompt; with an `error` its `outputs` are None."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class PoolingRequestOutput(Generic[Pooled]):
 
 
 class _Made(PoolingRequestOutput[Pooled]):
-    """One whose `outputs` are made of those of encode()."""
+    """An output whose `outputs` are made from those of encode()."""
 
     _kind: Any
 

@@ -1,4 +1,4 @@
-"""Tags that open and close a model's thoughts, and what a script may say of them."""
+"""Tags that open and close a model's thoughts, and how a script can set them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ TAGS = (
 
 @dataclass(frozen=True, slots=True)
 class ReasoningConfig:
-    """For reasoning_config: what opens thoughts, and what is written where thinking_token_budget
-    ends them, up to and with what closes them. "": as the model's own tags are."""
+    """For reasoning_config: the text that opens thoughts, and the text that is written where
+    thinking_token_budget ends them, closing tag included. "" means the model's own tags."""
 
     reasoning_parser: str = ""
     reasoning_start_str: str = ""
     reasoning_end_str: str = ""
 
     def closing(self, opening: str) -> str:
-        """What ends thoughts that begin so."""
+        """The text that closes thoughts opened by `opening`."""
         return dict(TAGS).get(opening, self.reasoning_end_str)

@@ -1,4 +1,4 @@
-"""RowSampling: what of a request's SamplingParams goes with its row to the device."""
+"""RowSampling: the part of a request's SamplingParams that goes with its row to the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from quire.sampling_params import SamplingParams
 
-# Tokens in a row's lists for which a device has room at all times.
+# Tokens in the lists of each row for which a device always has room.
 FEW_LISTED = 64
-# Tokens of a bad word that a device compares with what a row wrote last.
+# The longest bad word, in tokens, that a device compares with a row's last tokens.
 MOST_SPELLED = 64
 
 _Ints = npt.NDArray[np.int32]
@@ -23,12 +23,12 @@ _Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """How a row draws, in numbers: what of its SamplingParams a device can follow.
+    """How a row draws, in numbers: the SamplingParams that a device can follow.
 
-    top_k 0 means no limit. `allowed_ids` None: all are. A bad word is the ids that spell it.
-    `num_logprobs` None: no logprobs are wanted, -1: those of the whole vocabulary; with
-    `logprob_ids` those of these tokens instead of the likeliest. `guided`: a mask comes with
-    every token. `never_ids` are not drawn, `not_first_ids` not as a row's first output.
+    top_k 0 means no limit. `allowed_ids` None: all tokens are allowed. A bad word is the ids that
+    spell it. `num_logprobs` None: no logprobs; -1: those of the whole vocabulary; with
+    `logprob_ids` those of these tokens instead of the likeliest. `guided`: every draw has a mask.
+    `never_ids` are never drawn, `not_first_ids` not as a row's first output.
     """
 
     temperature: float = 1.0
@@ -77,7 +77,7 @@ class RowSampling:
 
     @classmethod
     def of_one(cls, token_id: int, params: SamplingParams) -> RowSampling:
-        """A draw that can only be this token, with the logprobs that are asked for."""
+        """Sampling that can only draw this token, with the logprobs that `params` ask for."""
         whole = cls.of(params)
         return cls(
             temperature=0.0,
@@ -97,20 +97,20 @@ class RowSampling:
 
 
 def penalises(params: RowSampling | SamplingParams) -> bool:
-    """Whether tokens that were written before are likelier, or less likely, to come again."""
+    """Whether tokens that came before are made likelier, or less likely, to come again."""
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     return penalties != (1, 0, 0)
 
 
 def can_forbid(words: Iterable[Sized], not_first_ids: Sized, min_tokens: int) -> bool:
-    """Whether a device can keep a row from writing these bad words, each the ids that spell it, and
-    tokens that may not come yet: it has one list of these, and one position from which they may."""
+    """Whether a device can forbid these bad words, each the ids that spell it, and tokens that may
+    not come yet: a row has one list of such tokens, with one position from which they may come."""
     too_long = any(len(word) > MOST_SPELLED for word in words)
     return not too_long and not (len(not_first_ids) and min_tokens > 1)
 
 
 def lists_few(params: SamplingParams) -> bool:
-    """Whether what a row's lists name is little, even with every stop id that devices compare."""
+    """Whether a row's lists are short, even with every stop id that devices compare."""
     words = params._bad_words_token_ids or ()
     listed = 2 * len(params.logit_bias or ()) + _words_listed(words)
     listed += sum(map(len, params._suppressed_token_ids))
@@ -119,8 +119,8 @@ def lists_few(params: SamplingParams) -> bool:
 
 
 def _words_listed(words: Sequence[Sized]) -> int:
-    """What a row's lists hold of bad words: those of several tokens as wide as the longest, and as
-    many of the tokens that it wrote last."""
+    """Entries that bad words take in a row's lists: each word of several tokens takes as many as
+    the longest, and the row's last tokens are kept to compare with them."""
     several = [len(word) for word in words if len(word) > 1]
     longest = max(several, default=1)
     return len(words) - len(several) + len(several) * longest + longest - 1

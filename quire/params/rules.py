@@ -28,7 +28,7 @@ MAX_BIAS, MAX_REPETITION_PENALTY = 1e30, 1e6
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What becomes of a parameter or an option that someone sets.
+    """What happens when a parameter or an option is set.
 
     honoured: it does what it says. moot: accepted with one warning, since it changes speed or
     logging only. refused: NotSupported; `why` then says what to do instead.
@@ -47,7 +47,7 @@ def fail(error: ErrorType, name: str, rule: str, value: Any, hint: str = "") -> 
 
 
 def show(value: Any) -> str:
-    """The value as an error shows it: short, whatever it is."""
+    """The value in a short form for error messages."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     return reprlib.repr(value)
@@ -86,7 +86,7 @@ def number(
     hint: str = "",
 ) -> float:
     """A finite number from low to high; `above` leaves low itself out."""
-    # A look first: to ask an abstract class takes microseconds, of every number of every request.
+    # Checked first: isinstance with an abstract class takes microseconds per number.
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         fail(error, name, "a number", value, hint)
     try:
@@ -100,7 +100,7 @@ def number(
 
 
 def truth(error: ErrorType, name: str, value: Any) -> bool:
-    """True or False; 0, 1 and "false" are more often a slip than a wish."""
+    """True or False only; 0, 1 and "false" are more often mistakes than meant."""
     if not isinstance(value, bool):
         fail(error, name, "True or False", value)
     return value
@@ -119,8 +119,8 @@ def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
 
 
 def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
-    """A list of token ids that a device integer can hold, each once; which exist, the model says
-    later."""
+    """A list of token ids that fit into int32, each once; whether they exist in the model's
+    vocabulary is checked later."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Collection):
         fail(error, name, "a list of token ids", value)
@@ -131,7 +131,7 @@ def token_ids(error: ErrorType, name: str, value: Any) -> list[int]:
 
 
 def token_id_lines(error: ErrorType, name: str, value: Any) -> list[list[int]]:
-    """Lines of token ids, of any lengths but not all empty; -1 is a place without a token."""
+    """Lists of token ids, of any lengths but not all empty; -1 is a place without a token."""
     lines = value.tolist() if hasattr(value, "tolist") else value
     is_list = isinstance(lines, Collection) and not isinstance(lines, str | bytes | Mapping)
     if not is_list or not all(isinstance(line, Collection) for line in lines) or not any(lines):
@@ -145,14 +145,14 @@ def token_id_lines(error: ErrorType, name: str, value: Any) -> list[list[int]]:
 
 
 def _plain_ids(value: Collection[Any], *, low: int = 0) -> bool:
-    """Whether all of them are right, told at once: such a list may be as long as a vocabulary."""
+    """Whether all ids are valid, checked together: a list may be as long as a vocabulary."""
     return set(map(type, value)) == {int} and min(value) >= low and max(value) <= MAX_INT32
 
 
 def token_bias(
     error: ErrorType, name: str, value: Any, *, text_keys: bool = False
 ) -> dict[int, float]:
-    """What to add to the logits of some tokens; JSON can only write the ids as text."""
+    """Numbers to add to the logits of tokens. With `text_keys` ids may be text, as in JSON."""
     if not isinstance(value, Mapping):
         fail(error, name, "a dict of token id to number", value)
     hint = f"To forbid a token use {-MAX_BIAS:g}."
@@ -172,8 +172,8 @@ def one_of(error: ErrorType, name: str, value: Any, choices: Sequence[str], hint
 
 
 def sign_as_made(factory: Any, made: type) -> None:
-    """Let a class method that takes what the constructor takes say so: programs look there for
-    what they may pass."""
+    """Give a factory method the signature of the constructor: programs read it to know what they
+    may pass."""
     parameters = inspect.signature(made).parameters.values()
     leading = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

@@ -1,6 +1,6 @@
-"""Parameters that constrain the text itself: StructuredOutputsParams and its older form, what an
-engine says for all of them, and RepetitionDetectionParams. Checked when made; knows nothing of
-grammars."""
+"""Parameters that constrain the text itself: StructuredOutputsParams and its older form, an
+engine's settings for all of them, and RepetitionDetectionParams. They are checked when made. Knows
+nothing of grammars."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quire.base.notes import warn
 from quire.errors import InvalidParams, InvalidRequest
 from quire.params.rules import fail, one_of, show, truth, whole, words
 
-BACKEND = "guidance"  # what llguidance is called where backends are named
+BACKEND = "guidance"  # llguidance's name where scripts name backends
 CHOICE_MODES = ("whole", "tokens")
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-# What older scripts write behind a backend's name, and the flag that it stands for.
+# What older scripts write after a backend's name, and the flag that it sets.
 _BACKEND_WORDS = {
     "disable-any-whitespace": "disable_any_whitespace",
     "no-additional-properties": "disable_additional_properties",
@@ -24,14 +24,14 @@ _BACKEND_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsConfig:
-    """What holds for every structured output of an engine, whatever its parameters say."""
+    """Settings for every structured output of an engine, whatever its parameters say."""
 
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
 
 
 def read_backend(error: type[InvalidRequest], name: str, value: Any) -> StructuredOutputsConfig:
-    """What "xgrammar:disable-any-whitespace" asks for; the backend itself has no effect."""
+    """The settings in "xgrammar:disable-any-whitespace"; the backend itself has no effect."""
     if not isinstance(value, str):
         fail(error, name, "the name of a backend", value)
     backend, _, behind = value.partition(":")

@@ -1,4 +1,4 @@
-"""What is said of a keyword that a class does not take: the nearest one that it does."""
+"""Errors for keywords that a class does not take: they name the nearest one that it does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Given = ParamSpec("Given")
 Made = TypeVar("Made")
 _STRUCTURED = "Say it as structured_outputs=StructuredOutputsParams(...)."
 _BEAMS = "Beams are searched by LLM.beam_search(prompts, BeamSearchParams(...))."
-# Words of other libraries, and of older scripts.
+# Names from other libraries and older scripts.
 _INSTEAD = {
     "max_new_tokens": "It is max_tokens here.",
     "max_length": "It is max_tokens here, of the answer alone.",
@@ -34,19 +34,19 @@ _OLDER = {
     "PoolingParams": {"normalize": "It is use_activation here."},
     "SamplingParams": _INSTEAD,
 }
-# Of methods, what older scripts called their arguments.
+# Arguments of methods: their older names, and what they are called now.
 _RENAMED = {
     "inputs": {"prompt", "prompts"},
     "prompt": {"prompts"},
     "prompt_token_ids": {"prompt"},  # where one prompt is taken: {"prompt_token_ids": [...]}
     "sampling_params": {"params"},
 }
-# Of those, what older scripts wrote out though it asks for nothing.
+# Older arguments that have no effect with these values.
 _NOTHING = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
 def names_unknown(made: Any) -> Any:
-    """A class whose constructor says what was meant by a keyword that it does not know."""
+    """Wrap a class's constructor so that its error for an unknown keyword says what was meant."""
     init = made.__init__
     known = frozenset([*inspect.signature(init).parameters][1:])
 
@@ -63,7 +63,7 @@ def names_unknown(made: Any) -> Any:
 
 
 def told_unknown(method: Callable[Given, Made]) -> Callable[Given, Made]:
-    """A method that says where a keyword goes that it does not know: mostly into SamplingParams."""
+    """Wrap a method so that its error for an unknown keyword says where it belongs."""
     taken = inspect.signature(method).parameters
     known = frozenset(taken)
     by_place = [n for n, one in taken.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -102,7 +102,7 @@ def _unknown(owner: str, name: str, value: Any, known: frozenset[str]) -> Unknow
 
 
 def meant_by(name: str, known: Iterable[str]) -> str:
-    """What to write instead of a sampling parameter that there is not."""
+    """What to write instead of a sampling parameter that does not exist."""
     return _INSTEAD.get(name) or _nearest(name, known)
 
 
