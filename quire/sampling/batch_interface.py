@@ -1,7 +1,7 @@
-"""What a logits processor of a whole batch looks like, under the names that scripts know.
+"""The interface of logits processors that edit a whole batch, under the names that scripts know.
 
-One object edits the logits of every row. It is told how the batch changes, and then gets the
-logits, one line per row: [rows, vocabulary], row i of the batch in line i.
+One object edits the logits of every row. It gets the changes of the batch first, and then the
+logits [rows, vocabulary], row i of the batch in line i.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ State = TypeVar("State")
 class MoveDirectionality(Enum):
     """How a row changes places with another."""
 
-    UNIDIRECTIONAL = auto()  # it takes the place of one that is gone
+    UNIDIRECTIONAL = auto()  # it takes the place of a row that is gone
     SWAP = auto()
 
 
@@ -44,7 +44,7 @@ class BatchUpdate:
     """How the batch changed since the last step: first removed, then added, then moved.
 
     An added row is (index, params, prompt ids, output ids); its output ids are a list that grows
-    as the row does. It takes the place of whoever was at its index. A move is (from, to, how).
+    as the row does. It replaces the row that was at its index. A move is (from, to, how).
     """
 
     batch_size: int
@@ -68,23 +68,23 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of the batch, edited in place or anew. [rows, vocabulary]"""
+        """The edited logits of the batch, in the same tensor or a new one. [rows, vocabulary]"""
 
     @abstractmethod
     def is_argmax_invariant(self) -> bool:
-        """Whether the likeliest token stays so: then greedy rows need not be processed."""
+        """Whether the likeliest token never changes: then greedy rows need not be processed."""
 
     @abstractmethod
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Before each step; None if the batch is the same as before, but for its new tokens."""
+        """Called before each step; None if the batch is the same as before, but for new tokens."""
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
     """Gives each request a function of its own: (output ids, logits) -> logits, or (prompt ids,
     output ids, logits) -> logits, with logits [vocabulary].
 
-    quire calls `new_req_logits_processor` once for each request and runs the function it
-    returns as it runs those of SamplingParams.logits_processors: beside the other rows.
+    quire calls `new_req_logits_processor` once for each request. The function it returns runs as
+    those of SamplingParams.logits_processors do: beside the other rows.
     """
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
@@ -114,7 +114,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
 
 def make_processor(made_by: Callable[..., Any], told: VllmConfig, device: torch.device) -> Any:
-    """An object of a class of the caller's; InvalidOption if that cannot be made."""
+    """Make an object of the caller's class; InvalidOption if that fails."""
     outcome = attempt(lambda: made_by(told, device, False))
     if outcome.error is not None:
         name = getattr(made_by, "__name__", repr(made_by))
@@ -127,7 +127,7 @@ def make_processor(made_by: Callable[..., Any], told: VllmConfig, device: torch.
 
 
 def wants_prompt(processor: Callable[..., Any]) -> bool:
-    """Whether it takes (prompt ids, output ids, logits) rather than (output ids, logits)."""
+    """Whether it takes (prompt ids, output ids, logits), not (output ids, logits)."""
     try:
         given = inspect.signature(processor).parameters.values()
     except (TypeError, ValueError):
@@ -141,7 +141,7 @@ def process_dict_updates(
     batch_update: BatchUpdate | None,
     new_state: Callable[[SamplingParams, list[int] | None, list[int]], State | None],
 ) -> bool:
-    """Keep a dict of {index: state} in step with the batch; whether anything changed.
+    """Update a dict of {index: state} by the changes of a batch; returns whether it changed.
 
     `new_state(params, prompt ids, output ids)` makes the state of a new row, None if it has none.
     """

@@ -1,9 +1,9 @@
 """Logits processors of the whole batch, as operations of the sampler.
 
-There is one object per class and LLM, and every row is one of its rows: what it costs, it costs
-all of them. When it fails, each row is tried alone with a fresh object; those that fail alone
-end with its error, and the others go on in a fresh object again. That loses nothing, because
-what an object may know of a row (parameters, prompt and output ids) it is told again.
+There is one object per class and LLM, and every row belongs to its batch, so its time is spent for
+all rows. When it fails, each row is tried alone with a fresh object; rows that fail alone end with
+its error, and the others go on in another fresh object. That loses nothing, because all that an
+object may know of a row (parameters, prompt and output ids) is passed to it again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Make = Callable[[], LogitsProcessor]
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A row of the batch, in one placement; `output_ids` grows as the row does."""
+    """A row of the batch; `output_ids` grows as the row does."""
 
     row: int
     params: SamplingParams
@@ -41,10 +41,10 @@ class _Member:
 
 
 class BatchProcessors:
-    """All classes of an LLM, each with its batch; there may be none."""
+    """The processors of all classes of an LLM, each with its batch; there may be none."""
 
     def __init__(self, makers: Sequence[Make], handles: Handles | None = None) -> None:
-        """`handles` have the requests of rows, whose parameters the processors read."""
+        """`handles` find the requests of rows, whose parameters the processors read."""
         self._handles = handles or Handles()
         self._members: dict[int, _Member] = {}
         batches = [_Batch(make) for make in makers]
@@ -57,7 +57,7 @@ class BatchProcessors:
 
     @property
     def has_invariant(self) -> bool:
-        """Whether some leave the likeliest token where it is: those come after the temperature."""
+        """Whether some never change the likeliest token: these come after the temperature."""
         return bool(self._invariant)
 
     def start(self, start: RowStart) -> None:
@@ -75,25 +75,25 @@ class BatchProcessors:
         return np.full(len(call), bool(self._changing), np.bool_)
 
     def apply(self, logits: Tensor, call: Call) -> None:
-        """Edit all lines in place with those that may change the likeliest token."""
+        """Edit all lines in place with processors that may change the likeliest token."""
         self._run(self._changing, logits, call)
 
     def apply_invariant(self, logits: Tensor, call: Call) -> None:
         self._run(self._invariant, logits, call)
 
     def advance(self, call: Call, tokens: Tensor) -> None:
-        """Remember the token each line drew."""
+        """Append the token that each line drew to its row's output ids."""
         for row, token in zip(call.rows.tolist(), tokens.tolist(), strict=True) if self else ():
             self._members[row].output_ids.append(token)
 
     def why(self, call: Call, failed: Flags) -> dict[int, str]:
-        """By line: what a processor made some of the failed lines fail with."""
+        """{line: message} for failed lines whose processor failed."""
         rows = call.rows.tolist()
         lines = np.flatnonzero(failed).tolist() if self._errors else ()
         return {line: str(self._errors[rows[line]]) for line in lines if rows[line] in self._errors}
 
     def _run(self, batches: Sequence[_Batch], logits: Tensor, call: Call) -> None:
-        """The lines of rows that fail become -inf, so that they can draw nothing."""
+        """Lines of rows that fail become -inf, so that they draw nothing."""
         members = [self._members[row] for row in call.rows.tolist()] if batches else []
         for batch in batches:
             failed = batch.apply(logits, members)
@@ -103,7 +103,7 @@ class BatchProcessors:
 
 
 class _Batch:
-    """One class: its object, and which row is at which index of the batch it knows."""
+    """One class: its object, and the row at each index of the batch as the object knows it."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -114,7 +114,7 @@ class _Batch:
         self.is_invariant = bool(first.is_argmax_invariant())
 
     def apply(self, logits: Tensor, members: Sequence[_Member]) -> Mapping[int, QuireError]:
-        """Edit the logits in place, line i for members[i]; the errors of rows that failed."""
+        """Edit the logits in place, line i for members[i]; returns the errors of failed rows."""
         outcome = attempt(lambda: self._edit(logits, members))
         if outcome.made is not None:
             logits.copy_(outcome.made)
@@ -129,7 +129,7 @@ class _Batch:
             else:
                 words = what_it_said(alone.error)
                 failed[member.row] = ProcessorFailed(f"logits processor {self._name}: {words}")
-        self._order, self._processor = [], None  # the next step begins again
+        self._order, self._processor = [], None  # the next step makes a fresh object
         return failed
 
     def _edit(self, logits: Tensor, members: Sequence[_Member]) -> Tensor:
@@ -153,7 +153,7 @@ class _Batch:
     def _change_to(self, members: Sequence[_Member]) -> BatchUpdate | None:
         """How the batch must change to hold these rows and no others; None if it need not.
 
-        New rows take the places of those that are gone; what is left free is filled from the end.
+        New rows replace rows that are gone; places that are left free are filled from the end.
         """
         wanted = {id(member) for member in members}
         known = {id(member) for member in self._order}

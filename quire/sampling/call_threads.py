@@ -1,9 +1,8 @@
-"""Foreign code in threads of its own, so that a slow call holds up nobody else.
+"""Foreign code in threads of its own, so that a slow call does not block others.
 
-Calls of one lane run one after the other, in the order they came; lanes run beside each other,
-each in turn, in a bounded number of threads. A thread that has nothing to do ends. Threads do
-not keep the process alive, so a call that never returns costs no more than its thread. Knows
-nothing of logits, and nothing of torch.
+Calls of one lane run one after the other, in the order they came. Lanes run beside each other, in
+turn, in a bounded number of threads. An idle thread ends. Threads do not keep the process alive, so
+a call that never returns costs only its thread. This module knows neither logits nor torch.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ Made = TypeVar("Made")
 
 MAX_THREADS = 32
 IDLE_SECONDS = 2.0  # after which a thread without work ends
-# A call that takes longer is given up, and with it every call that waits behind it.
+# A call that takes longer is given up, with every call that waits after it in its lane.
 MAX_SECONDS = 60.0
 
 _here = threading.local()
 
 
 def on_behalf_of() -> int | None:
-    """In a lane's thread: the thread that asked for the call being run. Elsewhere None."""
+    """In a lane's thread: the id of the thread that submitted the running call. Else None."""
     return getattr(_here, "caller", None)
 
 
@@ -34,7 +33,7 @@ class GivenUp(Exception):
 
 
 class Outcome(Generic[Made]):
-    """What became of a call: what it made, or what it raised."""
+    """The result of a call: what it returned, or what it raised."""
 
     __slots__ = ("error", "made")
 
@@ -43,7 +42,7 @@ class Outcome(Generic[Made]):
 
 
 def attempt(work: Callable[[], Made]) -> Outcome[Made]:
-    """Run foreign code, which may raise anything."""
+    """Run foreign code, which may raise any exception."""
     try:
         return Outcome(made=work())
     except Exception as error:
@@ -61,23 +60,23 @@ class Call(Generic[Made]):
         self._cancelled = False
 
     def done(self) -> bool:
-        """Whether `outcome` has something to say."""
+        """Whether `outcome` can be read."""
         return self._outcome is not None or self._lane.is_stuck()
 
     def wait(self, seconds: float) -> None:
-        """Until this call or another of the same CallThreads is done, at most so many seconds."""
+        """Wait until a call of the same CallThreads is done, for at most `seconds`."""
         with self._lane.changed:
             if not self.done():
                 self._lane.changed.wait(seconds)
 
     def outcome(self) -> Outcome[Made]:
-        """What came of it; only once it is done."""
+        """The result of the call, once it is done."""
         if self._outcome is None:
             return Outcome(error=GivenUp(f"it did not return within {MAX_SECONDS:g} s"))
         return self._outcome
 
     def cancel(self) -> None:
-        """Nobody waits for it any more: unless it runs already, it never will."""
+        """The result is not needed any more: a call that has not begun is never run."""
         self._cancelled = True
 
     def run(self) -> None:
@@ -86,14 +85,14 @@ class Call(Generic[Made]):
         _here.caller = self._caller
         try:
             self._outcome = attempt(self._work)
-        except BaseException as error:  # what would end a program ends a call here
+        except BaseException as error:  # foreign code must not end the thread
             self._outcome = Outcome(error=error)
         finally:
             del _here.caller
 
 
 class _Lane:
-    """Calls in their order. `busy_since` is when the one being run began."""
+    """Calls in their order. `busy_since` is when the running call began."""
 
     __slots__ = ("busy_since", "changed", "waiting")
 
@@ -108,16 +107,16 @@ class _Lane:
 
 
 class CallThreads:
-    """Threads for calls, and which of them may run now."""
+    """Runs calls in threads, lane by lane."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._lanes: dict[Hashable, _Lane] = {}  # those with calls
-        self._ready: deque[Hashable] = deque()  # those with calls and without a thread
+        self._lanes: dict[Hashable, _Lane] = {}  # lanes with calls
+        self._ready: deque[Hashable] = deque()  # lanes with calls that no thread runs
         self._num_threads = self._num_idle = 0
 
     def submit(self, lane: Hashable, work: Callable[[], Made]) -> Call[Made]:
-        """Run `work` when the calls before it in its lane are done."""
+        """Run `work` after the calls that were submitted to its lane before."""
         with self._changed:
             if lane not in self._lanes:
                 self._lanes[lane] = _Lane(self._changed)
@@ -134,7 +133,7 @@ class CallThreads:
         return call
 
     def wait(self, calls: Iterable[Call[Any]], seconds: float) -> None:
-        """Until all of these are done, at most so many seconds."""
+        """Wait until all of these calls are done, for at most `seconds`."""
         deadline = time.monotonic() + seconds
         with self._changed:
             for call in calls:
@@ -155,7 +154,7 @@ class CallThreads:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[Hashable, _Lane, Call[Any]] | None:
-        """The next call to run; None where none came for a while."""
+        """The next call to run; None if none came for IDLE_SECONDS."""
         with self._changed:
             deadline = time.monotonic() + IDLE_SECONDS
             while not self._ready and (left := deadline - time.monotonic()) > 0:

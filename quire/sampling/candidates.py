@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows that are beams, for the host to choose among."""
+"""The likeliest tokens of rows that are beams; the host chooses among them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from quire.sampling.rows import Call
 from quire.step import Masks
 from quire.steps.handles import Handles
 
-# Scores worked on at a time; bounds the memory beside the logits.
+# Scores processed at a time, which bounds the memory needed beside the logits.
 _PIECE = 2**22
 
 
 def candidates(
     logits: Tensor, rows: Ints, masks: Masks | None, count: int, handles: Handles
 ) -> tuple[Tensor, Tensor]:
-    """(tokens, logprobs) [lines, count], best first: of line i the tokens that rows[i] may draw.
+    """(tokens, logprobs) [lines, count], best first: tokens of line i that rows[i] may draw.
 
-    The logprobs are of the raw logits: what a mask forbids is left out, but counted in the sum,
-    as Transformers does. -inf where fewer than `count` tokens are allowed. With a vocabulary
-    smaller than `count` there are as many columns as tokens.
+    The logprobs are of the raw logits: forbidden tokens are left out, but counted in the sum, as
+    in Transformers. -inf where fewer than `count` tokens are allowed. With a vocabulary smaller
+    than `count` there are as many columns as tokens.
     """
     tokens, logprobs = [], []
     step = max(1, _PIECE // logits.shape[1])

@@ -1,7 +1,7 @@
-"""One of several choices, by their log-probabilities: the likeliest, or one that is drawn.
+"""One of several choices, by their log-probabilities: the likeliest, or a random draw.
 
-The noise is that of a token (seeds.py): choice i of a request takes the place of token i at the
-position where the answer begins, so a seed gives the same choice in any batch.
+The noise is made as for tokens (seeds.py): choice i has the noise of token i at the position where
+the answer begins, so a seed gives the same choice in any batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Doubles = npt.NDArray[np.float64]
 
 
 def choose(logprobs: Doubles, params: SamplingParams, noise_key: int, position: int) -> list[int]:
-    """The choice of each of `params.n` samples; of equals the first.
+    """The index of the choice of each of `params.n` samples; of equals the first.
 
-    temperature, top_k, top_p and min_p do to choices what they do to tokens.
+    temperature, top_k, top_p and min_p apply to choices as they do to tokens.
     """
     if params.temperature == 0:
         return [int(logprobs.argmax())] * params.n
@@ -35,7 +35,7 @@ def normalised(logprobs: Doubles) -> Doubles:
 
 
 def _kept(scores: Doubles, params: SamplingParams) -> npt.NDArray[np.int64]:
-    """The choices that may be drawn, in their order; cut as tokens are (truncation.py)."""
+    """Indices of the choices that may be drawn, in order; limited as tokens are (truncation.py)."""
     order = np.argsort(-scores, kind="stable")
     falling = scores[order]
     count = len(order)
@@ -53,7 +53,7 @@ def _noise(
     choices: npt.NDArray[np.int64], num_samples: int, noise_key: int, position: int
 ) -> Doubles:
     """Gumbel noise [samples, choices]."""
-    import torch  # a run whose choices are all greedy needs none of it here
+    import torch  # not needed for greedy choices
 
     from quire.sampling.seeds import NoiseKeys, noise
 

@@ -1,8 +1,8 @@
-"""What forbids tokens or shifts them: grammar masks, allowed tokens, bad words, min_tokens, bias,
-and what a model's own files suppress.
+"""Operations that forbid tokens or shift their logits: grammar masks, allowed tokens, bad words,
+min_tokens, bias, and tokens that a model's own files suppress.
 
-Each class holds one feature for all rows. `apply` edits float32 logits in place, only the lines
-whose rows asked, and only the tokens concerned; a forbidden token is at -inf.
+Each class holds one feature for all rows. `apply` edits float32 logits in place, only in lines
+whose rows asked for it, and only at the tokens concerned; a forbidden token gets -inf.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDLESS = 1 << 40  # outputs
 
 
 class GrammarMask:
-    """The tokens that the plan's masks allow, once these are filled."""
+    """Allows only the tokens of the plan's masks, as soon as these are filled."""
 
     def __init__(self, handles: Handles) -> None:
         self._handles = handles
@@ -39,7 +39,7 @@ class GrammarMask:
         return np.isin(call.rows, call.masks.rows)
 
     def copy(self, logits: Tensor, call: Call) -> Tensor:
-        """The logits in float32, anew, with every token at -inf that a line's mask forbids."""
+        """The logits as a new float32 tensor, with -inf for tokens that a line's mask forbids."""
         lines = np.flatnonzero(self.wanted(call))
         if call.masks is None or len(lines) == 0:
             return logits.to(torch.float32, copy=True)
@@ -52,7 +52,7 @@ class GrammarMask:
         return copied
 
     def refused(self, call: Call, tokens: Tensor, lines: Lines) -> Lines:
-        """Those of `lines`, all with a mask, whose mask forbids the token they drew."""
+        """The lines of `lines`, which all have a mask, whose mask forbids the token they drew."""
         if call.masks is None or len(lines) == 0:
             return lines
         bits = self._bits(call.masks, call.rows[lines])
@@ -69,7 +69,7 @@ class GrammarMask:
         return masks.bits[[mask_of[row] for row in rows.tolist()]]
 
 
-# What the eight tokens of a byte of a mask get added: nothing where its bit is set.
+# What is added to the eight tokens of each byte of a mask: 0 where the bit is set, else -inf.
 _OF_BYTE = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0.0, -np.inf
 ).astype(np.float32)
@@ -78,7 +78,7 @@ _OF_BYTE = np.where(
 def _offsets(bits: npt.NDArray[np.uint32], vocab_size: int, device: torch.device) -> Tensor:
     """0 for every allowed token of each line, -inf for the others. [lines, vocab_size]"""
     if device.type == "cpu":
-        # Looking bytes up and adding is several times faster than choosing token by token.
+        # Adding looked-up bytes is several times faster than choosing token by token.
         offsets = torch.from_numpy(np.take(_OF_BYTE, bits.view(np.uint8), axis=0)).flatten(1)
     else:
         words = torch.from_numpy(bits.view(np.int32)).to(device)
@@ -92,7 +92,7 @@ def _offsets(bits: npt.NDArray[np.uint32], vocab_size: int, device: torch.device
 
 
 class _ListedTokens:
-    """What edits tokens that rows list."""
+    """Base of operations on tokens that rows list."""
 
     def __init__(self, *, max_rows: int, device: torch.device) -> None:
         self._tokens = RowTokens(max_rows, device)
@@ -105,7 +105,7 @@ class _ListedTokens:
 
 
 class _LongLists(_ListedTokens):
-    """Of lists that may name most of the vocabulary."""
+    """Base of operations whose lists may name most of the vocabulary."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         super().__init__(max_rows=max_rows, device=device)
@@ -120,7 +120,7 @@ class _LongLists(_ListedTokens):
 
 
 class AllowedTokens(_LongLists):
-    """allowed_token_ids: nothing else may come."""
+    """allowed_token_ids: all other tokens are forbidden."""
 
     def start(self, start: RowStart) -> None:
         allowed = start.sampling.allowed_ids
@@ -144,7 +144,7 @@ class AllowedTokens(_LongLists):
 
 @dataclass(frozen=True, slots=True)
 class _Spelled:
-    """Words of several tokens: [4 5 6] is before [5 4], last 6."""
+    """Words of several tokens: word [4 5 6] has before [5 4] and last 6."""
 
     before: npt.NDArray[np.int64]  # [words, longest - 1], newest first
     last: npt.NDArray[np.int64]  # [words]
@@ -162,7 +162,7 @@ class _Spelled:
 
 
 class BadWords:
-    """bad_words: the last token of a word, where the output ends with the tokens before it.
+    """bad_words: forbids the last token of a word where the output ends with its other tokens.
 
     Word [4 5 6], output .. 4 5: token 6 is forbidden. The prompt does not count.
     """
@@ -171,9 +171,9 @@ class BadWords:
         self._device = device
         self._single = RowTokens(max_rows, device)
         self._slots = Slots(max_rows)
-        self._words: dict[int, _Spelled] = {}  # by row: those of several tokens
+        self._words: dict[int, _Spelled] = {}  # by row: its words of several tokens
         self._newest: tuple[Sequence[Ints], _Spelled] | None = None
-        # The last outputs of each slot, newest first: output [.. 4 5] -> [5 4 .. none].
+        # The last outputs of each slot, newest first: output [.. 4 5] -> [5 4 .. _NO_TOKEN].
         self._tails = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._known = Asked[tuple[Tensor, Tensor, Tensor, Tensor]]()
 
@@ -185,7 +185,7 @@ class BadWords:
         several = [word for word in words if len(word) > 1]
         if not several:
             return
-        if self._newest is None or self._newest[0] is not words:  # rows often share theirs
+        if self._newest is None or self._newest[0] is not words:  # rows often share their words
             self._newest = words, _Spelled.of(several)
         self._words[start.row] = spelled = self._newest[1]
         self._known.clear()
@@ -215,11 +215,11 @@ class BadWords:
             return
         line, slot, before, last = self._known.of(call.rows, self._patterns)
         if self._device.type == "cpu":
-            # Few words go on behind the newest token; to pick them a GPU would have to wait.
+            # Few words match the newest token. Not on a GPU: to pick them the host would wait.
             few = flat_nonzero(before[:, 0] == self._tails[slot, 0])
             line, slot, before, last = line[few], slot[few], before[few], last[few]
         matches = ((before == self._tails[slot]) | (before == _ANY_TOKEN)).all(1)
-        # Added, because two words may forbid the same token of a line, and one may not match.
+        # Added, because two words may have the same last token, and only one may match.
         ban = torch.where(matches, -torch.inf, 0.0)
         logits.index_put_((line, last), ban, accumulate=True)
 
@@ -232,7 +232,7 @@ class BadWords:
         self._tails[slot] = torch.cat([drawn[:, None], self._tails[slot, :-1]], 1)
 
     def _patterns(self, rows: Lines) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of every word: its line, its slot, what must come before (as in _tails), its last."""
+        """Of every word: its line, its slot, its `before` as in _tails, its last token."""
         slots = self._slots.of[rows]
         lines = np.flatnonzero(slots >= 0)
         spelled = [self._words[row] for row in rows[lines].tolist()]
@@ -251,7 +251,7 @@ class BadWords:
         if slots <= old_slots and width <= old_width:
             return
         shape = (max(slots, 2 * old_slots), max(width, old_width))
-        # State that outlives a step must stay writable outside of inference mode.
+        # State that outlives a step must be writable outside of inference mode, too.
         with torch.inference_mode(False):
             tails = torch.full(shape, _NO_TOKEN, dtype=torch.int64, device=self._device)
         tails[:old_slots, :old_width] = self._tails
@@ -277,13 +277,13 @@ class LogitBias(_LongLists):
 
 
 class Banned(_ListedTokens):
-    """Tokens that may not come before a row has so many outputs: `of` says which, and how many."""
+    """Tokens forbidden until a row has some number of outputs: `of` gives both."""
 
     def __init__(
         self, of: Callable[[RowStart], tuple[Ints, int]], *, max_rows: int, device: torch.device
     ) -> None:
         super().__init__(max_rows=max_rows, device=device)
-        self._of, self._until = of, np.zeros(max_rows, np.int64)  # the first position they may have
+        self._of, self._until = of, np.zeros(max_rows, np.int64)  # the first allowed position
 
     def start(self, start: RowStart) -> None:
         tokens, num_outputs = self._of(start)
@@ -303,7 +303,7 @@ class Banned(_ListedTokens):
             logits[index(lines, logits.device)[line], token] = -torch.inf
 
 
-# min_tokens, and what the model's own files rule out: always, and as the first of an answer.
+# min_tokens; and what the model's own files suppress: always, and as an answer's first token.
 BANS: tuple[Callable[[RowStart], tuple[Ints, int]], ...] = (
     lambda start: (start.stop_ids, start.sampling.min_tokens),
     lambda start: (start.sampling.never_ids, _ENDLESS),

@@ -1,8 +1,8 @@
 """Drawing: the token whose score plus noise (seeds.py) is the largest, the lowest among equals.
 
-Exact, yet noise is made only where it can matter. Any token's noisy score is one to beat; a
-token whose score is further below it than the largest noise there is cannot win, and of the
-rest only those few whose uniform is small enough get their logarithms.
+Exact, yet noise is made only where it can matter. The noisy score of each line's best token is one
+to beat. A token whose score is below it by more than the largest possible noise cannot win, and of
+the other tokens only the few with a small enough uniform need their logarithms.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from quire.sampling.seeds import (
     uniform,
 )
 
-# Blocks worked on together: small enough for a CPU's second-level cache.
+# Blocks processed together: they fit into a CPU's second-level cache.
 _CPU_BLOCKS = 2**14
 _GPU_BLOCKS = 2**22
-_WORTH_PICKING = 0.8  # with more of the blocks needed than this, all are as fast
+_WORTH_PICKING = 0.8  # if a larger share of the blocks is needed, computing all is as fast
 _NO_TOKEN = 2**62
 _FEW_LINES = 8
 
@@ -42,15 +42,15 @@ def draw_from_all(
 ) -> Tensor:
     """One token per line out of the whole vocabulary: scores [lines, vocab], float32.
 
-    `top` and `top_tokens` are each line's largest score and where it is. Where lines are cut, it
-    is drawn out of what stays of them.
+    `top` and `top_tokens` are each line's largest score and its token. With `border`, lines are
+    cut there (truncation.py), and only the tokens that stay are drawn from.
     """
     if _is_sooner_here(scores):
         here, tokens, mine = scores.cpu(), top_tokens.cpu(), keys.on_cpu()
         to_beat = top.cpu() + noise(tokens[:, None], mine)[:, 0]
         if border is not None:
             here = Border(border.values.cpu(), border.last.cpu()).masked(here)
-        # Without C, which may have to be compiled first where a GPU does the rest.
+        # Not in C, which might have to be compiled first, where all else runs on a GPU.
         return _draw_by_blocks(here.float(), to_beat, tokens, mine).to(scores.device)
     to_beat = top + noise(top_tokens[:, None], keys)[:, 0]
     if scores.dtype == torch.float32 and can_search(scores):
@@ -60,8 +60,8 @@ def draw_from_all(
 
 
 def _is_sooner_here(scores: Tensor) -> bool:
-    """Whether so few lines on a GPU are drawn from sooner by the processor: noise of one line is a
-    hundred small operations, each of which takes a GPU as long as it takes to begin it."""
+    """Whether the CPU draws faster from so few lines of a GPU: the noise of a line is about a
+    hundred small operations, and each takes a GPU at least the time of a launch."""
     return scores.is_cuda and len(scores) <= _FEW_LINES
 
 
@@ -72,7 +72,7 @@ def _draw_natively(
     keys: NoiseKeys,
     border: Border | None,
 ) -> Tensor:
-    """C leaves next to nothing of each line; a line it cannot decide is searched here."""
+    """C leaves very few tokens of each line; lines that it cannot decide are searched here."""
     words = (keys.low, keys.high, keys.sample, keys.position)
     few = candidates(scores, to_beat, *words, border)
     noisy = few.score + gumbel(few.uniform)
@@ -101,7 +101,7 @@ def _draw_by_blocks(scores: Tensor, to_beat: Tensor, top_tokens: Tensor, keys: N
 def _search(scores: Array, bound: Array, keys: NoiseKeys) -> Iterator[tuple[Array, ...]]:
     """(line, token, score, uniform) of the tokens that may reach their bound, for a few lines.
 
-    A CPU's cache holds the blocks of these lines, or one part of them after the other.
+    The blocks of these lines are processed in parts that fit into a CPU's cache.
     """
     xp: Any = np if isinstance(scores, np.ndarray) else torch
     lanes = _by_lane(scores, xp)
@@ -115,7 +115,7 @@ def _search(scores: Array, bound: Array, keys: NoiseKeys) -> Iterator[tuple[Arra
         chances = uniform(blocks(torch.as_tensor(some)[None, :], keys)[: len(lanes)])
         theirs = lanes if len(some) == len(nearest) else _pick(lanes, some)
         # -log1p(-u) >= u, so the noise is at most -log(u): u <= exp(score - bound) must hold.
-        # No u is above 1, so nothing is lost by an exponential that cannot overflow.
+        # u is at most 1, so the exponent is limited to 0, which avoids an overflow.
         hits = _flat(xp.exp((theirs - bound).clip(max=0)) >= chances)
         size = len(scores) * len(some)
         line, block = hits % size // len(some), some[hits % len(some)]
@@ -128,7 +128,7 @@ def _winners(
 ) -> Tensor:
     """Each line's token with the largest noisy score, the lowest among equals.
 
-    The token of `to_beat` is one of them; the others come as (line, token, noisy score).
+    The token of `to_beat` is a candidate; the others come as (line, token, noisy score).
     """
     best = to_beat.scatter_reduce(0, line, noisy, "amax")
     token = top_tokens.masked_fill(best > to_beat, _NO_TOKEN)
@@ -137,12 +137,12 @@ def _winners(
 
 
 def _bound(to_beat: Tensor) -> Tensor:
-    """A score [lines, 1] that anything as good as to_beat reaches, however sums were rounded."""
+    """A score [lines, 1] that every token as good as to_beat reaches, whatever the rounding."""
     return (to_beat - 1e-3 - to_beat.abs() * 2**-22)[:, None]
 
 
 def _by_lane(scores: Array, xp: Any) -> Array:
-    """Scores as [lanes, lines, blocks]: the tokens of a block above each other, -inf for none."""
+    """Scores as [lanes, lines, blocks]: the tokens of a block along axis 0, -inf for padding."""
     lines, vocab = scores.shape
     if vocab <= LANE:
         return scores[None]

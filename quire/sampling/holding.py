@@ -1,10 +1,10 @@
 """HoldingSampler: a Sampler whose rows may have logits processors of their own.
 
-A row with processors draws from what these return. They begin in their lanes as soon as the
-logits are there, and the other rows draw meanwhile. Whoever is ready then draws with them; the
-logits of a row that is not are *held*: it draws nothing in this step, and in a later one, named
-by the plan, from the held logits, without being computed again. What it draws is the same
-either way, because noise belongs to a position and not to a step.
+A row with processors draws from the logits that they return. They begin in their lanes as soon as
+the logits are there, and the other rows draw meanwhile. Then the rows draw whose processors are
+done. The logits of other rows are *held*: such a row draws nothing in this step, but in a later one
+that names it in the plan, from the held logits, without being computed again. It draws the same
+token either way, because noise belongs to a position and not to a step.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from quire.steps.handles import Handles
 
 Longs = npt.NDArray[np.int64]
 
-# How long rows that are ready wait for processors, as a share of the time the step took so far.
-# Beside rows without processors little: it is their time. Among themselves as long again, since
-# a step with few rows takes nearly as long as one with many.
+# How long ready rows wait for processors, as a share of the time the step took so far. Short beside
+# rows without processors, whose time it is. Among rows with processors as long again, because a
+# step with few rows takes nearly as long as one with many.
 PATIENCE_BESIDE_OTHERS, PATIENCE_ALONE = 0.05, 1.0
 MOST_PATIENCE = 0.1  # seconds
-# At least so many for a row's first token: a thread must be woken up, and a row that misses the
-# plan behind its prompt is left with as many tokens when the others are done. Once in its life.
+# The least wait for a row's first token, once per row. A thread must be woken up for it, and a row
+# that misses the plan after its prompt would still be writing when the others are done.
 FIRST_PATIENCE = 0.005
 LOOKS_AGAIN = 0.001  # seconds, while waiting costs nothing
 
 
 class Patience:
-    """How long rows that are ready wait for processors in each draw of a step: a share of what the
-    step took, and all the time before that in which waiting is free."""
+    """How long ready rows wait for processors in each draw of a step: a share of the time that the
+    step took, and before that as long as waiting costs nothing."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class Patience:
         least: float = 0.0,
         is_free: Callable[[], bool] = lambda: False,
     ) -> None:
-        """The step began then. `beside_others`: others wait for these rows."""
+        """`since`: when the step began. `beside_others`: rows without processors wait, too."""
         self._since, self._least, self._is_free = since, least, is_free
         self._share = PATIENCE_BESIDE_OTHERS if beside_others else PATIENCE_ALONE
         self._until: float | None = None
 
     def begin(self) -> None:
-        """Another draw. A row that tried ahead has many, of which each is worth as much: given up
-        for the time that those before it took, it would be left behind by the others."""
+        """Another draw begins. A row that tried ahead has several draws in a step, and each may
+        wait as long: otherwise the earlier ones would leave no time for it."""
         self._until = None
 
     def left(self) -> float:
-        """Seconds to wait now; at most 0 if there are none left."""
+        """Seconds to wait now; 0 or less if the time is over."""
         now = time.perf_counter()
         if self._until is None:
             if self._is_free():
@@ -77,19 +77,19 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """Of logits that are with a row's processors: the token drawn from them stands at `position`,
-    and where the row's logprobs are of logits as the model gave them, `raw` are those."""
+    """Logits that are with a row's processors: the token drawn from them will be at `position`.
+    `raw` are the model's own logits, if the row's logprobs are taken from these."""
 
     raw: Tensor | None
     position: int
 
 
-# Which of some rows have logits, these, [of them, vocabulary], and why the others have none.
+# (indices of rows that have logits, these logits [rows, vocabulary], {index: error of others}).
 Processed = tuple[list[int], Tensor | None, Mapping[int, QuireError]]
 
 
 class Holding(ABC):
-    """Draws for all rows; those with processors when these are done, wherever they run."""
+    """Draws for all rows; for rows with processors when these are done, wherever they run."""
 
     def __init__(self, sampler: Sampler, *, max_rows: int, device: torch.device) -> None:
         self._sampler, self._device = sampler, device
@@ -102,11 +102,11 @@ class Holding(ABC):
 
     @abstractmethod
     def _settle(self, made: Merged, lines: Longs, rows: Ints, masks: Masks | None) -> None:
-        """The rows of these lines, whose processors began, draw if these are done, or are held."""
+        """Draw for the rows of these lines whose processors are done; the others are held."""
 
     @abstractmethod
     def _processed(self, rows: list[int]) -> Processed:
-        """What the processors of these rows, which are done, made of their logits."""
+        """What the processors of these rows, which are done, returned."""
 
     def draw_by(self, kernels: DrawLines) -> None:
         self._sampler.draw_by(kernels)
@@ -117,7 +117,7 @@ class Holding(ABC):
         self._has[start.row] = start.has_processors
 
     def end(self, rows: Ints) -> None:
-        """The rows are free again; what is held for them is of no more use."""
+        """The rows are free again; their held logits are dropped."""
         self._sampler.end(rows)
         for row in rows[self._has[rows]].tolist():
             self._held.pop(row, None)
@@ -132,7 +132,7 @@ class Holding(ABC):
         *,
         patience: Patience | None = None,
     ) -> Sampled:
-        """The next token of rows[i] from logits[i], or, in `held`, what it still waits for."""
+        """The next token of rows[i] from logits[i]; rows that must wait are in `held`."""
         theirs = np.flatnonzero(self._has[rows])
         if not len(theirs):
             return self._sampler.sample(logits, rows, positions, masks)
@@ -151,7 +151,7 @@ class Holding(ABC):
         return made.sampled()
 
     def sample_held(self, rows: Ints, masks: Masks | None) -> Sampled:
-        """The next token of each of these rows, from its held logits, which are processed."""
+        """The next token of each of these rows, from its held logits, whose processors are done."""
         made = Merged.of(len(rows))
         held = [self._held.pop(row) for row in rows.tolist()]
         at, logits, failed = self._processed(rows.tolist())
@@ -172,16 +172,16 @@ class Holding(ABC):
 
     @abstractmethod
     def _drew(self, rows: Ints, tokens: Tensor) -> None:
-        """These rows drew these tokens from processed logits."""
+        """Note the tokens that these rows drew from processed logits."""
 
     def position_held(self, row: int) -> int:
-        """Where the token will stand that the row draws from its held logits."""
+        """The position of the token that the row will draw from its held logits."""
         return self._held[row].position
 
 
 class HoldingSampler(Holding):
-    """With processors in this process: rows that are ready wait for them as long as there is
-    patience; without, by the time since the last draw."""
+    """A Holding whose processors run in this process. Rows that are ready wait for them by the
+    given Patience, or else by the time since the last draw."""
 
     def __init__(
         self, sampler: Sampler, *, max_rows: int, device: torch.device, handles: Handles
@@ -191,7 +191,7 @@ class HoldingSampler(Holding):
         self._processors: dict[int, RowProcessors] = {}
         self._calls: dict[int, Call[Tensor]] = {}
         self._last_step = time.perf_counter()
-        self._patience: Patience | None = None  # of the draw that is made
+        self._patience: Patience | None = None  # of the current draw
 
     def start(self, start: RowStart) -> None:
         super().start(start)
@@ -248,7 +248,7 @@ class HoldingSampler(Holding):
 
 
 def raw_lines(processed: Tensor, raw: list[Tensor | None]) -> Tensor | None:
-    """The logits of lines as the model gave them, as far as somebody wants these."""
+    """The model's own logits for lines that need them, the processed ones for others; or None."""
     if all(line is None for line in raw):
         return None
     return torch.stack([p if r is None else r for p, r in zip(processed, raw, strict=True)])
@@ -256,7 +256,7 @@ def raw_lines(processed: Tensor, raw: list[Tensor | None]) -> Tensor | None:
 
 @dataclass(slots=True)
 class Merged:
-    """The result of several draws, put together line by line; tokens at home."""
+    """The results of several draws, merged line by line; tokens are on the host."""
 
     tokens: Tensor
     logprobs: list[DrawnScores] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""64-bit noise keys from seeds. Plain integers, no torch: whoever makes requests may import this.
+"""64-bit noise keys from seeds. Plain integers, no torch, so any room may import this.
 
 A key names one endless stream of noise; seeds.py turns (key, sample, position, token) into a
 number. Both functions are one-to-one in their last argument, so two seeds, or two requests of
@@ -8,7 +8,7 @@ one LLM, never share a stream.
 from __future__ import annotations
 
 _MASK = 2**64 - 1
-# Odd 64-bit constants without a pattern, so that the two kinds of key do not run in parallel.
+# Odd 64-bit constants without a pattern; the two kinds of keys use different ones.
 _STEP = 0x9E3779B97F4A7C15
 _SEEDED = 0xD1B54A32D192ED03
 _NUMBERED = 0x8CB92BA72F3D8DD7

@@ -1,4 +1,4 @@
-"""Log-probabilities: the token's own, its rank, and the likeliest tokens'."""
+"""Log-probabilities: of the token itself, its rank, and those of the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ WHOLE_VOCABULARY = -1
 
 
 def token_logprobs(values: Tensor, tokens: Tensor, num_top: int, ids: Ints | None = None) -> Scores:
-    """One line per line of values [lines, vocab]: log-probabilities, or logits where asked.
+    """Scores of one token per line of values [lines, vocab], which are logprobs or logits.
 
     values [-2 -1 -3], token 0, num_top 2 -> logprob -2, rank 2, top_ids [1 0], top_logprobs
-    [-1 -2]. Equal values stand in the order of their token ids. With `ids` the others are these
-    instead of the likeliest.
+    [-1 -2]. Equal values are ordered by token id. With `ids` the other tokens are these instead of
+    the likeliest.
     """
     own = values.gather(1, tokens[:, None])
     ranks = count_larger(values, own) + 1
@@ -38,7 +38,7 @@ def token_logprobs(values: Tensor, tokens: Tensor, num_top: int, ids: Ints | Non
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """Given tokens under given values, still on the device: one line each."""
+    """Scores of given tokens, one line each, still on the device."""
 
     logprobs: Tensor  # float32 [tokens]
     ranks: Tensor  # int64 [tokens]
@@ -52,8 +52,8 @@ class ScoredTokens:
 def score_tokens(
     values: Tensor, shared_lines: Tensor, tokens: Tensor, num_top: int, named: Tensor
 ) -> ScoredTokens:
-    """tokens[i] under line i of values [lines, vocab], float32; tokens beyond the lines under
-    those that `shared_lines` names. Beside each the likeliest, and behind these named[i]."""
+    """Score tokens[i] by line i of values [lines, vocab], float32; tokens after the last line use
+    the lines that `shared_lines` names. Beside each are the likeliest, and then named[i]."""
     num_lines, top_ids = len(values), likeliest(values, num_top)
     parts = [_score_lines(values, tokens[:num_lines], top_ids, named[:num_lines])]
     if len(shared_lines):
@@ -69,7 +69,7 @@ def _score_lines(values: Tensor, tokens: Tensor, top_ids: Tensor, named: Tensor)
     own = values.gather(1, tokens[:, None])
     ranks = 1 + count_larger(values, own)
     if named.shape[1]:
-        # -1 names no token: what is read there is dropped where the answer is made.
+        # -1 names no token: the value read for it is dropped when the answer is made.
         top_ids = torch.cat([top_ids, named.clamp(min=0)], 1)
     return ScoredTokens(own[:, 0], ranks, top_ids, values.gather(1, top_ids))
 
@@ -92,11 +92,11 @@ def likeliest(values: Tensor, num_top: int) -> Tensor:
         few.append(head.lines[flat_nonzero(~enough)])
     if len(pending := torch.cat(few)) == 0:
         return chosen
-    # Lines with few tokens above -inf, or with NaN, end here too: the sort takes any of them.
+    # Lines with few tokens above -inf, or with NaN, end here, too: sorting works for any line.
     chosen[pending] = all_falling(values[pending])[:, :num_top]
     return chosen
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
-    """float32 log-softmax; every line's bits depend on that line alone."""
+    """float32 log-softmax; the bits of a line depend on that line only."""
     return torch.log_softmax(logits.float(), 1)

@@ -1,4 +1,4 @@
-"""Repetition, frequency and presence penalties: what a row said before, and what that costs.
+"""Repetition, frequency and presence penalties on tokens that a row had before.
 
 A penalised row has a list of the distinct tokens it has seen, with how often each was in its
 output: prompt [7 8], output [8 9 9] -> tokens [7 8 9], counts [0 1 2]. A step touches these
@@ -20,7 +20,7 @@ _NONE = -1  # no token
 
 
 class Penalties:
-    """The lists of all penalised rows, side by side."""
+    """The lists of all rows with penalties, one slot each."""
 
     def __init__(self, *, max_rows: int, device: torch.device) -> None:
         self._device = device
@@ -28,7 +28,7 @@ class Penalties:
         self._tokens = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._counts = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._used = torch.empty(0, dtype=torch.int64, device=device)
-        # The most entries a slot can have by now: known without asking the device.
+        # The most entries each slot can have by now, so that the device need not be asked.
         self._at_most = np.zeros(0, np.int64)
         self._weights = torch.empty(0, 3, device=device)  # repetition, frequency, presence
 
@@ -66,8 +66,8 @@ class Penalties:
         line, slot = index(lines, self._device), index(slots, self._device)
         tokens, counts = self._tokens[slot, :width], self._counts[slot, :width]
         repetition, frequency, presence = self._weights[slot].unsqueeze(2).unbind(1)
-        # An unused entry must not write where a real one does: it goes to the line's first
-        # token, with the value that the first token gets anyway.
+        # An unused entry must not overwrite a real one: it points to the line's first token, with
+        # the value that this token gets anyway.
         real = tokens >= 0
         tokens, counts = _repeat_first(tokens, counts, real)
         before = logits[line[:, None], tokens]
@@ -78,7 +78,7 @@ class Penalties:
         logits[line[:, None], tokens] = after
 
     def advance(self, call: Call, tokens: Tensor) -> None:
-        """Count the token each line drew."""
+        """Count the token that each line drew."""
         lines, slots = self._slots.here(call)
         if len(lines) == 0:
             return
@@ -95,7 +95,7 @@ class Penalties:
         self._used[slot] += is_new
 
     def _reserve(self, slots: int, width: int) -> None:
-        """Room for this many slots and entries, at least doubling what grows."""
+        """Make room for so many slots and entries; what grows at least doubles."""
         old_slots, old_width = self._tokens.shape
         if slots <= old_slots and width <= old_width:
             return
@@ -116,6 +116,6 @@ class Penalties:
 
 
 def _repeat_first(tokens: Tensor, counts: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Unused entries replaced by the first: tokens [5 9 - -] -> [5 9 5 5]; an empty list -> 0."""
+    """Unused entries become copies of the first: tokens [5 9 - -] -> [5 9 5 5]; no entry -> 0."""
     tokens = torch.where(real, tokens, tokens[:, :1]).clamp(min=0)
     return tokens, torch.where(real, counts, counts[:, :1])

@@ -1,9 +1,9 @@
-"""Logits processors of single rows: functions of the caller's that see a row's logits first.
+"""Logits processors of single rows: functions of the caller that get a row's logits first.
 
-Two forms, told apart by how many arguments they take: (output ids, logits) -> logits, and
+There are two forms, told apart by the number of arguments: (output ids, logits) -> logits, and
 (prompt ids, output ids, logits) -> logits. They get the model's logits, float32 [vocabulary],
 to change or to replace; grammars, penalties and the rest come afterwards. They run in lanes, so
-that one that is slow, fails or never returns costs its own rows alone.
+that a slow, failing or endless processor affects only its own rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from quire.step import RowStart
 
 Processor = Callable[..., Any]
 
-# Of a wish over other logits: twice that has steps of 1/1024 in float32, in which no noise is lost.
+# How far +inf is put above other logits. Twice this has steps of 1/1024 in float32: noise survives.
 _FAR_ABOVE = 4096.0
 _IS_NAN = "it returned NaN"
 
 
 class RowProcessors:
-    """The processors of one row, and the tokens they are told about."""
+    """The processors of one row, and the token ids that are passed to them."""
 
     def __init__(self, start: RowStart, processors: tuple[Processor, ...]) -> None:
         self._processors = processors
@@ -44,10 +44,10 @@ class RowProcessors:
     def begin(
         self, logits: Tensor, lanes: CallThreads, stream: torch.cuda.Stream | None = None
     ) -> Call[Tensor]:
-        """Start them on one line of logits, which stays as it is. [vocabulary]
+        """Start the processors on a copy of one line of logits. [vocabulary]
 
-        On a GPU they launch what they do on this stream, which must be the one that reads what they
-        make: nobody waits for it before."""
+        On a GPU they launch their work on `stream`, which must be the stream that reads the
+        result: nothing else waits for it."""
         # Outside of inference mode, or the processors could not write into it.
         with torch.inference_mode(False), torch.no_grad():
             line = logits.to(torch.float32, copy=True)
@@ -57,7 +57,7 @@ class RowProcessors:
         self._output_ids.append(token_id)
 
     def failure(self, error: BaseException) -> ProcessorFailed:
-        """What the row ends with."""
+        """The error that the row ends with."""
         if isinstance(error, ProcessorFailed):
             return error
         names = ", ".join(self._names)
@@ -66,11 +66,11 @@ class RowProcessors:
         return ProcessorFailed(f"logits processor {names}: {what_it_said(error)}")
 
     def made_nan(self) -> ProcessorFailed:
-        """What the row ends with if that is what the last of them made."""
+        """The error that the row ends with if the last processor returned NaN."""
         return ProcessorFailed(f"{self._at(-1)}: {_IS_NAN}")
 
     def _run(self, logits: Tensor, stream: torch.cuda.Stream | None) -> Tensor:
-        """What the last of them made, whose numbers nobody has looked at."""
+        """The result of the last processor, whose numbers are not checked yet."""
         if stream is not None:
             torch.cuda.set_stream(stream)
         last = len(self._processors) - 1
@@ -86,7 +86,7 @@ class RowProcessors:
         except Exception as error:
             raise ProcessorFailed(f"{self._at(i)}: {what_it_said(error)}") from error
         made = shaped_as(logits, given, self._at(i))
-        # Its own, if it is no longer what it was given: for the next row it may write there again.
+        # A copy, unless it is the tensor it was given: it may write to its result for other rows.
         return made if given is logits else made.clone()
 
     def _at(self, i: int) -> str:
@@ -96,8 +96,8 @@ class RowProcessors:
 def settle(
     rows: Sequence[RowProcessors], calls: Sequence[Call[Tensor]]
 ) -> tuple[list[int], Tensor | None, dict[int, ProcessorFailed]]:
-    """What became of calls that are done, one of each row: which of them made logits, these
-    [calls, vocabulary], and what the others failed with."""
+    """The results of calls that are done, one per row: indices of those that returned logits, these
+    logits [calls, vocabulary], and the errors of the others."""
     outcomes = [call.outcome() for call in calls]
     made = {i: one.made for i, one in enumerate(outcomes) if one.made is not None}
     failed = {
@@ -115,7 +115,7 @@ def settle(
 
 
 def shaped_as(logits: Tensor, given: Any, at: str) -> Tensor:
-    """What a processor returned for these logits [..., vocabulary], where these are, in float32."""
+    """What a processor returned for these logits, checked, as float32 on their device."""
     if not isinstance(given, Tensor):
         raise ProcessorFailed(
             f"{at}: it returned {type(given).__name__}, not a tensor; return the logits"
@@ -129,7 +129,7 @@ def shaped_as(logits: Tensor, given: Any, at: str) -> Tensor:
 
 
 def checked_numbers(logits: Tensor, at: str) -> Tensor:
-    """Logits that may be drawn from: finite or -inf. Waits for them."""
+    """The logits, if every number can be drawn from: finite or -inf. Waits for the device."""
     drawable, is_nan = _drawable(logits)
     if is_nan.any():
         raise ProcessorFailed(f"{at}: {_IS_NAN}")
@@ -137,40 +137,40 @@ def checked_numbers(logits: Tensor, at: str) -> Tensor:
 
 
 def _drawable(logits: Tensor) -> tuple[Tensor, npt.NDArray[np.bool_]]:
-    """The lines of these logits as they may be drawn from, and which have a NaN. Waits for them."""
+    """The logits in a form to draw from, and which lines have NaN. Waits for the device."""
     largest = logits.amax(-1).cpu().numpy()  # NaN if one of them is
     is_near = largest.max(initial=-np.inf, where=~np.isnan(largest)) <= 2 * _FAR_ABOVE
     return logits if is_near else _within_reach_of_noise(logits), np.isnan(largest)
 
 
 def _within_reach_of_noise(logits: Tensor) -> Tensor:
-    """Each line with wishes of a size that float32 can add noise to: what is drawn among several
-    tokens at +inf, or at 1e9, would else be the first of them.
+    """Each line with its largest logits limited, so that float32 can still add noise to them.
+    Otherwise a draw among several tokens at +inf, or at 1e9, would always give the first.
 
-    +inf lies further above every other than noise, a bias over HTTP and a temperature of 2 can
-    bridge. Not -inf for the others: they are what is left where a mask forbids the wish.
+    +inf is put further above all other logits than noise, a bias over HTTP and a temperature of 2
+    can bridge. The other logits are kept, because a mask may forbid the tokens at +inf.
     """
     is_wish = logits == torch.inf
     others = logits.masked_fill(is_wish, -torch.inf).clamp(max=MAX_BIAS)
     largest = others.amax(-1, keepdim=True).clamp(min=0)
-    # In proportion where that is more: next to 1e9 a float32 knows no step of 4,096.
+    # Beside large logits the distance grows with them: float32 has no step of 4,096 at 1e9.
     wish = largest + torch.maximum(largest / 1024, torch.full_like(largest, _FAR_ABOVE))
     others = torch.where(is_wish, wish, others)
     return others - (others.amax(-1, keepdim=True) - 2 * _FAR_ABOVE).clamp(min=0)
 
 
 def what_it_said(error: BaseException | None) -> str:
-    """It may have to go to another process, which takes no halves of characters."""
+    """The error in words, safe to send to another process: without lone surrogates."""
     words = shown(str(error)[:300])
     return f"it raised {type(error).__name__}" + (f": {words}" if words else "")
 
 
 def _name(processor: Processor) -> str:
-    """The name its author gave it: a function's, else its class's."""
+    """The name of a function, or of the class of a callable object."""
     named = getattr(processor, "__qualname__", None) or type(processor).__qualname__
     return shown(str(named))
 
 
 def _key(processor: Processor) -> Hashable:
-    """The same for the same processor; two bound methods of one object are equal, not one."""
+    """A key of a processor; bound methods of one object are equal even if not identical."""
     return processor if isinstance(processor, Hashable) else id(processor)

@@ -1,4 +1,4 @@
-"""Lists of tokens that rows were given: short ones by token, long ones over the vocabulary."""
+"""Lists of tokens per row: short lists by token, long lists as offsets over the vocabulary."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MOST_PARTS = 8
 
 
 class Asked(Generic[Answer]):
-    """What was looked up for some rows: decode asks for the same ones step after step, where they
-    are many for one part of them after the other."""
+    """Keeps look-ups by rows: decode asks for the same rows step after step, and if they are many,
+    for one part of them after another."""
 
     def __init__(self) -> None:
         self._answers: dict[bytes, Answer] = {}
@@ -35,12 +35,12 @@ class Asked(Generic[Answer]):
         return self._answers[key]
 
     def clear(self) -> None:
-        """The rows are others now."""
+        """Forget all look-ups, because rows changed."""
         self._answers.clear()
 
 
 class RowTokens:
-    """Token ids of some rows, with or without a number each.
+    """Token ids of some rows, each with an optional number.
 
     {row 3: [7 9], row 5: [7]} asked for lines whose rows are [5 4 3] -> line [0 2 2], token [7 7 9]
     """
@@ -59,7 +59,7 @@ class RowTokens:
         self._known.clear()
 
     def end(self, rows: Ints) -> None:
-        if not self._tokens:  # as mostly, and each row that begins ends what was there
+        if not self._tokens:  # the usual case: every row that begins calls this
             return
         for row in rows[self.has[rows]].tolist():
             del self._tokens[row], self._numbers[row]
@@ -82,16 +82,16 @@ class RowTokens:
 
 
 class RowOffsets:
-    """What some rows add to the logit of every token; rows with the same list share it."""
+    """Numbers that some rows add to all tokens' logits; rows with the same list share them."""
 
     def __init__(self, *, vocab_size: int, max_rows: int, device: torch.device) -> None:
         self._vocab_size, self._device = vocab_size, device
-        self._of: dict[int, tuple[Ints, Tensor]] = {}  # by row, beside the list it was made of
+        self._of: dict[int, tuple[Ints, Tensor]] = {}  # by row, with the list it was made from
         self.has: Flags = np.zeros(max_rows, np.bool_)
         self._newest: tuple[Ints, Tensor] | None = None
 
     def takes(self, tokens: Ints) -> bool:
-        """Whether a list is so long that these are smaller: 4 bytes a token against 12."""
+        """Whether offsets take less memory than such a list: 4 bytes a token against 12."""
         return 3 * len(tokens) >= self._vocab_size
 
     def set(self, row: int, tokens: Ints, numbers: Floats | float, others: float) -> None:

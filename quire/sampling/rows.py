@@ -1,7 +1,7 @@
-"""What each device row was asked to do when it draws: columns indexed by row.
+"""How each device row draws: columns indexed by row.
 
-Numbers that the arithmetic needs are tensors on the device; what only decides which work a step
-has is kept on the host, so that choosing it never waits for the device.
+Numbers for the arithmetic are tensors on the device. Flags that only decide which work a step has
+are kept on the host, so that the decision never waits for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.step import Masks, RowStart
 Lines = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-# Below this a temperature means "take the likeliest".
+# A lower temperature means greedy.
 _GREEDY_BELOW = 1e-5
 
 
@@ -43,7 +43,7 @@ class Call:
 
 
 class Slots:
-    """Which rows have an entry in a store that most rows need none in."""
+    """Slots for rows in a store that most rows do not need."""
 
     def __init__(self, max_rows: int) -> None:
         self.of = np.full(max_rows, -1, np.int64)  # row -> slot
@@ -51,7 +51,7 @@ class Slots:
         self._num_made = 0
 
     def take(self, row: int) -> int:
-        """A slot for the row; one that was given back before a new one."""
+        """A slot for the row; released slots are used first."""
         self.release(np.asarray([row], np.int32))
         if not self._free:
             self._free.append(self._num_made)
@@ -74,7 +74,7 @@ class Slots:
 
 
 class SamplingRows:
-    """Temperature, limits, noise keys and wishes for logprobs of every row."""
+    """Temperature, limits, noise keys and requests for logprobs of every row."""
 
     def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._device, self._vocab_size = device, vocab_size

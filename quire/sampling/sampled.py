@@ -1,4 +1,4 @@
-"""What a sampler says, and the kernels that it may draw with."""
+"""What a sampler returns, and the kernels that it may draw with."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from quire.step import DrawnScores, join_scores
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """tokens [lines], int64, on the device or at home; what the lines that asked get; lines that
+    """tokens [lines], int64, on the device or the host; logprobs of lines that asked; lines that
     failed.
 
     A line fails when its logits have NaN or +inf or are all -inf, when its constraints leave no
-    token, or when a processor failed, which `errors` then tells. Its token is 0 and means
-    nothing. A line in `held` drew nothing yet, and did not fail either.
+    token, or when a processor failed, which `errors` then describes. Its token is 0 and means
+    nothing. A line in `held` has not drawn yet, and has not failed.
     """
 
     tokens: Tensor
     logprobs: tuple[DrawnScores, ...]
     failed: tuple[int, ...]
-    held: Mapping[int, int] = field(default_factory=dict)  # their numbers among the Handles
+    held: Mapping[int, int] = field(default_factory=dict)  # {line: number in Handles}
     errors: Mapping[int, str] = field(default_factory=dict)
 
 
 class DrawLines(Protocol):
-    """Kernels of a device that draw, and know by themselves how its rows draw."""
+    """Kernels of a device that draw, and have the parameters of its rows."""
 
     def __call__(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool
     ) -> tuple[Tensor, Tensor]:
-        """A token (int64) per line, for rows[i] (int32), to stand at next_at[i] (int32), and
-        whether its logits failed. The next call may write over both."""
+        """Draw a token (int64) per line, for rows[i] (int32), whose position is next_at[i] (int32);
+        also returns which lines failed. The next call may overwrite both."""
 
 
 def joined_blocks(blocks: Sequence[DrawnScores]) -> tuple[DrawnScores, ...]:

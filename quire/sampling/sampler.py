@@ -8,12 +8,12 @@ The order of operations:
     greedy: the likeliest token
     otherwise: temperature -> min_p -> top_k -> top_p -> Gumbel noise -> the largest
 
-Logits processors of the batch come before the penalties, or after the temperature if they leave
-the likeliest token where it is; those of single rows come before everything (holding.py).
+Logits processors of the batch come before the penalties, or after the temperature if they never
+change the likeliest token; those of single rows come before everything (holding.py).
 
-A line's token and logprobs are a function of its logits, its row's start and its history,
-never of the other lines in the call. Work is done only for lines that asked for it: a call
-of greedy lines costs one argmax.
+A line's token and logprobs depend on its logits, its row's start and its history, never on the
+other lines of the call. Work is done only for lines that need it: a call of greedy lines costs one
+argmax.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from quire.sampling.truncation import truncate
 from quire.step import DrawnScores, Masks, RowStart
 from quire.steps.handles import Handles
 
-# Scores worked on at a time; bounds the memory beside the logits.
+# Scores processed at a time, which bounds the memory needed beside the logits.
 _PIECE = 2**22
 
 
@@ -74,7 +74,7 @@ class Sampler:
         batch: BatchProcessors | None = None,
         handles: Handles | None = None,
     ) -> None:
-        """`handles` know when the bits of masks can be read, where these have a ticket."""
+        """`handles` wait for masks that have a ticket."""
         self._vocab_size, self._device = vocab_size, device
         self._from_raw = logprobs_mode.startswith("raw_")
         self._as_logits = logprobs_mode.endswith("_logits")
@@ -92,18 +92,18 @@ class Sampler:
             self._batch,
             penalties,
         )
-        # What depends on the tokens drawn so far.
+        # Operations that depend on the tokens drawn so far.
         self._remember = (bad_words, penalties, self._batch)
         self._kernels: DrawLines | None = None
 
     def draw_by(self, kernels: DrawLines) -> None:
-        """Draw with these from now on. They draw the same tokens; by torch a draw is a hundred
-        launches on a GPU, and a dozen waits. Not where logprobs are of the processed logits."""
+        """Draw with these kernels from now on. They draw the same tokens; with torch a draw takes a
+        hundred launches and a dozen waits. Not used if logprobs are of processed logits."""
         if self._from_raw and not self._batch.has_invariant:
             self._kernels = kernels
 
     def start(self, start: RowStart) -> None:
-        """A sequence takes the row, with the history it brings along."""
+        """A sequence takes the row, with the tokens it has so far."""
         self.end(np.asarray([start.row], np.int32))
         self._rows.start(start)
         for operation in self._operations:
@@ -127,7 +127,7 @@ class Sampler:
     ) -> Sampled:
         """The next token of rows[i] from logits[i]; it will stand at positions[i].
 
-        `raw`: what the model gave, where `logits` were processed already.
+        `raw`: the model's own logits, if `logits` were processed already.
         """
         call = Call(rows.astype(np.int64), positions.astype(np.int64), masks)
         logits = logits[:, : self._vocab_size]
@@ -165,9 +165,9 @@ class Sampler:
     def _sample_by(
         self, draw: DrawLines, logits: Tensor, call: Call, edited: Flags, raw: Tensor | None
     ) -> Sampled:
-        """The same by kernels, for the lines of a piece after the other."""
+        """The same as `sample`, with kernels, piece by piece."""
         places = torch.from_numpy(np.stack([call.rows, call.positions]).astype(np.int32))
-        if self._device.type == "cuda":  # so that nothing waits for the copy
+        if self._device.type == "cuda":  # pinned, so that the copy does not block
             places = places.pin_memory().to(self._device, non_blocking=True)
         (rows, next_at), parts = places.unbind(), list[Tensor]()
         for lines in self._pieces(np.arange(len(call))):
@@ -189,7 +189,7 @@ class Sampler:
     def _raw_logprobs(
         self, raw: Tensor, tokens: Tensor, call: Call, failed: Flags
     ) -> list[DrawnScores]:
-        """Of lines that asked, where logprobs are of the logits as the model gave them."""
+        """Logprobs of lines that asked, if they are taken from the model's own logits."""
         logprobs: list[DrawnScores] = []
         asks = self._rows.asks_logprobs[call.rows] & ~failed & self._from_raw
         for lines in self._pieces(np.flatnonzero(asks)):
@@ -204,21 +204,21 @@ class Sampler:
         call: Call,
         failed: Flags,
     ) -> Sampled:
-        """What was drawn, which whatever depends on it remembers."""
+        """The result; operations that depend on drawn tokens get them."""
         for memory in self._remember:
             memory.advance(call, on_device)
         lines_failed = tuple(np.flatnonzero(failed).tolist())
         return Sampled(tokens, tuple(logprobs), lines_failed, errors=self._batch.why(call, failed))
 
     def keeps_raw(self, row: int) -> bool:
-        """Whether the row's logprobs are those of the logits as the model gave them."""
+        """Whether the row's logprobs are taken from the model's own logits."""
         return self._from_raw and bool(self._rows.asks_logprobs[row])
 
     def _may_try(self, call: Call) -> Flags:
-        """Which lines may draw from all tokens first, and from the allowed ones if need be.
+        """Which lines may draw from all tokens first, and from the allowed ones only if that fails.
 
         The best of all tokens, if it is allowed, is the best of the allowed ones. Noise belongs to
-        a token, so this holds for what is drawn; where tokens are cut off first, it does not.
+        a token, so this holds for random draws, too, but not where top_k and the like cut tokens.
         """
         may = ~self._rows.is_truncated[call.rows] & (not self._batch)
         return may if self._from_raw else may & ~self._rows.asks_logprobs[call.rows]
@@ -226,7 +226,7 @@ class Sampler:
     def _edited(
         self, logits: Tensor, tokens: Tensor, top: Tensor, call: Call, lines: Lines
     ) -> Tensor:
-        """The logits of some lines after all operations; their best tokens are found again."""
+        """The logits of some lines after all operations; updates their best tokens."""
         part, at = call.take(lines), index(lines, self._device)
         scores = self._mask.copy(logits, part)
         for operation in self._operations:
@@ -237,9 +237,9 @@ class Sampler:
     def _draw(
         self, scores: Tensor, tokens: Tensor, top: Tensor, call: Call, lines: Lines
     ) -> tuple[Tensor, Flags]:
-        """Put what some lines draw into `tokens`; what it was drawn from, and which lines failed.
+        """Write draws of some lines into `tokens`; returns the scores used, and which lines failed.
 
-        `tokens` and `top` hold each line's best token, which stands where the row is greedy.
+        `tokens` and `top` hold each line's best token, which a greedy row keeps.
         """
         at, part = index(lines, self._device), call.take(lines)
         drawn, best_score = tokens[at], top[at]
@@ -268,8 +268,8 @@ class Sampler:
         return scores, failed
 
     def _may_stay(self, temperature: Tensor) -> bool:
-        """Whether scores need no copy: divided by 1 they stay as they are, if nobody writes to
-        them. Asked where that does not mean waiting for a device."""
+        """Whether scores need no copy: at temperature 1 they do not change, if nothing else writes
+        to them. Only checked on a CPU, where reading the temperatures does not wait."""
         unwritten = self._from_raw and not self._batch.has_invariant
         return unwritten and temperature.device.type == "cpu" and bool((temperature == 1).all())
 
@@ -301,7 +301,7 @@ class Sampler:
         lines: Lines,
         failed: Flags,
     ) -> None:
-        """Logprobs of those of `lines`, whose scores these are, that asked and did not fail."""
+        """Add logprobs of lines that asked and did not fail; `scores` are those of `lines`."""
         groups: dict[tuple[int, bytes], list[int]] = {}
         for number, line in enumerate(lines.tolist()):
             row = int(call.rows[line])
@@ -319,7 +319,7 @@ class Sampler:
             logprobs.append(DrawnScores(theirs.astype(np.int32), found))
 
     def _lines(self, logits: Tensor, lines: Lines) -> Tensor:
-        """Some lines of the logits: not always a copy, so not to be written to."""
+        """Some lines of the logits, maybe as a view: read-only."""
         first, last = int(lines[0]), int(lines[-1]) + 1
         if last - first == len(lines):  # in ascending order, so without a gap
             return logits[first:last]
@@ -331,13 +331,13 @@ class Sampler:
     def _pieces(self, lines: Lines) -> Iterator[Lines]:
         step = max(1, _PIECE // self._vocab_size)
         if self._batch:
-            step = max(1, len(lines))  # their processors see all lines at once
+            step = max(1, len(lines))  # batch processors get all lines at once
         for begin in range(0, len(lines), step):
             yield lines[begin : begin + step]
 
 
 def _nothing(num_lines: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Best tokens and their scores, before they are found."""
+    """Placeholders for best tokens and their scores."""
     tokens = torch.zeros(num_lines, dtype=torch.int64, device=device)
     return tokens, torch.zeros(num_lines, device=device)
 

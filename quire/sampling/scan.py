@@ -1,9 +1,9 @@
 """Finding the few tokens that matter in [lines, vocab] scores.
 
-Every answer for a line depends on that line alone, bit for bit: only comparisons, maxima and
-sorts of distinct numbers happen here, never a floating-point sum. On a CPU the best
-token is found in C, and numpy does the other scanning, because its compare, nonzero and sort
-(and its argmax, where there is no compiler) are several times faster than torch's.
+All results for a line depend on that line only, bit for bit: there are only comparisons, maxima and
+sorts of distinct numbers here, never a floating-point sum. On a CPU the best token is found in C,
+and numpy does the other scanning, because its compare, nonzero and sort (and its argmax, where
+there is no compiler) are several times faster than torch's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quire.backends.cpu.native.noise import best_of_lines, can_search
 
-# Lines are padded to the longest of their group, so short and long ones do not share a group.
+# A line is padded to the longest of its group, so lines are grouped by similar length.
 _WIDTHS = (64, 256, 1024, 4096)
 # Elements converted to float32 at a time.
 _PIECE = 2**22
@@ -38,13 +38,13 @@ class Head:
     """
 
     lines: Tensor  # [n] which lines of the scores
-    bounds: Tensor  # [n] the least score of what is in it
+    bounds: Tensor  # [n] the least score of a token in the head
     values: Tensor  # [n, width]
     tokens: Tensor  # [n, width]
 
     @property
     def complete(self) -> Tensor:
-        """Whether every token above -inf is in it."""
+        """Whether every token above -inf is in the head."""
         return self.bounds <= LOWEST
 
 
@@ -93,10 +93,10 @@ def index(numbers: npt.NDArray[np.integer] | list[int], device: torch.device) ->
 
 
 def bounds_of(scores: Tensor, counts: Tensor) -> Tensor:
-    """For each line a score that counts[i] of its tokens reach or more, though seldom many more;
-    -inf where it has not as many.
+    """For each line a score that at least counts[i] of its tokens reach, seldom many more; -inf if
+    the line has fewer blocks than that.
 
-    The least of the largest counts[i] maxima of blocks: they are as many tokens.
+    It is the counts[i]-th largest of the maxima of blocks, each of which is a token.
     """
     most, vocab = int(counts.max()), scores.shape[1]
     size = max(1, min(_BLOCK, vocab // (_BLOCKS_A_TOKEN * most)))
@@ -107,8 +107,8 @@ def bounds_of(scores: Tensor, counts: Tensor) -> Tensor:
 
 
 def heads(scores: Tensor, bounds: Tensor, lines: Tensor) -> Iterator[Head]:
-    """The tokens of `lines`, which rise, that reach the bound of each, in groups of similar
-    length."""
+    """The tokens of `lines` (ascending) that reach the bound of their line, in groups of lines with
+    similar numbers of tokens."""
     vocab = scores.shape[1]
     inside = scores if len(lines) == len(scores) else scores[lines]
     bound = bounds.clamp(min=LOWEST)  # -inf >= -inf holds, and tokens at -inf are never wanted
@@ -117,7 +117,7 @@ def heads(scores: Tensor, bounds: Tensor, lines: Tensor) -> Iterator[Head]:
     counts = torch.searchsorted(flat, begins).diff()
     tokens = flat - begins[:-1].repeat_interleave(counts)
     keys = _keys(inside.flatten()[flat], tokens)
-    low = -1  # a line of NaN has no token at all, and belongs to the first group
+    low = -1  # so that lines without any token (all NaN) are in the first group
     for width in (*_WIDTHS, vocab):
         is_member = (counts > low) & (counts <= width)
         members, low = flat_nonzero(is_member), width
@@ -138,16 +138,16 @@ def all_falling(values: Tensor) -> Tensor:
 
 
 def _keys(values: Tensor, tokens: Tensor) -> Tensor:
-    """One 64-bit number per token that rises as its value falls, and with its id among equals.
+    """A 64-bit key per token: it rises as the value falls, and among equal values with the id.
 
-    No two are equal, and a CPU sorts plain integers many times faster than pairs.
+    No two keys are equal, and a CPU sorts plain integers many times faster than pairs.
     """
     bits = (values + 0.0).view(torch.int32)  # + 0.0: minus zero is zero
     return (~_flip(bits)).long() << 32 | tokens
 
 
 def _falling(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and tokens [lines, longest] of lines that have counts[i] of the keys, sorted."""
+    """Values and tokens [lines, longest], best first; line i has the next counts[i] keys."""
     width = max(1, int(counts.max()))
     padded = keys.new_full((len(counts), width), _PADDING)
     padded.masked_scatter_(torch.arange(width, device=keys.device) < counts[:, None], keys)
@@ -159,5 +159,5 @@ def _falling(keys: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flip(numbers: Tensor) -> Tensor:
-    """The bits of float32 values as int32 in the order of the values, and back again."""
+    """Turns the bits of float32 into int32 in the order of the values, and back again."""
     return numbers ^ ((numbers >> 31) & _ALL_BUT_SIGN)

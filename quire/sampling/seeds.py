@@ -12,8 +12,8 @@ Worked example: token 5000 takes word 0 of block 1 * 1024 + 904 = 1928 (5000 = 4
 tokens 6024, 7048 and 8072 take words 1, 2 and 3 of the same block. With noise_key(7), sample 0,
 position 12 that block is keyed by the counter (1928, 12, 0, 0).
 
-The logarithms are taken in float64 and rounded once: a vector unit and the scalar code for what
-is left over differ in the last bit, and a token must not depend on its place in an array.
+The logarithms are taken in float64 and rounded once: vector code and the scalar code for the rest
+of an array differ in the last bit, and a token must not depend on its place in an array.
 
 Words live in 64-bit integers, uint64 numpy arrays on a CPU (several times faster there than
 torch) and int64 tensors elsewhere; the arithmetic below is the same for both.
@@ -30,7 +30,7 @@ from torch import Tensor
 
 LANES = 4
 LARGEST = 22.88  # no gumbel is above 33 * log(2) = 22.874
-LANE = 1024  # neighbouring tokens of one lane: a contiguous load for whoever has vector units
+LANE = 1024  # neighbouring tokens of one lane, so that vector units can load them together
 TILE = LANES * LANE
 
 _MASK = 0xFFFFFFFF
@@ -44,7 +44,7 @@ Words = Array  # uint64 or int64
 
 @dataclass(frozen=True, slots=True)
 class NoiseKeys:
-    """What keys the noise of each line: four int64 tensors [lines] of 32-bit words."""
+    """The keys of the noise of each line: four int64 tensors [lines] of 32-bit words."""
 
     low: Tensor
     high: Tensor
@@ -66,12 +66,12 @@ class NoiseKeys:
 def philox(c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words) -> tuple[Words, ...]:
     """Philox4x32-10; the arguments broadcast against each other.
 
-    What only depends on some of them is computed on their smaller shape: with c0 [1, blocks]
+    Values that depend on few arguments are computed in their smaller shape: with c0 [1, blocks]
     and the rest [lines, 1] the first round and half of the second cost next to nothing.
     """
     for turn in range(10):
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        # What is above 32 bits in keys, c1 and c3 is harmless: the masks on c0 and c2 drop it.
+        # Bits above 32 in keys, c1 and c3 do no harm: the masks on c0 and c2 drop them.
         low, high = k0 + turn * _KEY_STEPS[0], k1 + turn * _KEY_STEPS[1]
         c0, c2 = ((p1 >> 32) ^ (c1 ^ low)) & _MASK, ((p0 >> 32) ^ (c3 ^ high)) & _MASK
         c1, c3 = p1, p0
@@ -79,7 +79,7 @@ def philox(c0: Words, c1: Words, c2: Words, c3: Words, k0: Words, k1: Words) -> 
 
 
 def blocks(counters: Tensor, keys: NoiseKeys) -> tuple[Words, ...]:
-    """The four words of each block: counters [lines or 1, any], one line for each key."""
+    """The four words of each block. counters [lines or 1, any]; line i is keyed by keys[i]."""
     column = [_words(key[:, None]) for key in (keys.position, keys.sample, keys.low, keys.high)]
     zero = _words(torch.zeros(1, 1, dtype=torch.int64, device=counters.device))
     return philox(_words(counters), column[0], column[1], zero, column[2], column[3])
@@ -88,7 +88,7 @@ def blocks(counters: Tensor, keys: NoiseKeys) -> tuple[Words, ...]:
 def uniform(words: tuple[Words, ...]) -> Array:
     """Uniforms in (0, 1), float32, of words of the same shape, stacked."""
     if isinstance(words[0], np.ndarray):
-        # By way of uint32, which is twice as fast as straight from 64 bits.
+        # Converted to uint32 first, which is twice as fast as directly from 64 bits.
         stacked = np.stack(words, dtype=np.uint32, casting="unsafe").astype(np.float32)
         stacked += np.float32(0.5)
         stacked *= np.float32(2.0**-32)

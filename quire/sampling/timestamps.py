@@ -1,5 +1,5 @@
-"""TimestampRule: how a transcript with times is written. Times come in pairs around a text, never
-go back, and one comes wherever all of them together are likelier than any text."""
+"""TimestampRule: how times are written in a transcript. Times come in pairs around a text and never
+go back, and a time comes wherever all times together are likelier than any text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TimestampRule:
-    """A logits processor. Tokens from `first` on are times, those below `end` text; `never` are the
+    """A logits processor. Tokens from `first` on are times, those below `end` are text; `never` are
     tokens that are not written at all. The first time of an answer is at most `most_initial` steps
-    after the beginning, if that is said."""
+    after 0, unless that is None."""
 
     first: int
     end: int
@@ -29,9 +29,9 @@ class TimestampRule:
         if after_time and pair_is_whole:
             logits[self.first :] = -torch.inf  # text must follow
         elif after_time:
-            logits[: self.end] = -torch.inf  # the next text's own time, or the end
+            logits[: self.end] = -torch.inf  # the time that begins the next text, or the end
         if times:
-            # The beginning of the next text may be the end of the last; no text takes no time.
+            # The next text may begin when the last ended; a text takes some time.
             least = times[-1] if after_time and not pair_is_whole else times[-1] + 1
             logits[self.first : least] = -torch.inf
         if not written:

@@ -6,9 +6,9 @@ All three keep the beginning of the tokens in falling order of score, so each is
     top_p   the fewest of what is left whose mass is >= top_p of its mass; among equal scores
             at the boundary the lower token ids stay
 
-On a CPU, C finds where each line is cut, without sorting anything. Elsewhere a line's head
-(scan.py) is cut deep enough to prove the counts right, which top_k and min_p say beforehand and
-top_p does not; only lines where no shallow head proves it are sorted whole.
+On a CPU, C finds where each line is cut, without sorting. Elsewhere a head of each line (scan.py)
+is sorted, deep enough to prove the counts right. For top_k and min_p the depth is known beforehand,
+for top_p it is not; only lines that no shallow head proves are sorted whole.
 Masses are added as integers, so the sum does not depend on the order or on other lines.
 """
 
@@ -23,15 +23,15 @@ from torch import Tensor
 from quire.backends.cpu.native.noise import Border, can_search, cut_lines
 from quire.sampling.scan import LOWEST, Head, bounds_of, flat_nonzero, heads
 
-# The whole mass of a line. Leaves 13 bits above it, and rounds a token's mass by 2**-50.
+# The mass of a whole line. 13 bits above it stay free; a token's mass is rounded to 2**-50.
 _ONE = 2**50
 NO_TOP_K = 2**62
-_DEPTH = 6.0  # nats below the likeliest token: where the first head is cut if top_p alone says it
+_DEPTH = 6.0  # nats below the likeliest token: the depth of the first head if only top_p is set
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Each line's limits. Off is: NO_TOP_K, min_p = log(0), top_p = 1."""
+    """Each line's limits. NO_TOP_K, min_p = log(0) and top_p = 1 mean no limit."""
 
     top_k: Tensor  # int64 [lines]
     min_p: Tensor  # float32 [lines], as its logarithm
@@ -50,7 +50,7 @@ def truncate(scores: Tensor, top: Tensor, limits: Limits) -> Border:
     chances, whole, has_top_p = None, None, limits.top_p < 1
     if bool(has_top_p.any()):
         chances = torch.softmax(scores, 1)
-        # Asked of lines that nothing else cuts; on a CPU it takes as long as the cut itself.
+        # Sums are needed only for lines with no other limit; on a CPU they take as long as the cut.
         is_open = (limits.top_k >= scores.shape[1]) & (limits.min_p == -torch.inf)
         is_asked = bool((has_top_p & is_open).any())
         whole = _sums(chances) if is_asked else torch.ones_like(limits.top_p)
@@ -79,14 +79,14 @@ def _by_heads(
             last = (num_kept - 1).clamp_(min=0)[:, None]
             border.values[head.lines] = head.values.gather(1, last)[:, 0]
             border.last[head.lines] = head.tokens.gather(1, last)[:, 0]
-        pending = torch.cat(unsure).sort().values  # heads takes all lines to be in order
+        pending = torch.cat(unsure).sort().values  # `heads` needs ascending lines
         bounds = torch.full_like(top[pending], -torch.inf)
     return border
 
 
 def _bounds(scores: Tensor, top: Tensor, limits: Limits) -> Tensor:
-    """Where the first head of each line is cut: at min_p's bound, and where top_k is sure to have
-    its tokens."""
+    """Where the first head of each line is cut: at min_p's bound, or where it surely holds the
+    tokens of top_k."""
     by_min_p, is_counted = top + limits.min_p, limits.top_k < NO_TOP_K
     bounds = torch.where(limits.min_p > -torch.inf, by_min_p, top - _DEPTH)
     if not bool(is_counted.any()):
@@ -96,11 +96,11 @@ def _bounds(scores: Tensor, top: Tensor, limits: Limits) -> Tensor:
 
 
 def _ranked(head: Head, top: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
-    """How many of each head min_p and top_k keep, and whether the head holds all they keep."""
+    """How many tokens of each head min_p and top_k keep, and whether the head holds all of them."""
     values, width = head.values, head.values.shape[1]
     in_head = (values > -torch.inf).sum(1)
     kth = values.gather(1, (limits.top_k.clamp(max=width) - 1)[:, None])
-    # Past the end of a short head the k-th value is the padding, and takes nothing away.
+    # Past the end of a short head the k-th value is padding, which removes nothing.
     least = top + limits.min_p
     stays = (values >= kth) & (values >= least[:, None]) & (values > -torch.inf)
     sure = (limits.top_k <= in_head) | (least >= head.bounds)
@@ -110,11 +110,11 @@ def _ranked(head: Head, top: Tensor, limits: Limits) -> tuple[Tensor, Tensor]:
 def _cut_by_mass(
     num_kept: Tensor, sure: Tensor, chances: Tensor, whole: Tensor, limits: Limits
 ) -> tuple[Tensor, Tensor]:
-    """How many of those are left after top_p, given the chances of each head's tokens."""
+    """How many of these tokens top_p keeps, given the probabilities of each head's tokens."""
     stays = torch.arange(chances.shape[1], device=chances.device) < num_kept[:, None]
     mass = (chances.double() * _ONE).long() * stays
     running = mass.cumsum(1)
-    # Where neither min_p nor top_k took anything the head need not hold all that is left.
+    # Without min_p and top_k the head need not hold all tokens that are left.
     is_open = (limits.top_k == NO_TOP_K) & (limits.min_p == -torch.inf)
     left = torch.where(is_open, whole * _ONE, running[:, -1].double())
     needed = (limits.top_p * left).ceil_().long()
@@ -125,7 +125,7 @@ def _cut_by_mass(
 
 
 def _sums(chances: Tensor) -> Tensor:
-    """float64 sums of each line by itself: torch may share a lone line among threads."""
+    """float64 sums, each line by itself: torch may split a single line over threads."""
     if chances.device.type == "cpu":
         return torch.from_numpy(chances.numpy().sum(1, dtype=np.float64))
     return chances.sum(1, dtype=torch.float64)
