@@ -1,8 +1,8 @@
-"""What LoRA adapters add to a product, as every device has it: y += B (A x), each line by its own.
+"""What LoRA adapters add to a product, on every device: y += B (A x), with A and B by line.
 
-Adapters lie in numbered slots of every product; a line takes what is in its slot, or nothing (-1).
-With a factor f (DoRA) a line becomes f * (y - bias) + bias + B (A x), with f in B already. Rows of
-a weight that an adapter has of its own are multiplied with in place of the base's, before all that.
+Adapters are in numbered slots of every product. A line uses what is in its slot, or nothing (-1).
+With a factor f (DoRA) a line becomes f * (y - bias) + bias + B (A x), where B contains f already.
+If an adapter has its own rows of a weight, these replace the base's rows before all that.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.request import Ints
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What one adapter adds to one part of a product: rows first, first + 1, ..."""
+    """What one adapter adds to rows first, first + 1, ... of one part of a product."""
 
     part: int
     first: int
     a: Tensor  # [rank, K]; of an embedding [rank, V]
-    b: Tensor  # [rows, rank], the scale in it
+    b: Tensor  # [rows, rank], times the scale
     factor: Tensor | None = None  # float32 [rows]
 
     @property
@@ -35,9 +35,9 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class OwnNumbers:
-    """What one adapter has at a site in place of the base's numbers: `weight` [n, K] for these
-    `rows` int64 [n] of a product or an embedding (of a norm float32 [n] for all), and `offset`,
-    float32 [N], which is added to what comes out."""
+    """An adapter's own numbers at a site: `weight` [n, K] replaces these `rows` int64 [n] of a
+    product or an embedding (of a norm all of it, float32 [n]), and `offset`, float32 [N], is added
+    to the result."""
 
     rows: Tensor | None = None
     weight: Tensor | None = None
@@ -49,42 +49,42 @@ class OwnNumbers:
 
 
 class AdapterLines(Protocol):
-    """Which slot each line of a product takes, in the form that its products want."""
+    """The slot of each line of a product, in the form that its products need."""
 
     def take(self, lines: Ints) -> AdapterLines:
-        """The same of some lines, in this order."""
+        """The slots of these lines, in this order."""
 
 
 class AdaptedProduct(Protocol):
-    """One product's slots."""
+    """The slots of one product."""
 
     def load(self, slot: int, added: Sequence[Added]) -> None:
-        """The slot holds this from now on; with nothing, lines of it stay as they are."""
+        """Put an adapter into a slot. An empty `added` clears it: its lines stay as they are."""
 
     def load_own(self, slot: int, own: OwnNumbers) -> None:
-        """The slot, loaded before, has these numbers of its own as well."""
+        """Add an adapter's own numbers to a slot, after `load`."""
 
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
-        """y [T, N] of x [T, K] (of an embedding: of token ids [T]) with what adapters add to it.
-        `y` may be written to."""
+        """y [T, N] of x [T, K] (for an embedding: of token ids [T]) with what adapters add, in
+        place."""
 
     def multiply(self, base: LinearOp, x: Tensor, lines: AdapterLines) -> Tensor:
-        """The same of the product that `base` makes of x."""
+        """The product base(x), with what adapters add."""
         return self.add(x, base(x), lines)
 
     def multiply_gated(self, base: LinearOp, gate: Gate, x: Tensor, lines: AdapterLines) -> Tensor:
-        """The same, and what the gate lets through of it."""
+        """The product base(x), with what adapters add, followed by activation(gate) * up."""
         return gate.opened(self.multiply(base, x, lines))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps on its device."""
+        """The tensors that it keeps on its device."""
 
     def release(self) -> None:
-        """Every slot is empty, and its memory given back until one is loaded."""
+        """Empty all slots and free their memory until one is loaded."""
 
     @property
     def variant(self) -> Hashable:
-        """Which kernels `add` launches, as far as that depends on what was loaded; 0: none."""
+        """Which kernels `add` launches, as far as loaded adapters decide that; 0: none."""
 
 
 class ExpertSlots(Protocol):
@@ -94,10 +94,10 @@ class ExpertSlots(Protocol):
         ups: Mapping[int, Sequence[Added]],
         downs: Mapping[int, Sequence[Added]],
     ) -> None:
-        """The slot holds this from now on, by expert."""
+        """Put an adapter into a slot: what it adds to each expert."""
 
     def compute(self, x: Tensor, chosen: Tensor, scores: Tensor, lines: AdapterLines) -> Tensor:
-        """What the experts make of x (see ExpertsOp), with what adapters add."""
+        """The experts' result (see ExpertsOp), with what adapters add."""
 
     def release(self) -> None: ...
 
@@ -106,7 +106,7 @@ class ExpertSlots(Protocol):
 
 
 class AdapterKernels(Protocol):
-    """Makes products that hold adapters, and lines for them, on one device."""
+    """Makes slots for products, and lines for them, on one device."""
 
     def product(
         self,
@@ -117,17 +117,17 @@ class AdapterKernels(Protocol):
         seldom: bool,
         base: LinearOp | None = None,
     ) -> AdaptedProduct:
-        """Slots of a product of so many rows, part by part, to which its op has added `bias`.
-        `seldom`: few adapters change it, so memory is taken when one does. `base`: that op, if it
-        is known, whose weight may be put elsewhere."""
+        """Slots of a product with these numbers of rows by part, to whose result `bias` was added.
+        `seldom`: few adapters change it, so memory is allocated only then. `base`: the product's
+        op, if known, whose weight may be stored elsewhere."""
 
     def embedding(self, num_rows: int, width: int) -> AdaptedProduct:
-        """Slots of an embedding, a table of so many rows."""
+        """Slots of an embedding with so many rows."""
 
     def norm(
         self, with_weight: Callable[[Tensor], Callable[[Tensor], Tensor]], weight: Tensor
     ) -> AdaptedProduct:
-        """Slots of a norm of this weight; `with_weight` makes it for another."""
+        """Slots of a norm with this weight; `with_weight` makes the norm with another weight."""
 
     def experts(
         self,
@@ -135,16 +135,16 @@ class AdapterKernels(Protocol):
         up_rows: tuple[int, ...],
         hidden: int,
     ) -> ExpertSlots | None:
-        """Slots of all experts, whose first product has so many rows, part by part; None where
-        each product of each expert is to have its own."""
+        """Slots of all experts, whose first product has these rows by part. None if each product of
+        each expert is to have its own slots."""
 
     def lines(self, slots: Ints) -> AdapterLines | None:
-        """For lines that take these slots, -1 for none; None where no line takes one."""
+        """Lines with these slots, -1 for none. None if no line has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterRoom:
-    """How much is kept on a device: so many adapters at once, each of at most this rank."""
+    """The room for adapters on a device: so many at once, each of at most this rank."""
 
     num_slots: int
     max_rank: int

@@ -1,4 +1,4 @@
-"""LoRA adapters on a CPU: lines sorted by slot, two small products for each slot that occurs."""
+"""LoRA adapters on a CPU: lines sorted by slot, and two small products for each slot in use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from quire.request import Ints
 
 
 class LoopedAdapters:
-    """Adapters by loops over those that occur; `padded` tells how many rows to run for so many
-    lines."""
+    """Computes adapters in loops over the slots in use; `padded`: rows to run for so many lines."""
 
     def __init__(
         self,
@@ -59,7 +58,7 @@ class LoopedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class SortedLines:
-    """The lines of each slot that occurs: slot, and where its lines are."""
+    """The slots of all lines, and for each slot in use the indices of its lines."""
 
     slots: Ints
     groups: tuple[tuple[int, Tensor], ...]
@@ -75,13 +74,13 @@ class SortedLines:
         return cls(slots, tuple((slot, torch.from_numpy(order[a:b])) for slot, a, b in groups))
 
     def take(self, lines: Ints) -> SortedLines:
-        """Of these lines, in their order."""
+        """The slots of these lines, in their order."""
         return SortedLines.of(self.slots[lines])
 
 
 @dataclass(frozen=True, slots=True)
 class _Expand:
-    """What one part of a product gets, from `ranks` of what A made."""
+    """What is added to one part of a product (`columns` of y), from columns `ranks` of A x."""
 
     columns: slice
     ranks: slice
@@ -94,13 +93,13 @@ class _Slot:
     shrink: LinearOp | None
     expands: tuple[_Expand, ...]
     dtype: torch.dtype
-    rows: Tensor | None = None  # of its own, and the product with them
+    rows: Tensor | None = None  # rows of its own, with the product `instead`
     instead: LinearOp | None = None
     offset: Tensor | None = None
 
 
 class LoopedProduct(AdaptedProduct):
-    """One slot after the other, over its own lines: for a host that knows which they are."""
+    """Computes one slot after the other, over its own lines: for a host, which knows them."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class LoopedProduct(AdaptedProduct):
     def add(self, x: Tensor, y: Tensor, lines: AdapterLines) -> Tensor:
         for slot, at in cast(SortedLines, lines).groups:
             if (found := self._slots.get(slot)) is not None:
-                # Products of float32 beside others are of numbers that have the others' type.
+                # The adapter's dtype may be another than that of x.
                 taken = padded_lines(x.index_select(0, at), self._padded).to(found.dtype)
                 if found.instead is not None and found.rows is not None:
                     made = found.instead(taken)[: len(at)]
@@ -178,7 +177,7 @@ class LoopedProduct(AdaptedProduct):
 
 
 class LoopedRows(AdaptedProduct):
-    """The same for an embedding, whose A is looked up."""
+    """Slots of an embedding, where A is looked up."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class LoopedRows(AdaptedProduct):
     ) -> None:
         self._make_linear, self._padded, self._num_rows = make_linear, padded, num_rows
         self._slots: dict[int, tuple[Tensor, LinearOp]] = {}
-        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # row of each token or -1, and rows
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # by token its row or -1; the rows
 
     def load(self, slot: int, added: Sequence[Added]) -> None:
         self._slots.pop(slot, None)
@@ -230,10 +229,10 @@ class LoopedRows(AdaptedProduct):
 
 
 class LoopedNorm(AdaptedProduct):
-    """The same for a norm, whose lines are normed anew."""
+    """Slots of a norm: lines with an adapter are normed again."""
 
     def __init__(self, with_weight: Callable[[Tensor], RowOp]) -> None:
-        """`with_weight` makes it for another weight."""
+        """`with_weight` makes the norm with another weight."""
         self._with_weight = with_weight
         self._slots: dict[int, tuple[RowOp | None, OwnNumbers]] = {}
 
@@ -267,6 +266,6 @@ class LoopedNorm(AdaptedProduct):
 
 
 def padded_lines(x: Tensor, padded: Callable[[int], int]) -> Tensor:
-    """As many lines as products want for so many; the rest are copies of the first."""
+    """x with padding for products: copies of its first line."""
     more = padded(len(x)) - len(x)
     return torch.cat([x, x[:1].expand(more, -1)]) if more else x

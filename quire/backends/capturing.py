@@ -1,9 +1,9 @@
-"""Capturing work as a CUDA graph while other engines of this process use the device.
+"""Captures work as a CUDA graph while other engines of this process use the device.
 
-torch hands out 32 streams in turn: one that is taken for a capture may be the one on which another
-engine sends its copies, and what waits for those would become part of the graph. And who waits for
-the whole device while a capture lasts ends it. So captures have a stream that nobody else is given;
-they, and whoever waits for the device, take turns.
+torch hands out 32 streams in turn. A stream taken for a capture may be the one on which another
+engine makes its copies, and the waits for these would become part of the graph. And a thread that
+waits for the whole device during a capture makes the capture fail. So captures use a stream of
+their own, and captures and waits for the device take a lock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from quire.backends.cuda_c.launch import own_stream
 
 WHOLE_DEVICE = threading.Lock()
-_OURS = "thread_local"  # other threads may use the device while this one captures
+_OURS = "thread_local"  # other threads may use the device during a capture
 
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """Unlike `torch.cuda.graph` it neither collects garbage (a tenth of a second, with a million
-    prompt ids around) nor empties torch's cache; it only keeps the collector from freeing something
-    on the device meanwhile."""
+    """Capture within this context. Unlike `torch.cuda.graph` it neither collects garbage (a tenth
+    of a second, with a million prompt ids in memory) nor empties torch's cache; it only stops the
+    garbage collector from freeing device memory meanwhile."""
     with WHOLE_DEVICE:
         stream = _stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
@@ -49,9 +49,9 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 
 def _end_failed(graph: torch.cuda.CUDAGraph) -> None:
-    """torch's random numbers would stay in the capture that failed, and nobody could draw them
-    outside of one: another capture, which succeeds, takes them out."""
-    with suppress(RuntimeError):  # it says again that the capture failed
+    """End a failed capture. torch's random generator would stay bound to it and could not be used
+    any more; another capture, which succeeds, releases it."""
+    with suppress(RuntimeError):  # it reports the failed capture again
         graph.capture_end()
     another = torch.cuda.CUDAGraph()
     another.capture_begin(capture_error_mode=_OURS)

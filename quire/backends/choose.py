@@ -1,4 +1,4 @@
-"""Which set of kernels computes for a model: by device, and by promise."""
+"""Chooses the set of kernels for a model, by device and batch_invariant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.errors import NotSupported
 
 
 def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kernels:
-    """The kernels of a device; batch_invariant ones give each row the same bits in any batch."""
+    """The kernels of a device. Batch-invariant ones give each row the same bits in any batch."""
     if device == "cuda":
         if batch_invariant:
             from quire.backends.triton.invariant import SteadyKernels
@@ -25,7 +25,7 @@ def kernels_for(device: str, shape: HeadShape, *, batch_invariant: bool) -> Kern
 
 
 def torch_kernels(shape: HeadShape, *, batch_invariant: bool) -> Kernels:
-    """The kernels of a CPU that need no compiler."""
+    """The kernels in plain torch, which need no compiler."""
     if batch_invariant:
         from quire.backends.cpu.invariant import InvariantKernels
 

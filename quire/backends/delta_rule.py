@@ -1,8 +1,8 @@
-"""The gated delta rule, in plain torch: how a state takes up tokens, and what they read from it.
+"""The gated delta rule in plain torch: how tokens update a state, and what they read from it.
 
-A head's state is a matrix S [Dk, Dv]. With decay d, rate r, and q and k of length 1 or so, a token
+A head's state is a matrix S [Dk, Dv]. With decay d, rate r, and q and k of length about 1, a token
     S <- d S,   S <- S + k (r (v - k^T S))^T,   reads q^T S
-that is: what S has at k moves towards v. All of it is in float32.
+so what S has at k moves towards v. All of it is computed in float32.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens that are taken up together. What they do to each other is a triangular system of this
-# size, what they do to the state one product.
+# Tokens that are computed together: their effect on each other is a triangular system of this size,
+# their effect on the state a single product.
 CHUNK = 64
 
 
@@ -34,9 +34,9 @@ def take_up_all(
     """Tokens one after the other: q, k [T, heads, Dk], v [T, heads, Dv], log_decay and rate
     [T, heads]; state [heads, Dk, Dv] is changed in place. -> [T, heads, Dv]
 
-    Within a chunk, with D_i the decays up to token i multiplied, token i wants
+    Within a chunk, with D_i the product of the decays up to token i, token i adds k_i u_i^T, where
         u_i = r_i (v_i - D_i k_i^T S - sum over j < i of D_i / D_j (k_i^T k_j) u_j)
-    which is one triangular system for all of them; S itself enters behind its solution."""
+    This is one triangular system for all tokens; the terms with S are added after it is solved."""
     count, heads = log_decay.shape
     size = min(CHUNK, count)
     num_chunks = -(-count // size)
@@ -63,7 +63,8 @@ def take_up_all(
 
 
 def _in_chunks(tokens: Tensor, num_chunks: int, size: int) -> Tensor:
-    """[T, heads, D] -> [heads, chunks, size, D]. Zeros behind the last token: no decay, no rate."""
+    """[T, heads, D] -> [heads, chunks, size, D]. Padding is 0: log decay and rate of 0 change
+    nothing."""
     count, heads, width = tokens.shape
     out = tokens.new_zeros(heads, num_chunks * size, width)
     out[:, :count] = tokens.transpose(0, 1)

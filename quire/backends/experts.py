@@ -1,8 +1,8 @@
-"""Which experts tokens choose, and those of a layer over the tokens that chose them, on any device.
+"""Chooses experts, and computes those of a layer for the tokens that chose them, on any device.
 
-x [T, H], chosen int64 [T, k] (experts of each token) and scores float32 [T, k] -> [T, H]: the sum
-of what the chosen experts make of a token, each times its score. Sums are added in the order of
-the experts, so a token gets the same bits whatever else is in the batch.
+x [T, H], chosen int64 [T, k] (the experts of each token) and scores float32 [T, k] -> [T, H]: the
+sum of the chosen experts' results, each times its score. They are added in the order of the
+experts, so a token gets the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from quire.backends.linear import LinearOp
 from quire.backends.ops import RowOp
 from quire.layer_plan import ExpertsPlan
 
-# Keeps the sum of scores that are all 0 from being divided by.
+# Avoids a division by 0 if all scores are 0.
 SMALLEST_SUM = 1e-20
 
 
 class Choice:
-    """Which experts a token takes by the products of the router, and how much each counts."""
+    """Chooses experts and their scores from the router's products."""
 
     def __init__(self, plan: ExpertsPlan, bias: Tensor | None) -> None:
         self._plan, self._bias = plan, bias
@@ -38,7 +38,7 @@ class Choice:
         return chosen, best if plan.factor == 1.0 else best * plan.factor
 
     def _in_best_groups(self, scores: Tensor) -> Tensor:
-        """Scores [T, E], those of groups that are not among the best as low as can be."""
+        """Scores [T, E], with -inf in groups that are not among the best."""
         plan = self._plan
         if plan.groups == plan.groups_taken:
             return scores
@@ -50,10 +50,10 @@ class Choice:
 
 
 class LoopedExperts:
-    """One expert after the other, over its own tokens: for a host that knows how many they are.
+    """Computes one expert after the other, over its own tokens: for a host, which knows how many.
 
-    `padded` tells how many rows to run for so many tokens. `narrow` is told which tokens the
-    products get next, and None when they are done."""
+    `padded`: the number of rows to run for so many tokens. `narrow` is called with the tokens that
+    the next products compute, and with None at the end."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LoopedExperts:
         downs: Sequence[LinearOp],
         narrow: Callable[[Tensor | None], None],
     ) -> LoopedExperts:
-        """The same by other products."""
+        """The same experts with other products."""
         return LoopedExperts(self._gate, ups, downs, self._padded, narrow)
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
@@ -98,15 +98,15 @@ class LoopedExperts:
 
 
 class GroupedExperts:
-    """All experts by grouped products, without asking the device who chose what: every launch is
-    the same for every routing, so passes can be captured."""
+    """All experts by grouped products, without reading the choice from the device: the launches are
+    the same for every choice, so passes can be captured."""
 
     def __init__(self, gate: RowOp, ups: Tensor, downs: Tensor) -> None:
         """ups [E, 2 I, H] (or I without a gate) and downs [E, H, I], in bfloat16."""
         self._gate, self._ups, self._downs = gate, ups, downs
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
-        # A token's experts in ascending order: what is summed below is summed in that order.
+        # A token's experts in ascending order, which is the order of the sum below.
         chosen, order = chosen.sort(-1)
         flat, per_token = chosen.flatten(), chosen.shape[1]
         by_expert = flat.argsort(stable=True)
@@ -125,8 +125,8 @@ class GroupedExperts:
 
 
 class EveryExpert:
-    """Every expert over every token, with a score of 0 where it was not chosen: for types that
-    grouped products do not take. As many times the work as there are experts."""
+    """Computes every expert for every token, with a score of 0 for those not chosen: for dtypes
+    that grouped products do not support. As many times the work as there are experts."""
 
     def __init__(self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]) -> None:
         self._gate, self._pairs = gate, tuple(zip(ups, downs, strict=True))
@@ -137,7 +137,7 @@ class EveryExpert:
         downs: Sequence[LinearOp],
         narrow: Callable[[Tensor | None], None],
     ) -> EveryExpert:
-        """The same by other products, which get all tokens."""
+        """The same experts with other products, which get all tokens."""
         return EveryExpert(self._gate, ups, downs)
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:

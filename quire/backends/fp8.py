@@ -1,8 +1,8 @@
-"""fp8 in plain torch: how numbers are rounded to it, and how KV lies in it.
+"""fp8 in plain torch: how numbers are rounded to it, and the layout of KV in it.
 
-float8_e4m3 has 3 bits behind the leading one and reaches from 2^-9 to 448, so numbers are kept
-in lines with a float32 scale each: a token's key or value of one head. A line's largest magnitude
-becomes 448.
+float8_e4m3 has 3 fraction bits and a range from 2^-9 to 448, so numbers are stored in lines with a
+float32 scale each. A line is a token's key or value of one head, and its largest magnitude becomes
+448.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ FP8 = torch.float8_e4m3fn
 SCALE_BYTES = 4
 LARGEST = 448.0
 LEAST_SCALE = 1e-12
-MOST_WIDENED = 1 << 16  # tokens of a cache in fp8 that a pass may have as plain numbers at a time
+MOST_WIDENED = 1 << 16  # most tokens of an fp8 cache that a pass converts at a time
 
 
 def round_lines(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [..., n] -> its numbers in fp8 [..., n] and float32 scales [...]; NaN where a line has
-    numbers that are not finite, whose fp8 is 0."""
+    """x [..., n] -> fp8 [..., n] and float32 scales [...]. A line with numbers that are not finite
+    has fp8 zeros and the scale NaN."""
     wide = x.float()
     whole = wide.isfinite().all(-1)
     wide = torch.where(whole[..., None], wide, 0.0)
@@ -31,8 +31,8 @@ def round_lines(x: Tensor) -> tuple[Tensor, Tensor]:
 def block_shape(
     num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[int, ...]:
-    """How the keys (or values) of a block lie: as numbers, or in fp8 as bytes, the scales of a
-    head's slots behind their numbers (triton/fp8_kernels.py)."""
+    """The shape of the keys (or values) of a block: numbers, or in fp8 bytes, where the scales of a
+    head's slots follow their numbers (triton/fp8_kernels.py)."""
     if dtype == FP8:
         return num_kv_heads, block_size * (head_dim + SCALE_BYTES)
     return num_kv_heads, block_size, head_dim
@@ -45,7 +45,7 @@ def wide_keys(keys: Tensor, block_size: int) -> Tensor:
 
 
 def wide_values(values: Tensor, block_size: int) -> Tensor:
-    """The same for values, which lie in pairs of slots."""
+    """The same for values, which are stored in pairs of slots."""
     numbers, scales = _parts(values, block_size)
     count, heads, slots, width = numbers.shape
     pairs = numbers.view(count, heads, slots // 2, width, 2)

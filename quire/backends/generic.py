@@ -1,7 +1,7 @@
-"""Ops in plain torch that every device has: what serves where no kernel of its own is made.
+"""Ops in plain torch for every device, used where it has no kernel.
 
-Written so that a number has the same bits wherever it stands in a tensor: torch's own silu and
-gelu round otherwise in the last few numbers, which do not fill a vector.
+They give a number the same bits at any place of a tensor. torch's own silu and gelu do not: they
+round differently in the last few numbers, which do not fill a vector.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROOT_HALF = 0.7071067811865476
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
-    """An activation of float32, which may be made of `x` itself."""
+    """An activation of float32 numbers; `x` may be overwritten."""
     match activation:
         case "silu":
             return x / x.neg().exp_().add_(1)
@@ -61,13 +61,13 @@ def activate(activation: Activation) -> RowOp:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Over the last dimension, in float32 as weight and bias are, rounded once."""
+    """LayerNorm over the last dimension, in float32 like weight and bias, rounded once."""
     return F.layer_norm(x.float(), (x.shape[-1],), weight, bias, eps).to(x.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Over the last dimension. A weight of x's type is applied after rounding to it, as in most
-    models; one of float32 before."""
+    """RMSNorm over the last dimension. A weight of x's dtype is applied after rounding to it, as in
+    most models; a weight of float32 before."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
     if weight.dtype == x.dtype:
@@ -76,7 +76,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def normed_heads(qk: Tensor, norms: HeadNorms | None, num_heads: int) -> Tensor:
-    """Heads [T, heads + kv_heads, D], each normed by itself."""
+    """Norm each head of qk [T, heads + kv_heads, D] by itself."""
     if norms is None:
         return qk
     q, k = qk[:, :num_heads], qk[:, num_heads:]
@@ -97,7 +97,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class HeadProducts:
-    """A product of its own for each head, one by one: [T, heads, K] into [T, heads, N]."""
+    """A separate product for each head, one by one: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, products: Sequence[LinearOp]) -> None:
         self._products = tuple(products)
@@ -109,7 +109,7 @@ class HeadProducts:
 
 
 def turn_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-    """Kernels.turn_latents, with the norm of these."""
+    """Kernels.turn_latents, with the norm of these kernels."""
     q, row, norm, cos, sin = given.q, given.row, given.norm, given.cos, given.sin
     width, turned = row.shape[1], 2 * cos.shape[1]
     latent = kernels.rms_norm(row[:, : width - turned].contiguous(), norm.weight, norm.eps)
@@ -122,7 +122,7 @@ def turn_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tenso
 
 
 def row_norms_of(layer: LayerPlan) -> tuple[str, ...]:
-    """Norms of q and k that are not by head, or not RMSNorms, which no device has a kernel for."""
+    """Norms of q and k for which no device has a kernel: not by head, or not RMSNorms."""
     norm = layer.attention.qk_norm
     if norm is None or layer.attention.head_norm is not None:
         return ()

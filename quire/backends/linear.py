@@ -1,4 +1,4 @@
-"""Products with a weight, as every device makes them."""
+"""Products with a weight: the protocol on every device."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class WeightRows(Protocol):
-    """A weight that can be exchanged where it lies."""
+    """A weight that can be replaced in place."""
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows first, first + 1, ... of the weight become these, of any type and device."""
+        """Overwrite rows first, first + 1, ... of the weight, from any dtype and device."""
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps on its device: one tensor where the weight lies there as it came."""
+        """The tensors that it keeps on its device: a single one if the weight is a plain tensor."""
 
 
 class LinearOp(WeightRows, Protocol):
-    """A product with a weight, which it keeps in its own way."""
+    """A product with a weight, which it stores in a layout of its own."""
 
     def __call__(self, x: Tensor, /) -> Tensor:
         """[T, K] -> [T, N]"""
@@ -32,8 +32,8 @@ class LinearOp(WeightRows, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What stands behind a product of gate and up: its activation, and the op that has it
-    (Kernels.gate)."""
+    """What follows a product of gate and up: the activation, and the op that computes
+    activation(gate) * up (Kernels.gate)."""
 
     activation: Activation
     opened: Callable[[Tensor], Tensor]
@@ -44,7 +44,7 @@ class Gate:
 
 @dataclass(slots=True)
 class GatedProduct:
-    """What a gate lets through of a product."""
+    """A product of gate and up, followed by activation(gate) * up."""
 
     product: Callable[[Tensor], Tensor]
     opened: Callable[[Tensor], Tensor]
@@ -54,7 +54,7 @@ class GatedProduct:
 
 
 class KeptQuantised:
-    """What products with weights that stay quantised say of other weights."""
+    """For products with quantised weights: replacing weights is refused."""
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         raise NotSupported(

@@ -1,10 +1,10 @@
-"""Every op once: what it is called, what goes in, what comes out, and who computes it where.
+"""Every op once: its name, its inputs and its result, for all devices.
 
-A set of kernels is chosen when a model is built, by device and by promise (choose.py);
-layers then call it without asking. tests/backends/reference.py says what each op means.
+choose.py chooses a set of kernels when a model is built, by device and options, and layers call it
+without asking which it is. tests/backends/reference.py defines what each op means.
 
-Shapes: T tokens, H hidden, D head_dim, N blocks of S slots. A layer's KV cache is two tensors,
-keys and values, each [N, kv_heads, S, D]; slot = block * S + offset.
+Shapes: T tokens, H hidden, D head_dim, N blocks of S slots. A layer's KV cache is two tensors, keys
+and values, each [N, kv_heads, S, D]; slot = block * S + offset.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 ExpertsOp = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 # The router's products float32 [T, E] -> chosen int64 [T, k] and scores float32 [T, k].
 ChoiceOp = Callable[["Tensor"], "tuple[Tensor, Tensor]"]
-RowOp = Callable[["Tensor"], "Tensor"]  # of each row by itself
-HeadsOp = Callable[["Tensor", "Tensor"], None]  # of each head by itself, into the second
+RowOp = Callable[["Tensor"], "Tensor"]  # each row is computed by itself
+HeadsOp = Callable[["Tensor", "Tensor"], None]  # each head by itself, into the second tensor
 
 
 class PackedMatrix(Protocol):
-    """A weight [N, K] that is not plain numbers, and has a product of its own."""
+    """A weight [N, K] that is not a plain tensor and makes its own product."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -45,18 +45,18 @@ class PackedMatrix(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The attention heads of a model, and how its KV lies in blocks."""
+    """The attention heads of a model, and how their KV is stored in blocks."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: torch.dtype
-    fp8_kv: bool = False  # keys and values are kept in fp8 (backends/fp8.py), on a GPU alone
+    fp8_kv: bool = False  # KV is kept in fp8 (backends/fp8.py); only on a GPU
     own_scale: float | None = None  # of scores, where it is not 1 / sqrt(head_dim)
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: bool = False  # whether every head has one key more, of value 0 (AttentionStep.attend)
-    values_in_keys: int = 0  # values are the first so many numbers of keys, and none are kept
+    sinks: bool = False  # whether every head has one more key with value 0 (AttentionStep.attend)
+    values_in_keys: int = 0  # values are the first so many numbers of keys; 0: stored apart
 
     @property
     def group(self) -> int:
@@ -75,23 +75,23 @@ class HeadShape:
 
     @property
     def scale(self) -> float:
-        """What every product of a query and a key is multiplied with."""
+        """The factor of every product of a query and a key."""
         return float(self.head_dim**-0.5) if self.own_scale is None else self.own_scale
 
 
-# The fewest rows of a product on a GPU where each row must get the same bits in any batch.
+# The fewest rows of a product on a GPU if each row must get the same bits in any batch.
 STEADY_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """Who attends to what in one pass (the fields of a Batch that attention needs).
+    """What each token of a pass attends to: the fields of a Batch that attention needs.
 
-    Sequence i has the tokens query_starts[i] .. query_starts[i + 1], which are its last ones of
-    context_lens[i], and its KV is in blocks tables[i]. The first `num_prefill` sequences are
+    Sequence i has the tokens query_starts[i] .. query_starts[i + 1], which are the last ones of its
+    context_lens[i] tokens, and its KV is in blocks tables[i]. The first `num_prefill` sequences are
     slices, the others have one token. `prefixes` are (blocks, sequences that begin with them).
-    Where whoever made this knew them without asking the device, `longest_query` and
-    `longest_context` are the most tokens and the longest context of any sequence; else 0.
+    `longest_query` and `longest_context` are the most tokens and the longest context of any
+    sequence, or 0 if the host does not know them.
     """
 
     query_starts: Tensor
@@ -115,7 +115,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRule:
-    """What Gated DeltaNet computes by between its products: convolution float32 [channels, reach],
+    """The parameters of Gated DeltaNet between its products: convolution float32 [channels, reach],
     log_slopes and shifts float32 [heads]."""
 
     plan: DeltaNetPlan
@@ -125,14 +125,14 @@ class DeltaRule:
 
 
 class StateStep(Protocol):
-    """The states of one pass: made once, used by every layer of a group that keeps some."""
+    """The states of one pass: planned once, used by every layer of a group that keeps states."""
 
     def take_up(
         self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """Tokens go into the states in `keys` and `values`, each behind the one before it, and
-        read from them: qkv [T, channels], rates float32 [T, 2 heads], what becomes rates and
-        decays -> float32 [T, heads, Dv]"""
+        """Update the states in `keys` and `values` with the tokens, one after the other, and read
+        from them: qkv [T, channels], rates float32 [T, 2 heads] (rates and decays before their
+        activations) -> float32 [T, heads, Dv]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +145,17 @@ class RowNorm:
 
 @dataclass(frozen=True, slots=True)
 class LatentRows:
-    """Queries and rows of a pass's tokens, before they are turned by cos and sin [T, any]."""
+    """Queries and rows of a pass's tokens, before rotation by cos and sin [T, any]."""
 
     q: Tensor  # [T, heads, any]
     row: Tensor  # [T, D]
-    norm: RowNorm  # of a row but for its end
+    norm: RowNorm  # of a row without its rotated end
     cos: Tensor
     sin: Tensor
 
 
 class AttentionStep(Protocol):
-    """The attention of one pass: made once, used by every layer with the same window."""
+    """The attention of one pass: planned once, used by every layer with the same window."""
 
     def rope_and_store(
         self,
@@ -168,39 +168,37 @@ class AttentionStep(Protocol):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Norm the heads of qk [T, heads + kv_heads, D] if there are `norms`, rotate them by cos
-        and sin [T, D / 2], write its k and v [T, kv_heads, D] into the cache, return its
-        q [T, heads, D]."""
+        and sin [T, D / 2], write k and v [T, kv_heads, D] to the cache, return q."""
 
     def attend(
         self, q: Tensor, keys: Tensor, values: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D].
-        Where values are the first of keys, what stands behind value_dim numbers of a head means
-        nothing, and may be left out.
-        With `sinks` float32 [heads], there is one key more for every query of a head, whose score
-        that is and whose value is 0.
+        """softmax(q k scale) v over the context of each token: [T, heads, D] -> [T, heads * D]. If
+        values are the first numbers of keys, only the first value_dim numbers of each head count;
+        the others may be left out. With `sinks` float32 [heads], every query of a head has one more
+        key with this score and value 0.
 
         Every token of the pass must have been stored before."""
 
 
 class PlannedAttention(AttentionStep, Protocol):
-    """What was planned for a pass, and how KV lies in the blocks that it reads and writes."""
+    """The planned attention of a pass, which also knows the layout of KV in blocks."""
 
     def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of n blocks, as the cache has them, as numbers [n, kv_heads, S, D]."""
+        """Keys and values of n blocks of the cache as plain tensors [n, kv_heads, S, D]."""
 
 
 class Kernels(Protocol):
     """All ops of one device."""
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
-        """The parts of a layer that have no kernel here, in words: plain torch serves them."""
+        """The parts of a layer without a kernel here, in words: plain torch computes them."""
 
     def kv_dtype_beside_int8(self) -> torch.dtype:
-        """What keys and values are kept as where weights and activations are in bytes."""
+        """The dtype of keys and values if weights and activations are in 8 bits."""
 
     def padded(self, num_tokens: int) -> int:
-        """How many rows to run for so many tokens."""
+        """The number of rows to run for this number of tokens."""
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         """x [T, K] -> x weight^T + bias [T, N], for a weight [N, K] that may be repacked."""
@@ -208,31 +206,31 @@ class Kernels(Protocol):
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
-        """What the experts that tokens chose make of them (experts.py), of products made here."""
+        """The op that computes the chosen experts (experts.py), from products made here."""
 
     def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
-        """A product for each head, of those made here: [T, heads, K] into [T, heads, N]."""
+        """One product for each head, from products made here: [T, heads, K] into [T, heads, N]."""
 
     def make_choice(self, plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
-        """Which experts tokens take, and how much each of them counts; `bias` float32 [E] is added
-        to the scores where the best are chosen."""
+        """The op that chooses experts and their scores; `bias` float32 [E] is added to scores for
+        the choice only."""
 
     def make_adapters(self, room: AdapterRoom) -> AdapterKernels:
-        """What adds LoRA adapters to products (adapters.py)."""
+        """The kernels that add LoRA adapters to products (adapters.py)."""
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Rows of table [V, H] -> [T, H]."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32 inside. A weight of
-        x's type is applied after rounding to it, one of float32 before."""
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32. A weight
+        of x's dtype is applied after rounding to it, a weight of float32 before."""
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual += x, then rms_norm(residual)."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, in
-        fp32 inside and rounded once; weight and bias are float32."""
+        """(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension, computed
+        in float32 and rounded once; weight and bias are float32."""
 
     def add_layer_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, eps: float
@@ -246,18 +244,18 @@ class Kernels(Protocol):
         """[T, I] -> activation of each number."""
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
-        """Everything about a pass that its layers share; `window` = tokens a query sees."""
+        """Plan the attention of a pass for its layers; `window`: tokens that a query sees."""
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
-        """The same for layers that keep states, under the tables of their group."""
+        """Plan the states of a pass, with the block tables of their group."""
 
     def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-        """Each row, normed and its end turned, is a key in `keys` [N, 1, S, D] from now on; those
-        without a slot fill up a pass. The ends of q are turned and come back behind room for what
-        rows are met with: [T, heads, D]."""
+        """Norm each row, rotate its end, and write it as a key into `keys` [N, 1, S, D]; rows
+        without a slot are padding. Returns [T, heads, D]: room for the part of q in row space, then
+        the rotated end of q."""
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-        """cache [layers, 2, N, kv_heads, S, D]: block `to` becomes block `from`."""
+        """cache [layers, 2, N, kv_heads, S, D]: copy blocks, each pair being (from, to)."""
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
-        """cache [layers, 2, N, kv_heads, S, D]: these blocks become zeros."""
+        """cache [layers, 2, N, kv_heads, S, D]: fill these blocks with zeros."""

@@ -1,9 +1,9 @@
 """Numbers that adapters have in place of the base's, for passes that are captured.
 
-An adapter's numbers lie in a place, whose memory stays where it is, and which slot they are of lies
-on the device. A pass computes with every place that is in use for all of its lines, and a line
-takes what its own slot's made: the same launches for any lines. So an adapter that has such numbers
-costs a product of its own, and none costs nothing.
+An adapter's numbers are in a place with a fixed address; the slot to which they belong is a number
+on the device. A pass computes all places in use for all its lines, and each line takes the result
+of its own slot, so the launches are the same for any lines. An adapter with such numbers thus costs
+another product; without such adapters nothing is computed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FREE = -2  # no line's slot
 
 @dataclass(slots=True)
 class _Place:
-    """Room for tensors of one form; `slot` int64 [] is on the device, `held` the same here."""
+    """Memory for tensors of these shapes and dtypes. `slot` int64 [] is on the device, `held` is
+    its copy on the host."""
 
     tensors: tuple[Tensor, ...]
     slot: Tensor
@@ -36,13 +37,13 @@ class _Place:
 
 
 class OwnPlaces:
-    """The places of one site: those of an adapter that left serve the next one of its form."""
+    """The places of one site. A freed place is used again for the same shapes and dtypes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._places = device, list[_Place]()
 
     def load(self, slot: int, numbers: Sequence[Tensor]) -> None:
-        """The slot, which holds none, has these numbers from now on."""
+        """Put these numbers into a place for a slot that has none."""
         place = next((one for one in self._places if one.takes(numbers)), None)
         if place is None:
             room = tuple(torch.empty_like(one, device=self._device) for one in numbers)
@@ -58,13 +59,13 @@ class OwnPlaces:
                 place.hold(FREE)
 
     def used(self, by_line: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, ...]]]:
-        """Which lines take the numbers of a place, bool [T], and these."""
+        """For each place the lines that use its numbers, bool [T], and the numbers."""
         for place in self._places[: self.variant]:
             yield by_line == place.slot, place.tensors
 
     @property
     def variant(self) -> int:
-        """How many places a pass goes over: to the last that is held."""
+        """How many places a pass computes: up to the last that is in use."""
         held = (i + 1 for i, place in enumerate(self._places) if place.held != FREE)
         return max(held, default=0)
 
@@ -76,16 +77,16 @@ class OwnPlaces:
 
 
 class OwnOffsets:
-    """What is added to what comes out, by slot: float32 [slots + 1, N], of which the last, that of
-    lines without a slot, stays 0."""
+    """What is added to results, by slot: float32 [slots + 1, N]. The last row, for lines without a
+    slot, stays 0."""
 
     def __init__(self, num_slots: int, size: int, device: torch.device) -> None:
         self._shape, self._device = (num_slots + 1, size), device
-        self._stack: Tensor | None = None  # made when an adapter has some
+        self._stack: Tensor | None = None  # allocated when an adapter has an offset
         self._filled: set[int] = set()
 
     def load(self, slot: int, offset: Tensor | None) -> None:
-        """With None the slot has nothing of this."""
+        """None: the slot has no offset."""
         if offset is not None:
             if self._stack is None:
                 self._stack = torch.zeros(self._shape, device=self._device)
@@ -98,7 +99,7 @@ class OwnOffsets:
     def add(self, y: Tensor, by_line: Tensor) -> Tensor:
         if not self._filled or self._stack is None:
             return y
-        more = self._stack[by_line]  # -1 is the last
+        more = self._stack[by_line]  # slot -1 is the last row
         return (y + _by_line(more, y)).to(y.dtype)
 
     @property
@@ -119,5 +120,5 @@ def where(mine: Tensor, own: Tensor, y: Tensor) -> Tensor:
 
 
 def _by_line(more: Tensor, y: Tensor) -> Tensor:
-    """[T, N] beside y [T, ..., N]."""
+    """[T, N] as a view that broadcasts with y [T, ..., N]."""
     return more.view(len(y), *(1,) * (y.dim() - 2), -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class PlainLinear:
-    """x weight^T + bias; its tensors are there for kernels of our own, too."""
+    """x weight^T + bias, with plain tensors that other kernels may read."""
 
     weight: Tensor
     bias: Tensor | None
@@ -19,7 +19,7 @@ class PlainLinear:
         return F.linear(x, self.weight, self.bias)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """In place, where captured passes read them."""
+        """In place, as captured passes read the weight at its address."""
         self.weight[first : first + len(rows)] = rows
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""States that layers keep, in the blocks of a KV cache: which of them a pass reads and writes, and
-Gated DeltaNet over them in plain torch.
+"""States that layers keep in blocks of the KV cache: which states a pass reads and writes, and
+Gated DeltaNet on them in plain torch.
 
-A block holds the state behind the last token that was written in it (layer_plan.KVGroup).
+A block holds the state after the last token that was written in it (layers/kv_groups.py).
 block_size 4; a slice of row 5 computes 6 tokens from position 2 on, row 0 decodes at position 8:
 
 spans   tokens 0 .. 2 from and into the row's block 0, tokens 2 .. 6 from block 0 into block 1
@@ -21,15 +21,15 @@ from quire.backends.generic import activated
 from quire.backends.ops import AttentionInputs, DeltaRule
 from quire.layer_plan import DeltaNetPlan
 
-# Bytes of states that decode rows work on at once.
+# Most bytes of states that are computed at once for decode rows.
 STATE_BYTES = 1 << 25
-_LENGTH_EPS = 1e-6  # of q and k, which are divided by their lengths
+_LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens first .. last of a pass, of one sequence and one block: from the state in the block
-    `before` (None: they are the first of all) to that in `into`."""
+    """Tokens first .. last of a pass, in one sequence and one block. They take the state in block
+    `before` (None: the text begins here) to the state in block `into`."""
 
     first: int
     last: int
@@ -39,9 +39,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StatePass:
-    """A pass as layers that keep a state see it: spans in the order in which they are computed, so
-    that one may begin where another of the same pass ends, then a token of each decode row, from
-    token `first_decode` on."""
+    """A pass for layers that keep a state: spans in the order in which they are computed, as one
+    may begin with the state at the end of another; then one token for each decode row, from token
+    `first_decode` on."""
 
     spans: tuple[Span, ...]
     before: Tensor
@@ -69,12 +69,12 @@ class StatePass:
 
 
 def state_pass(inputs: AttentionInputs, block_size: int) -> StatePass:
-    """The states of a pass, under the tables of their group."""
+    """Plan the states of a pass, with the block tables of their group."""
     firsts, ends = inputs.query_starts.tolist(), inputs.context_lens.tolist()
     count = inputs.num_prefill
     spans: list[Span] = []
     for i, table in enumerate(inputs.tables[:count].tolist()):
-        shift = ends[i] - firsts[i + 1]  # from tokens of the pass to positions
+        shift = ends[i] - firsts[i + 1]  # token of the pass + shift = position
         at = firsts[i]
         before = table[(at + shift - 1) // block_size] if at + shift else None
         while at < firsts[i + 1]:
@@ -91,13 +91,13 @@ def state_pass(inputs: AttentionInputs, block_size: int) -> StatePass:
 
 
 def half_of(numbers: int) -> int:
-    """How many numbers of a state lie with the keys of its block; the others lie with values."""
+    """How many numbers of a state are with the keys of its block; the others are with values."""
     return -(-numbers // 2)
 
 
 def block_numbers(keys: Tensor, plan: DeltaNetPlan) -> int:
-    """Numbers of float32 in the keys of a block, or RuntimeError where those of a state do not fit
-    there and into as many values."""
+    """How many float32 the keys of a block hold. RuntimeError if a state does not fit into the
+    block's keys and values."""
     room = keys[0].numel() * keys.itemsize // 4
     if room < half_of(plan.state_numbers):
         raise RuntimeError(
@@ -107,8 +107,8 @@ def block_numbers(keys: Tensor, plan: DeltaNetPlan) -> int:
 
 
 class StateBlocks:
-    """The states of one layer, in its part of the KV cache: the first half of each block's numbers
-    lies with the keys, the second with the values, as float32."""
+    """The states of one layer in its part of the KV cache: the first half of a state's numbers is
+    in the block's keys, the second in its values, as float32."""
 
     def __init__(self, keys: Tensor, values: Tensor, numbers: int) -> None:
         self._half = half_of(numbers)
@@ -119,19 +119,19 @@ class StateBlocks:
             raise RuntimeError(f"a block has room for {room} numbers of a state, not for {numbers}")
 
     def load(self, blocks: Tensor, first: int, last: int) -> Tensor:
-        """Numbers first .. last of the states in these blocks."""
+        """Read numbers first .. last of the states in these blocks."""
         out = self._halves[0].new_empty(len(blocks), last - first)
         for half, low, high, at in self._parts(first, last):
             out[:, at : at + high - low] = half[:, low:high].index_select(0, blocks)
         return out
 
     def store(self, blocks: Tensor, first: int, numbers: Tensor) -> None:
-        """The other way round."""
+        """Write numbers from `first` on of the states in these blocks."""
         for half, low, high, at in self._parts(first, first + numbers.shape[1]):
             half[:, low:high].index_copy_(0, blocks, numbers[:, at : at + high - low])
 
     def _parts(self, first: int, last: int) -> list[tuple[Tensor, int, int, int]]:
-        """Of each half: where numbers first .. last lie in it, and which of them these are."""
+        """For each half: the range with numbers first .. last, and its offset among them."""
         found = []
         for number, half in enumerate(self._halves):
             begin = number * self._half
@@ -143,7 +143,7 @@ class StateBlocks:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What the rule takes of some tokens."""
+    """The inputs of the delta rule for some tokens."""
 
     qkv: Tensor
     log_decay: Tensor
@@ -193,7 +193,7 @@ def _read_rows(
 
 
 def _heads(plan: DeltaNetPlan, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [T, heads, D], q and k of length 1 and q scaled."""
+    """q, k and v [T, heads, D]; q and k have length 1, and q is scaled."""
     keys = plan.num_key_heads * plan.key_dim
     q, k, v = mixed[:, :keys], mixed[:, keys : 2 * keys], mixed[:, 2 * keys :]
     heads = []
@@ -206,13 +206,13 @@ def _heads(plan: DeltaNetPlan, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _shared(plan: DeltaNetPlan, heads: Tensor) -> Tensor:
-    """For each head of v its head of q or k."""
+    """The head of q or k for each head of v."""
     times = plan.num_heads // plan.num_key_heads
     return heads.repeat(1, times, 1) if plan.in_turn else heads.repeat_interleave(times, 1)
 
 
 def _load(plan: DeltaNetPlan, at: Tensor, blocks: StateBlocks) -> tuple[Tensor, Tensor]:
-    """What the convolution still sees [R, reach - 1, channels], and the matrices as rows."""
+    """The past inputs of the convolution [R, reach - 1, channels], and the matrices as rows."""
     matrix = blocks.load(at, 0, plan.matrix_numbers)
     window = blocks.load(at, plan.matrix_numbers, plan.state_numbers)
     return window.view(len(at), plan.reach - 1, plan.channels), matrix

@@ -1,4 +1,4 @@
-"""Attention of encoders: whole texts that lie behind each other, each seeing itself alone."""
+"""Attention of encoders: whole texts, one after the other, each of which sees only itself."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Groups = tuple[tuple[int, int], ...]  # (number of texts, tokens of each), one a
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the tokens of a text see of it."""
+    """Which tokens of its text a token sees, and how scores change with distance."""
 
     scale: float
-    window: int | None = None  # tokens to either side; None for all
-    slopes: Tensor | None = None  # by head: what a score loses for each token between two
-    gains: Tensor | None = None  # by head, 1 - L to L - 1 tokens ahead: what a score gains
+    window: int | None = None  # tokens on each side; None: all
+    slopes: Tensor | None = None  # [heads]: subtracted from a score per token of distance
+    gains: Tensor | None = None  # [heads, 2 L - 1]: added at distances 1 - L to L - 1
 
 
 class AttendTexts(Protocol):
     """Attention within each text."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight, /) -> Tensor:
-        """q [T, heads, D], k and v [T, kv heads, D] -> [T, heads * D]; zeros for tokens behind
-        the last text."""
+        """q [T, heads, D], k and v [T, kv heads, D] -> [T, heads * D]; zeros for padding at the
+        end."""
 
 
 def attend_texts(q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight) -> Tensor:
-    """In torch: texts of one length are one batch, by a view."""
+    """In torch; texts of one length are one batch, by a view."""
     made, at = torch.zeros(q.shape, dtype=v.dtype, device=v.device), 0
     for count, length in groups:
         here = slice(at, at + count * length)
@@ -47,8 +47,8 @@ def attend_texts(q: Tensor, k: Tensor, v: Tensor, groups: Groups, sight: Sight) 
 
 
 def _seen(sight: Sight, length: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Which tokens see which [length, length], or what their scores lose [heads, length, length];
-    None where all see all alike."""
+    """A mask [length, length], or what is added to scores [heads, length, length]; None:
+    neither."""
     at = torch.arange(length, device=device)
     if sight.gains is not None:
         return sight.gains[:, at - at[:, None] + sight.gains.shape[1] // 2].to(dtype)

@@ -1,9 +1,9 @@
-"""Tokens that see each other: attention over spans of a prompt whose tokens also see those behind
-them, as those of an image do in some models. Plain torch, beside the kernels of any device.
+"""Two-way attention in spans of a prompt, whose tokens also see later tokens of the span, as those
+of an image do in some models. Plain torch, for any device.
 
-The kernels compute the pass as if every token saw what is before it; of the tokens inside of spans
-that is then written over. A pass has the tokens of a span up to its last one; those before may have
-been computed earlier, and their KV, which saw all of the span, is in the cache.
+The kernels compute the pass as if every token saw only earlier ones; the results for tokens in
+spans are then overwritten. A pass computes a span up to its last token. Earlier tokens of the span
+may have been computed in an earlier pass, where they saw all of the span; their KV is in the cache.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from quire.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class TwoWaySpan:
-    """Positions start .. end of a sequence of a pass, of which the pass computes those from
-    `first` on; that one is the token `at` of the pass."""
+    """Positions start .. end of a sequence. The pass computes those from `first` on; `first` is
+    token `at` of the pass."""
 
     sequence: int
     at: int
@@ -33,8 +33,8 @@ class TwoWaySpan:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A span with the blocks of what it sees; keys from `skipped` on, `count` of them. `mask`
-    [queries, keys] is True where a query sees a key; None: everywhere."""
+    """A span with the blocks that it sees: `count` keys, from `skipped` on. `mask` [queries, keys]
+    is True where a query sees a key; None: everywhere."""
 
     span: TwoWaySpan
     blocks: Tensor
@@ -44,7 +44,7 @@ class _Piece:
 
 
 class TwoWayAttention:
-    """The attention of a pass with such spans, by the attention of the pass without them."""
+    """The attention of a pass with spans, on top of its attention without them."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class TwoWayAttention:
         if window is not None:
             lowest, kept = (max(0, at - window + 1) for at in (span.start, span.first))
         places = torch.arange(lowest // size, -(-span.end // size), device=tables.device)
-        # What lies behind the window of the first token that is computed was given back: the first
-        # block that is there stands for it, and is masked.
+        # Blocks behind the window of the first computed token were given back: the first block that
+        # is there takes their place, and is masked.
         blocks = tables[span.sequence].index_select(0, places.clamp(min=kept // size)).long()
         mask = None
         if window is not None:
@@ -97,8 +97,8 @@ class TwoWayAttention:
         for piece in self._pieces:
             span = piece.span
             last = span.at + span.end - span.first
-            # As many queries as the span has, whatever was computed before: the same products, and
-            # so the same bits, wherever a pass begins.
+            # All queries of the span, also those computed before: the same products, and so the
+            # same bits, wherever a pass begins.
             skipped = span.first - span.start
             own = q.new_zeros(span.end - span.start, *q.shape[1:])
             own[skipped:] = q[span.at : last]

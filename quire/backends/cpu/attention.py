@@ -1,10 +1,10 @@
-"""Paged attention on a CPU, with torch alone.
+"""Paged attention on a CPU, in plain torch.
 
-A slice of a prompt gathers its row's keys and values once and leaves the rest to torch's own
-attention. Decode rows are sorted by length and cut into buckets whose gathered KV stays in the
-processor's cache: read from memory once, multiplied from there. Rows that share a prefix read
-it as one matrix product for all of them, and each result is merged with the row's own part by
-log-sum-exp in fp32. Indices and masks are made once per pass; all layers use them.
+A slice of a prompt gathers its row's keys and values once and calls torch's own attention. Decode
+rows are sorted by length and cut into buckets whose gathered KV fits into the processor's cache, so
+that memory is read once. Rows that share a prefix read it in one matrix product, and the result is
+merged with each row's own part by log-sum-exp in float32. Indices and masks are made once per pass,
+for all layers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from quire.backends.cpu.scores import merge, partial, scores_of, share_beside
 from quire.backends.cpu.store import KvStore, Longs
 from quire.backends.ops import AttentionInputs, HeadShape
 
-# Keys and values of a bucket in bytes, so that they are still in the second-level cache when
-# they are multiplied: measured best among 1, 2, 4 and 8 MB.
+# Bytes of keys and values of a bucket, so that they are still in the second-level cache when they
+# are multiplied: the best of 1, 2, 4 and 8 MB, measured.
 BUCKET_BYTES = 1 << 20
-# Queries of a slice that share one mask; bounds the mask's size for long prompts.
+# Queries of a slice with one mask, which bounds the mask's size for long prompts.
 QUERY_PIECE = 512
-# Scores of a shared prefix held at once.
+# Most scores of a shared prefix that are in memory at once.
 PREFIX_SCORES = 1 << 22
 
 
 class Scratch:
-    """Memory that gathered keys and values go to, used again by every bucket and layer."""
+    """Memory for gathered keys and values, used again by every bucket and layer."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.memory = torch.empty(2, 0, dtype=dtype)
 
     def gather(self, cache: Tensor, index: Tensor, *, into: int) -> Tensor:
-        """cache [rows, width] -> its rows `index`, in the keys' (0) or the values' (1) half."""
+        """cache [rows, width] -> its rows `index`, in memory for keys (into=0) or values (1)."""
         size = index.shape[0] * cache.shape[1]
         if self.memory.shape[1] < size:
             self.memory = torch.empty(2, size, dtype=self.dtype)
@@ -47,11 +47,11 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens first .. last of one slice, and the cache rows of what they may see."""
+    """Tokens first .. last of one slice, and the cache rows that they may see."""
 
     first: int
     last: int
-    index: Tensor  # [kv_heads * blocks] rows of the cache seen as [N * kv_heads, S * D]
+    index: Tensor  # [kv_heads * blocks]: rows of the cache viewed as [N * kv_heads, S * D]
     num_keys: int
     mask: Tensor | None  # [queries, keys]; None: causal from position 0
 
@@ -63,12 +63,12 @@ class Bucket:
     first: int
     last: int
     index: Tensor  # [rows * kv_heads * blocks]
-    mask: Tensor  # [rows * kv_heads, 1, keys], to be added
+    mask: Tensor  # [rows * kv_heads, 1, keys], added to scores
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Blocks that the decode rows first .. last all begin with, in parts small enough to hold."""
+    """Blocks with which decode rows first .. last all begin, in parts of bounded size."""
 
     first: int
     last: int
@@ -96,7 +96,7 @@ class CpuAttention(KvStore):
         self._plan_decode(lengths, tables, inputs)
 
     def _pieces(self, first: int, last: int, length: int, table: Longs) -> list[Piece]:
-        """A slice in pieces; one that starts at position 0 needs no mask and stays whole."""
+        """The pieces of a slice; one that starts at position 0 needs no mask and stays whole."""
         start = length - (last - first)
         if start == 0 and (self.window is None or length <= self.window):
             return [Piece(first, last, self._index(table, 0, length), length, None)]
@@ -116,7 +116,7 @@ class CpuAttention(KvStore):
         return pieces
 
     def _index(self, table: Longs, lowest: int, length: int) -> Tensor:
-        """Cache rows of positions lowest .. length, head by head.
+        """The cache rows of positions lowest .. length, head by head.
 
         Blocks [7 2] and 2 KV heads -> [14 4 | 15 5].
         """
@@ -129,7 +129,7 @@ class CpuAttention(KvStore):
         return torch.from_numpy(rows.reshape(-1))
 
     def _plan_decode(self, lengths: Longs, tables: Longs, inputs: AttentionInputs) -> None:
-        """Order the decode rows: groups first, each group and the rest by length."""
+        """Order the decode rows: rows of groups first; each group, and the rest, by length."""
         size, num_prefill = self.shape.block_size, inputs.num_prefill
         lengths, tables = lengths[num_prefill:], tables[num_prefill:]
         first_block = np.zeros(len(lengths), np.int64)
@@ -138,7 +138,7 @@ class CpuAttention(KvStore):
         group_of = np.full(len(lengths), len(inputs.prefixes), np.int64)
         for g, (blocks, members) in enumerate(inputs.prefixes if self.window is None else ()):
             rows = members.numpy() - num_prefill
-            # The token being computed is always among a row's own keys.
+            # The row's present token must be outside of the shared blocks.
             rows = rows[
                 (group_of[rows] == len(inputs.prefixes)) & (lengths[rows] > len(blocks) * size)
             ]
@@ -195,8 +195,8 @@ class CpuAttention(KvStore):
         begins = first_block[rows][:, None]
         width = int((-(-lengths[rows] // size) - begins[:, 0]).max())
         wanted = begins + np.arange(width)
-        # What is past a row's end is read from its own first block, so that no row ever sees
-        # what another one stored: a masked NaN would still be a NaN.
+        # Keys after a row's end are read from its own first block and masked: other rows' blocks
+        # may hold a NaN, which would stay a NaN behind the mask.
         wanted = np.where(wanted * size < lengths[rows][:, None], wanted, begins)
         index = self._rows_of(np.take_along_axis(tables[rows], wanted, axis=1))
         key_at = begins * size + np.arange(width * size)
@@ -259,8 +259,8 @@ class CpuAttention(KvStore):
     def _attend_plainly(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
-        """What torch's attention computes, with scores bounded and sinks: q [heads, T, D], k and
-        v [kv_heads, keys, D] -> [heads, T, D]."""
+        """As torch's attention, with softcapped scores and sinks: q [heads, T, D], k and v
+        [kv_heads, keys, D] -> [heads, T, D]."""
         shape, count = self.shape, q.shape[1]
         if mask is None:
             mask = q.new_full((count, k.shape[1]), -torch.inf).triu_(1)
@@ -317,7 +317,7 @@ class CpuAttention(KvStore):
         sums: Tensor,
         weights: Tensor,
     ) -> None:
-        """Merge what all members see in their shared blocks into sums and weights."""
+        """Merge attention over the shared blocks into the members' sums and weights."""
         shape, rows = self.shape, slice(prefix.first, prefix.last)
         queries = q[rows].transpose(0, 1).reshape(shape.num_kv_heads, -1, shape.head_dim)
         for index in prefix.indices:

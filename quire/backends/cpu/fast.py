@@ -1,4 +1,4 @@
-"""CpuKernels: every op on a CPU, as fast as plain torch gets; no part of a layer is declined."""
+"""CpuKernels: every op on a CPU in plain torch; it declines no part of a layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
 
 
 class CpuKernels(Kernels):
-    """The fast set: a row's last bits may depend on the rows beside it."""
+    """The fast set: a row's last bits may depend on other rows of the batch."""
 
     def __init__(self, shape: HeadShape) -> None:
         self.shape, self.scratch = shape, Scratch(shape.dtype)

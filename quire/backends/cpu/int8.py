@@ -1,12 +1,13 @@
-"""8-bit matrices: weights of one byte with a scale per output channel, rows rounded to bytes with
-a scale per row, sums exact.
+"""8-bit matrices: weights of one byte with a scale per output channel, rows rounded to bytes with a
+scale per row, exact sums.
 
-Before rounding, each block of input channels is turned by a Hadamard matrix, weights once when
-they are packed and rows in every product: it spreads the few large activations that would take
-all the resolution of their row. Sums are of whole numbers, so a row has the same bits in any
-batch, whichever path computes it: that is why the number of rows may choose the path.
+Before rounding, each block of input channels is multiplied with a Hadamard matrix, weights once
+when they are packed and rows in every product. This spreads the few large activations, which would
+otherwise take all the resolution of their row. Sums are of whole numbers, so a row has the same
+bits in any batch and by any path, and the number of rows may choose the path.
 
-`native_int8.py` computes in C; here is what it means, in torch, used where no compiler is.
+`native_int8.py` computes this in C; the versions in torch here define it, and are used without a
+compiler.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from torch import Tensor
 from quire.backends.linear import LinearOp
 from quire.errors import UnsupportedModel
 
-BLOCK = 64  # input channels turned together
+BLOCK = 64  # input channels of one Hadamard transform
 CHANNELS = 32  # output channels are stored in multiples of it
-MAX_DEPTH = 1 << 16  # so many products of an unsigned and a signed byte fit into 32 bits
+MAX_DEPTH = 1 << 16  # a sum of so many products of bytes fits into 32 bits
 
 
 class Int8Arithmetic(Protocol):
-    """Who packs and multiplies."""
+    """An implementation that packs and multiplies."""
 
     def pack(self, matrix: Int8Matrix, rows: Tensor, first: int) -> None:
-        """Rows first, first + 1, ... of the matrix become these (float32 [*, K])."""
+        """Pack rows (float32 [*, K]) as rows first, first + 1, ... of the matrix."""
 
     def linear(self, matrix: Int8Matrix, bias: Tensor | None) -> LinearOp:
         """x [T, K] -> x matrix^T + bias [T, N], all float32."""
@@ -40,17 +41,17 @@ class Int8Arithmetic(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A weight [N, K] in bytes; how they lie in `packed` is the arithmetic's affair."""
+    """A weight [N, K] in bytes; the arithmetic decides their layout in `packed`."""
 
     shape: tuple[int, int]
     packed: Tensor  # int8 [N rounded up to CHANNELS, depth]
     scales: Tensor  # float32, one per stored channel
-    sums: Tensor  # int32: of each channel's bytes
+    sums: Tensor  # int32: the sum of each channel's bytes
     arithmetic: Int8Arithmetic
 
     @classmethod
     def empty(cls, shape: tuple[int, int], arithmetic: Int8Arithmetic) -> Int8Matrix:
-        """A matrix to be packed row by row; channels that only fill up are zeros."""
+        """A matrix to be packed row by row; padding channels are 0."""
         stored, depth = -(-shape[0] // CHANNELS) * CHANNELS, -(-shape[1] // BLOCK) * BLOCK
         if depth > MAX_DEPTH:
             raise UnsupportedModel(
@@ -71,7 +72,7 @@ class Int8Matrix:
 
     @property
     def depth(self) -> int:
-        """Input channels with those that fill up the last block."""
+        """Input channels, with padding of the last block."""
         return self.packed.shape[1]
 
     @property
@@ -82,7 +83,7 @@ class Int8Matrix:
         self.arithmetic.pack(self, rows, first)
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        """Rows of any type and device, packed; see ops.WeightRows."""
+        """Pack rows of any dtype and device; see linear.WeightRows."""
         self.pack(rows.to("cpu", torch.float32).contiguous(), first)
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -96,8 +97,8 @@ class Int8Matrix:
 
 
 def turned(x: Tensor) -> Tensor:
-    """Each BLOCK of the last dimension times the Hadamard matrix of sums and differences, which
-    is its own inverse but for a factor BLOCK. Always the same additions in the same order."""
+    """Multiply each BLOCK of the last dimension with the Hadamard matrix, by sums and differences,
+    always in the same order. The matrix is its own inverse up to a factor BLOCK."""
     v = x.reshape(-1, BLOCK)
     apart = BLOCK // 2
     while apart >= 1:
@@ -109,10 +110,10 @@ def turned(x: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to bytes -127 .. 127 and the scale of each row [rows, 1]. A row that is not finite has
-    the scale NaN; one whose numbers are too small to be divided by counts as zeros."""
+    """Rows as bytes -127 .. 127, and the scale of each row [rows, 1]. A row that is not finite has
+    the scale NaN. A row whose numbers are too small for a finite 127 / largest becomes zeros."""
     most = x.abs().amax(-1, keepdim=True)
-    # One division: 127.0 / most would be a reciprocal and a product.
+    # A true division: torch computes 127.0 / most as a reciprocal and a product.
     inverse = torch.full_like(most, 127.0).div_(most)
     inverse.masked_fill_(~inverse.isfinite(), 0.0)
     scale = torch.where(most.isfinite(), most / 127.0, torch.nan)
@@ -125,13 +126,13 @@ def padded(x: Tensor, depth: int) -> Tensor:
 
 
 class TorchInt8:
-    """In torch, whose product of bytes gives exact 32-bit sums; rows lie as they are."""
+    """In torch, whose product of bytes gives exact 32-bit sums. Rows are stored in order."""
 
     def pack(self, matrix: Int8Matrix, rows: Tensor, first: int) -> None:
         whole, scale = rounded(turned(padded(rows, matrix.depth)))
         place = slice(first, first + rows.shape[0])
         matrix.packed[place] = whole
-        matrix.scales[place] = scale[:, 0] / BLOCK  # turning twice multiplies by it
+        matrix.scales[place] = scale[:, 0] / BLOCK  # two transforms multiply by BLOCK
         matrix.sums[place] = whole.sum(-1, dtype=torch.int32)
 
     def linear(self, matrix: Int8Matrix, bias: Tensor | None) -> LinearOp:

@@ -1,13 +1,13 @@
-"""InvariantKernels: a row gets the same bits whatever batch, chunk or cache it is computed with.
+"""InvariantKernels: a row gets the same bits in any batch, chunk or cache.
 
-Three things make a row's last bits depend on its neighbours, and each is kept out:
-- Matrix products choose their way by the number of rows. Only numbers of rows that were seen to
-  give equal bits when the model was built are used; batches are padded to them (`padded`).
-- Attention sums in an order that depends on where a chunk begins. Here keys come in tiles of
-  128, counted from position 0, and a query adds up its tiles from first to last; a tile it sees
-  nothing of weighs exactly 0.
-- Some elementwise functions round differently in the tail of a vector (silu, exp2). Only those
-  that do not are used: exp, square root, and softmax and sums over rows of a fixed length.
+Three things would make a row's last bits depend on other rows, and each is avoided:
+- Matrix products choose their algorithm by the number of rows. Only numbers of rows are used that
+  gave equal bits in a test when the model was built; batches are padded to them (`padded`).
+- Attention sums in an order that depends on where a chunk begins. Here keys come in tiles of 128,
+  counted from position 0, and a query adds up its tiles from first to last; a tile of which it sees
+  nothing has a weight of exactly 0.
+- Some elementwise functions round differently in the tail of a vector (silu, exp2). Only others are
+  used: exp, square root, and softmax and sums over rows of a fixed length.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from quire.errors import NotSupported
 Longs = npt.NDArray[np.int64]
 
 ROW_COUNTS = (16, 32, 64, 128, 256)
-# Results of 16 bits hide most differences from a probe, so these products always have as many
-# rows, and nothing is left to find out.
+# 16-bit results would hide most differences from the test, so these products always have this many
+# rows.
 SHORT_ROW_COUNTS = (64,)
 TILE = 128  # keys
-QUERY_ROWS = 64  # of a chunk: tokens * group, padded
-# Added to what a query must not see: swallows any score, and its exponential is 0.
+QUERY_ROWS = 64  # rows of a chunk: tokens * group, padded
+# The score of what a query must not see: its exponential is 0.
 UNSEEN = -1e30
-# Tiles worked on at once; bounds the memory beside the cache.
+# Most tiles computed at once, which bounds the memory beside the cache.
 TILES_AT_ONCE = 256
 
 
 def agreeing(product: Callable[[Tensor], Tensor], x: Tensor, counts: tuple[int, ...]) -> set[int]:
-    """Which numbers of rows give the bits that the largest one gives, wherever a row stands.
+    """The numbers of rows that give the same bits as the largest one, wherever a row is.
 
-    x [largest, K] are rows to try it with.
+    x [largest, K] are rows to test with.
     """
     whole = product(x)
     if not torch.equal(product(x.roll(5, 0)).roll(-5, 0), whole):
@@ -69,7 +69,7 @@ def unkept(what: str) -> NotSupported:
 
 
 class InvariantKernels(CpuKernels):
-    """The fast set's ops where they keep the promise, slower ones where they do not."""
+    """The fast set's ops where they are batch-invariant, slower ones where they are not."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
@@ -79,26 +79,26 @@ class InvariantKernels(CpuKernels):
 
     @cached_property
     def query_rows(self) -> tuple[int, int]:
-        """Found out when attention is first computed here: another set may have its own."""
+        """Tested when attention is first computed here: a subclass may have its own attention."""
         return query_rows(self.shape)
 
     def padded(self, num_tokens: int) -> int:
-        """Of 16, 32, 64, 128, 256: 60 -> 64, 300 -> 256 + 48, 40 -> 48. As many as there are
-        where no product of ours depends on it: those of 8-bit matrices are exact."""
+        """With 16, 32, 64, 128, 256: 60 -> 64, 300 -> 256 + 48, 40 -> 48. No padding if no product
+        made here depends on it: those of 8-bit matrices are exact."""
         if not self.known:
             return num_tokens
         counts = sorted(self.row_counts)
         whole, rest = divmod(num_tokens, counts[-1])
         above = next(c for c in counts if c >= rest)
-        # Padding by a quarter costs less than one more product.
+        # Padding by up to a quarter costs less than one more product.
         if above * 4 > rest * 5:
             above = -(-rest // counts[0]) * counts[0]
         return whole * counts[-1] + above
 
     def cut(self, num_rows: int) -> list[int]:
-        """Numbers of rows to compute in turn: 304 -> [256, 32, 16].
+        """The numbers of rows to compute in turn: 304 -> [256, 32, 16].
 
-        Each number of rows divides the next, so a padded number comes out even."""
+        Each number divides the next larger one, so a padded number leaves no rest."""
         cut = []
         for count in sorted(self.row_counts, reverse=True):
             cut += [count] * (num_rows // count)
@@ -123,7 +123,7 @@ class InvariantKernels(CpuKernels):
 
 
 class InvariantLinear:
-    """A product in numbers of rows that agree."""
+    """A product that runs with numbers of rows that give equal bits."""
 
     def __init__(self, op: LinearOp, kernels: InvariantKernels) -> None:
         self.op, self.kernels = op, kernels
@@ -142,7 +142,7 @@ class InvariantLinear:
 
 
 def query_rows(shape: HeadShape) -> tuple[int, int]:
-    """(rows for one token, rows for a chunk) whose products with a tile agree."""
+    """(rows for one token, rows for a chunk) whose products with a tile give equal bits."""
     large = max(QUERY_ROWS, -(-shape.group // 8) * 8)
     made = torch.Generator().manual_seed(0)
     k, v = torch.randn(2, TILE, shape.head_dim, generator=made).to(shape.dtype).float()
@@ -162,16 +162,16 @@ def query_rows(shape: HeadShape) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Pieces of queries that see equally many tiles.
+    """Pieces of queries that see the same number of tiles.
 
     P pieces of up to `rows` (token, head of the group) pairs, each with t tiles.
     """
 
-    tokens: Tensor  # [P, tokens of a piece] of the pass; what is missing repeats the first
-    real: Tensor  # [P * tokens of a piece] which of these are no repetitions
+    tokens: Tensor  # [P, tokens of a piece]: tokens of the pass; padding repeats the first
+    real: Tensor  # [P * tokens of a piece]: False at padding
     rows: int
-    index: Tensor  # [P, kv_heads * t * granules] rows of the cache
-    hidden: Tensor  # [P, 1, t, rows, TILE] what must not be seen
+    index: Tensor  # [P, kv_heads * t * granules]: rows of the cache
+    hidden: Tensor  # [P, 1, t, rows, TILE]: True where a key must not be seen
 
 
 class InvariantAttention(KvStore):
@@ -187,7 +187,7 @@ class InvariantAttention(KvStore):
     ) -> None:
         super().__init__(shape, inputs.slots.numpy())
         self.scratch, self.window = scratch, window
-        # The cache is read in pieces that both a block and a tile consist of.
+        # The cache is read in pieces of a size that divides both a block and a tile.
         self.granule = int(np.gcd(shape.block_size, TILE))
         starts, lengths = inputs.query_starts.numpy(), inputs.context_lens.numpy()
         tables = inputs.tables.numpy()
@@ -210,7 +210,7 @@ class InvariantAttention(KvStore):
         ]
 
     def _places(self, slots: Longs, granule: int) -> Longs:
-        """Where slots' granules are, for each KV head, in the cache seen as [places, granule * D].
+        """The granules of slots for each KV head, in the cache viewed as [places, granule * D].
 
         slots [...] at the beginning of a granule -> [..., kv_heads]
         """
@@ -230,7 +230,7 @@ class InvariantAttention(KvStore):
             if self.window is not None:
                 lowest = max(0, position - self.window + 1) // TILE * TILE
             begins = lowest + np.arange(num_tiles * TILE // granule) * granule
-            # What is past the end is read from the row's own first block.
+            # Keys after the end are read from the row's own first block, and masked.
             begins = np.where(begins < end, begins, 0)
             places = self._places(table[begins // size] * size + begins % size, granule)
             indices.append(places.T.reshape(-1))
@@ -253,7 +253,7 @@ class InvariantAttention(KvStore):
         )
 
     def _spare(self, rows: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Rows beyond the last whole token, as np.pad wants them."""
+        """Padding rows after the last whole token, as np.pad takes them."""
         return (0, rows % self.shape.group), (0, 0)
 
     def attend(
@@ -293,8 +293,8 @@ class InvariantAttention(KvStore):
         top = scores.amax(-1)
         chances = scores.softmax(-1)
         parts = torch.bmm(chances.view(-1, tiles.rows, TILE), v).view(*heads, tiles.rows, width)
-        # The likeliest key of a tile has exp(0) = 1 of its sum of exponentials. A tile of which
-        # nothing is seen has top UNSEEN: its weight is exactly 0.
+        # The likeliest key of a tile contributes exp(0) = 1 to its sum of exponentials. A tile of
+        # which nothing is seen has top UNSEEN, and so a weight of exactly 0.
         weights = top.sub(top.amax(2, keepdim=True)).exp_().div_(chances.amax(-1))
         total, result = weights[:, :, 0].clone(), weights[:, :, 0, :, None] * parts[:, :, 0]
         for t in range(1, num_tiles):
@@ -309,7 +309,7 @@ class InvariantAttention(KvStore):
         return result.transpose(1, 2).reshape(-1, shape.num_heads, width)
 
     def _of_sinks(self, sinks: Tensor, top: Tensor) -> Tensor:
-        """What sinks add to the sums of exponentials, which are counted from the scores `top`
+        """What sinks add to the sums of exponentials, which are relative to the scores `top`
         [pieces, kv_heads, rows]. A row is one head of the group of one token."""
         own = sinks.view(self.shape.num_kv_heads, self.shape.group)
         return (own.repeat(1, top.shape[2] // self.shape.group) - top).exp_()

@@ -1,4 +1,4 @@
-"""8-bit matrices in C: `int8_*.c` have the paths, the number of rows chooses among them."""
+"""8-bit matrices in C: `int8_*.c` have several paths, and the number of rows chooses one."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ PATHS = {
     "neon-dot": 5,
     "neon-i8mm": 6,
 }
-ROWS = 96  # rows of scratch come in multiples of it: of 32 for AMX, of 6 for Arm
+ROWS = 96  # scratch rows come in multiples of this: of 32 for AMX, of 6 for Arm
 _Product = struct("quire_int8_product")
 
 
 class Choice(NamedTuple):
-    """Products of up to `rows` rows (the last one: of any number) go by `path`."""
+    """Products of up to `rows` rows (for the last choice: any number) use `path`."""
 
     rows: int
     path: str
 
 
 def paths_here(library: ctypes.CDLL) -> list[str]:
-    """The paths that this processor and compiler have, the plainest first."""
+    """The paths that this processor and compiler support, the simplest first."""
     return [name for name, number in PATHS.items() if library.quire_int8_has(number)]
 
 
 class NativeInt8:
-    """Packs into panels of 16 channels and multiplies by the path chosen for the rows."""
+    """Packs weights into panels of 16 channels; multiplies by the path for the number of rows."""
 
     def __init__(self, library: ctypes.CDLL, choices: Sequence[Choice]) -> None:
         self.library, self.choices = library, tuple(choices)
         self.numbers = [(choice.rows, PATHS[choice.path]) for choice in choices[:-1]]
         self.last = PATHS[choices[-1].path]
-        # Rows as bytes, used again by every product of a model: one is computed at a time.
+        # Rows as bytes; shared by all products of a model, as one is computed at a time.
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self.scales = torch.empty(0)
 
@@ -57,7 +57,7 @@ class NativeInt8:
         return self.last
 
     def room(self, rows: int, depth: int) -> tuple[int, int]:
-        """Addresses of room for so many rows of bytes, and of their scales."""
+        """Addresses of memory for so many rows of bytes, and for their scales."""
         rows = -(-rows // ROWS) * ROWS
         if self.bytes.numel() < rows * depth:
             self.bytes = torch.empty(rows * depth, dtype=torch.uint8)
@@ -98,7 +98,7 @@ class NativeInt8:
 
 
 class NativeLinear:
-    """x [T, K] -> [T, N] in one call."""
+    """x [T, K] -> [T, N] in one call of the library."""
 
     def __init__(self, arithmetic: NativeInt8, matrix: Int8Matrix, bias: Tensor | None) -> None:
         self.arithmetic, self.matrix, self.bias = arithmetic, matrix, bias

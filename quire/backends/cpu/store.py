@@ -1,4 +1,4 @@
-"""Turns the heads of a pass and puts its keys and values into the paged cache, with torch alone."""
+"""Rotates the heads of a pass and writes its keys and values to the paged cache, in torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Longs = npt.NDArray[np.int64]
 
 
 class KvStore:
-    """Where the tokens of one pass put their keys and values."""
+    """Stores the keys and values of one pass."""
 
     def __init__(self, shape: HeadShape, slots: Longs) -> None:
         size, heads = shape.block_size, np.arange(shape.num_kv_heads)

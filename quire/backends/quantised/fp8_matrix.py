@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
-    """scales[i, j] is that of rows i * tall and columns j * wide on; the last ones may be fewer."""
+    """scales[i, j] is for the rows from i * tall and the columns from j * wide on."""
 
     codes: Tensor  # float8_e4m3fn [N, K]
     scales: Tensor  # float32 [ceil(N / tall), ceil(K / wide)]
@@ -30,7 +30,7 @@ class Fp8Matrix:
 
     @property
     def by_row(self) -> bool:
-        """Whether there is one scale for each row, and no other."""
+        """Whether the scales are one for each row."""
         return self.tall == 1 and self.scales.shape[1] == 1
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -49,9 +49,9 @@ class Fp8Matrix:
         return self.flattened().rows(first, last)
 
     def rows_at(self, index: Tensor) -> Fp8Matrix:
-        """The rows of these numbers, in their order."""
+        """The rows with these indices, in their order."""
         flat = self.flattened()
-        # Indexing is not built for fp8, but bytes are bytes.
+        # torch cannot index fp8, so bytes are indexed.
         codes = flat.codes.view(torch.uint8)[index].view(flat.codes.dtype)
         return replace(flat, codes=codes, scales=flat.scales[index])
 
@@ -67,7 +67,7 @@ class Fp8Matrix:
         return replace(self, codes=codes, scales=cut, wide=wide)
 
     def flattened(self) -> Fp8Matrix:
-        """The same with scales of its own for every row."""
+        """The same matrix with separate scales for every row."""
         return replace(self, scales=self._by_rows()[: self.shape[0]].contiguous(), tall=1)
 
     def to(self, device: torch.device) -> Fp8Matrix:
@@ -78,7 +78,7 @@ class Fp8Matrix:
 
 
 def stacked_fp8(parts: Sequence[Fp8Matrix]) -> Fp8Matrix:
-    """Matrices of as many columns under each other."""
+    """Matrices with the same number of columns, stacked."""
     if len(parts) == 1:
         return parts[0]
     wide = min(part.wide for part in parts)

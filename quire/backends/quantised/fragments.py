@@ -1,9 +1,9 @@
-"""A GroupedMatrix of 4 bits in the order in which tensor cores take it (mma.m16n8k16).
+"""A 4-bit GroupedMatrix in the order in which tensor cores read it (mma.m16n8k16).
 
-Of every 64 lines and 64 columns, thread 4 g + t of 32 has in 16 bytes its part of 16 lines: a word
-for each 16 columns, which holds columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of lines g and g + 8. Its
-parts of 4 bits come as the product wants pairs of numbers: pair i (line g + 8 (i % 2), columns from
-2 t + 8 (i // 2) on) in bits 4 i and 16 + 4 i. Scales lie together by g.
+In each block of 64 lines by 64 columns, thread 4 g + t of 32 has 16 bytes for each 16 lines: one
+32-bit word for each 16 columns, with columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of lines g and g +
+8. The codes are in pairs as the product takes them: pair i (line g + 8 (i % 2), columns from 2 t +
+8 (i // 2) on) is in bits 4 i and 16 + 4 i. Scales are ordered by g.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ BLOCK = 64  # lines, and columns
 
 @dataclass(frozen=True, slots=True)
 class FragmentMatrix:
-    """See above; lines are filled up to whole blocks with codes and scales of 0."""
+    """See above. Lines are padded to whole blocks with codes and scales of 0."""
 
     shape: tuple[int, int]
     group: int
     codes: Tensor  # int32 [blocks, columns / 64, 4, 32, 4]
     scales: Tensor  # 16-bit floats [blocks, groups, 8, 8]
     zero: int
-    zeros: Tensor | None  # like scales, in the type of activations: - (MAGIC + zero point)
+    zeros: Tensor | None  # like scales, in the activations' dtype: - (MAGIC + zero point)
     minima: Tensor | None  # like scales
     order: Tensor | None
 
@@ -37,11 +37,11 @@ class FragmentMatrix:
         return tuple(part for part in parts if part is not None)
 
 
-MAGIC = {torch.bfloat16: 128, torch.float16: 1024}  # whose last bits a code becomes
+MAGIC = {torch.bfloat16: 128, torch.float16: 1024}  # a code becomes the last bits of this
 
 
 def has_fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether a weight can be brought into this order, for activations of a type."""
+    """Whether a weight can be stored in this order, for activations of this dtype."""
     if matrix.bits != 4 or matrix.table is not None or dtype not in MAGIC:
         return False
     if matrix.zeros is not None and matrix.minima is not None:
@@ -53,7 +53,8 @@ def has_fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 
 def fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> FragmentMatrix:
-    """For activations of a type; of a matrix that `has_fragments`, and is narrowed."""
+    """The matrix in this order, for activations of this dtype. It must have passed `has_fragments`
+    and be narrowed."""
     zeros = None
     if matrix.zeros is not None:
         zeros = _by_thread(-(matrix.zeros.float() + MAGIC[dtype]).to(dtype))
@@ -97,6 +98,6 @@ def _by_thread(numbers: Tensor) -> Tensor:
 
 
 def _filled(numbers: Tensor) -> Tensor:
-    """With lines up to a whole block."""
+    """Padded to a whole block of lines."""
     short = -len(numbers) % BLOCK
     return torch.nn.functional.pad(numbers, (0, 0, 0, short)) if short else numbers

@@ -1,13 +1,13 @@
 """GroupedMatrix: a weight [N, K] in codes of 4 or 8 bits, with a scale for every group of a row.
 
-Whatever a file's layout is, its weights come to this one, so that one kernel multiplies with all:
+Weights of all file formats are converted to this layout, so that one kernel multiplies with all:
 
     weight = (value - zero) * scale + minimum      of its row and group
 
-where the value is the code itself, or what a table says it stands for. Codes lie in words of 16
-bits. Of 4 bits, word i of every sixteen holds columns i, i + 16, i + 32 and i + 48 of 64, the first
-in its lowest bits; of 8 bits columns i and i + 16 of 32. A kernel that takes the parts of words has
-runs of 16 columns, and takes two words at a time.
+where the value is the code itself, or a table's entry for it. Codes are in 16-bit words. In 4 bits,
+word i of every sixteen holds columns i, i + 16, i + 32 and i + 48 of 64, the first in its lowest
+bits; in 8 bits columns i and i + 16 of 32. A kernel that unpacks two words at a time thus gets runs
+of 16 columns.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 
 from quire.errors import NotSupported
 
-RUN = 16  # columns that follow each other in words that follow each other
-SIGNED_ZERO = 128  # the code of 0 in 8 bits, for numbers that have a sign
+RUN = 16  # neighbouring columns are in neighbouring words
+SIGNED_ZERO = 128  # the 8-bit code of 0 for signed numbers
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrix:
-    """See above. `zeros` are codes; `order`: column i of the codes is column order[i] of the
-    weight, whose groups are scattered (GPTQ's desc_act)."""
+    """See above. `zeros` are codes. `order`: column i of the codes is column order[i] of the
+    weight, for files with scattered groups (GPTQ's desc_act)."""
 
     bits: int  # 4 or 8
     codes: Tensor  # int16 [N, K * bits / 16]
     scales: Tensor  # floats [N, groups]
     zero: int = 0
-    zeros: Tensor | None = None  # uint8 [N, groups], beside which `zero` is 0
+    zeros: Tensor | None = None  # uint8 [N, groups]; `zero` is 0 then
     minima: Tensor | None = None  # floats [N, groups]
     table: Tensor | None = None  # float32 [16]
     order: Tensor | None = None  # int64 [K]
@@ -77,11 +77,11 @@ class GroupedMatrix:
         return self._taken(slice(first, last))
 
     def rows_at(self, index: Tensor) -> GroupedMatrix:
-        """The rows of these numbers, in their order."""
+        """The rows with these indices, in their order."""
         return self._taken(index)
 
     def columns(self, first: int, last: int) -> GroupedMatrix:
-        """Columns first .. last, which words of codes must not cross."""
+        """Columns first .. last. They must begin and end at whole words of codes."""
         if self.order is not None:
             raise NotSupported(
                 "columns of a weight whose groups are scattered (desc_act) cannot be cut apart. "
@@ -105,7 +105,7 @@ class GroupedMatrix:
         )
 
     def regrouped(self, group: int) -> GroupedMatrix:
-        """The same with smaller groups, which divide those it has."""
+        """The same matrix with smaller groups, whose size divides that of its groups."""
         times = self.group // group
         if times == 1:
             return self
@@ -117,7 +117,7 @@ class GroupedMatrix:
         )
 
     def widened(self) -> GroupedMatrix:
-        """The same in 8 bits, counted from SIGNED_ZERO; of a table only one of whole numbers."""
+        """The same in 8 bits, with the zero point SIGNED_ZERO. A table must have whole numbers."""
         codes = taken_apart(self.codes, self.bits)
         if self.table is not None:
             if not bool((self.table == self.table.round()).all()):
@@ -129,7 +129,7 @@ class GroupedMatrix:
         return replace(self, bits=8, codes=put_together(codes, 8), zero=zero, table=None)
 
     def narrowed(self) -> GroupedMatrix:
-        """With scales and minima in 16 bits, where that leaves their first 11 bits as they are."""
+        """The same matrix with scales and minima in 16 bits, if that keeps their first 11 bits."""
         scales = _narrow(self.scales)
         minima = None if self.minima is None else _narrow(self.minima)
         return replace(self, scales=scales, minima=minima)
@@ -153,8 +153,8 @@ class GroupedMatrix:
 
 
 def stacked(parts: Sequence[GroupedMatrix]) -> GroupedMatrix | None:
-    """Matrices of as many columns under each other; None where their columns are in different
-    orders, which one product cannot serve."""
+    """Matrices with the same number of columns, stacked. None if their columns are in different
+    orders, which one product cannot compute."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -189,12 +189,12 @@ def stacked(parts: Sequence[GroupedMatrix]) -> GroupedMatrix | None:
 
 
 def block_columns(bits: int) -> int:
-    """Columns whose codes lie in the same words, and are cut apart from others alone."""
+    """The number of columns whose codes share words, so that they can only be cut together."""
     return RUN * 16 // bits
 
 
 def put_together(codes: Tensor, bits: int) -> Tensor:
-    """Codes uint8 [N, K] of so many bits -> int16 [N, K * bits / 16]; K is whole blocks."""
+    """Codes uint8 [N, K] -> words int16 [N, K * bits / 16]; K is a multiple of block_columns."""
     parts = codes.view(codes.shape[0], -1, 16 // bits, RUN)
     words = parts[:, :, 0].to(torch.int32)
     for i in range(1, 16 // bits):
@@ -203,7 +203,7 @@ def put_together(codes: Tensor, bits: int) -> Tensor:
 
 
 def taken_apart(words: Tensor, bits: int) -> Tensor:
-    """The other way round."""
+    """Words int16 [N, K * bits / 16] -> codes uint8 [N, K]."""
     wide = words.view(words.shape[0], -1, 1, RUN).to(torch.int32)
     parts = [(wide >> (bits * i)) & ((1 << bits) - 1) for i in range(16 // bits)]
     return torch.cat(parts, 2).to(torch.uint8).view(words.shape[0], -1)

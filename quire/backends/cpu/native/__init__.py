@@ -1,1 +1,1 @@
-"""Ops on a CPU in C: compiled at first use, loaded without torch's headers, never required."""
+"""Ops on a CPU in C: compiled at first use, loaded without torch's headers, and always optional."""

@@ -1,8 +1,8 @@
-"""Paged attention in C: blocks are read where they lie, and nothing is gathered.
+"""Paged attention in C: blocks are read in place, and nothing is gathered.
 
-A block's keys lie there as [head_dim, slot] instead of [slot, head_dim]: what a block looks like
-inside is this module's own business, since everybody else copies whole blocks. Slots that were
-never written are not read, so no block has to be cleared first.
+Keys of a block are stored as [head_dim, slot] instead of [slot, head_dim]. Only this module needs
+to know, as all other code copies whole blocks. Slots that were never written are not read, so no
+block has to be cleared first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.backends.generic import normed_heads
 from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 
 Longs = npt.NDArray[np.int64]
-TILE = 64  # keys, as in attention.c: shorter shared prefixes are not worth a thought
+TILE = 64  # keys, as in attention.c; shorter shared prefixes are ignored
 LARGEST_HEAD = 256  # QUIRE_MAX_HEAD
 
 _Heads, _Attention = struct("quire_heads"), struct("quire_attention")
@@ -28,7 +28,7 @@ _ITEM_WORDS = 6
 
 
 class Room:
-    """Memory the threads work in, used again by every pass."""
+    """Memory for the threads, used again by every pass."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
@@ -40,7 +40,7 @@ class Room:
 
 
 class NativeAttention:
-    """One pass: its tables and its work list are made once, and every layer uses them."""
+    """One pass: its tables and its list of work are made once, for all layers."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class NativeAttention:
         items = np.empty(library.quire_attention_room(self.work) * _ITEM_WORDS, np.int64)
         self.work.scratch, self.work.items = scratch.data_ptr(), items.ctypes.data
         library.quire_plan_attention(self.work)
-        # What the structure points to must live as long as it does.
+        # The structure points into these, so they must live as long.
         self.kept = (groups, num_blocks, order, tables, items, scratch)
         self.heads = _Heads(
             type=self.work.type,
@@ -118,7 +118,7 @@ class NativeAttention:
         return q
 
     def plain(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys lie with their slot last, in AMX's tiles by pairs of numbers (quire.h)."""
+        """Keys are stored with the slot last, in AMX's tiles by pairs of numbers (quire.h)."""
         count, heads, slots, width = keys.shape
         if self.library.quire_lies_in_tiles(TYPES[keys.dtype], width):
             pairs = keys.reshape(count, heads, width // 2, slots, 2)
@@ -145,13 +145,13 @@ class NativeAttention:
 def shared_blocks(
     inputs: AttentionInputs, lengths: Longs, block_size: int, window: int | None
 ) -> tuple[Longs, Longs]:
-    """(the group each sequence is in, or -1; the blocks each group shares)"""
+    """(the group of each sequence, or -1; the number of blocks that each group shares)"""
     groups = np.full(len(lengths), -1, np.int64)
     counts = np.array([len(blocks) for blocks, _ in inputs.prefixes], np.int64)
     if window is None:
         for number, (_, members) in enumerate(inputs.prefixes):
             rows, tokens = members.numpy(), int(counts[number]) * block_size
-            # The token being computed is always among a row's own keys.
+            # A row's present token must be outside of the shared blocks.
             fits = (groups[rows] < 0) & (lengths[rows] > tokens)
             if tokens >= TILE:
                 groups[rows[fits]] = number

@@ -1,10 +1,10 @@
-"""Compiling the C sources, once per machine: into QUIRE_HOME, under a name that says from what.
+"""Compiles the C sources, once per machine, into QUIRE_HOME.
 
-The name holds a hash of the sources, the flags and the compiler, so that a library is never
-older than what it was made from, and one of its own bytes, so that a damaged one is made again. It
-is written beside its place and moved there in one step: two processes that build at once both
-succeed, and whoever loads finds all of it or nothing. Only this user and root may be able to write
-to the folder, or to any above it; and what is loaded is the open file that was checked.
+The file's name has a hash of the sources, the flags and the compiler, so that a library is never
+outdated, and a hash of its own bytes, so that a damaged one is made again. It is written to a
+temporary name and then moved in one step: two processes that build at the same time both succeed,
+and a reader finds a whole file or none. Only this user and root may be able to write to the folder
+and all above it; and what is loaded is the open file that was checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from quire.base.notes import note
 
 SOURCES = Path(__file__).parent / "src"
 COMPILERS = ("cc", "gcc", "clang")
-# Instruction sets beyond the machine's least common ones are asked for function by function, so
-# one library serves every processor of its kind. Sums are never reordered by the compiler;
-# a product and the sum it goes into are one rounding wherever the processor can.
+# Newer instruction sets are enabled function by function, so one library serves every processor of
+# its kind. The compiler never reorders sums; a product and the sum it is added to are rounded once
+# where the processor can.
 FLAGS = (
     "-std=gnu11",
     "-O3",
@@ -38,19 +38,19 @@ FLAGS = (
     "-fno-trapping-math",
     "-w",
 )
-_HASH = 20  # digits
+_HASH = 20  # hex digits of a hash
 _MOST_BYTES = 64 << 20
-SECONDS = 120.0  # after which a compiler is taken to hang
+SECONDS = 120.0  # then a compiler counts as hanging
 
 
 class BuildFailed(Exception):
-    """No library could be made here; the message says why, in one line."""
+    """No library could be compiled; the message says why, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library on disk; `seconds` is what making it took, or None if it was there. `file` is the
-    descriptor of what was checked: what lies at `path` may be something else by now."""
+    """A library on disk. `seconds`: time of compiling, None if it was there. `file`: descriptor of
+    the checked file; the file at `path` may be another one by now."""
 
     path: Path
     seconds: float | None
@@ -58,7 +58,7 @@ class Built:
 
 
 def built() -> Built:
-    """The library of these sources for this machine, compiled if it is not there yet."""
+    """The library for this machine, compiled if it is not there yet."""
     compiler = find_compiler()
     name = f"quire-{_key(compiler)}"
     if (why := why_not_private(folder())) is not None:
@@ -75,8 +75,7 @@ def built() -> Built:
 
 
 def _built_aside(compiler: Path, name: str, why: str) -> Built:
-    """Compiled for this process alone, in a folder of its own that is gone when this returns:
-    others could put their code where it would else be kept."""
+    """Compile for this process alone, in a temporary folder: others can write to the usual one."""
     note(
         f"{folder()} is not used for compiled kernels: {why}. They are compiled anew by every "
         "process; set QUIRE_HOME to a folder that only you can write to"
@@ -93,7 +92,7 @@ def _built_aside(compiler: Path, name: str, why: str) -> Built:
 
 
 def _found(where: Path, name: str) -> Built | None:
-    """The library that was compiled before, if it is whole and nobody else can have written it."""
+    """The library that was compiled before, if it is whole and only this user can write it."""
     for path in sorted(where.glob(f"{name}-*.so")):
         try:
             return Built(path, None, _opened(path))
@@ -104,7 +103,7 @@ def _found(where: Path, name: str) -> Built | None:
 
 
 def _opened(path: Path) -> int:
-    """The descriptor of the file, which is ours and has the hash that its name says."""
+    """The descriptor of the file, if this user owns it and it has the hash in its name."""
     try:
         with open_ours(path) as file:
             found = hashlib.sha256(file.read(_MOST_BYTES)).hexdigest()
@@ -142,7 +141,7 @@ def _key(compiler: Path) -> str:
 
 
 def _compile(compiler: Path, where: Path, name: str) -> Path:
-    """All sources at the same time, then the library of them, moved to its place."""
+    """Compile all sources at the same time, link them, and move the library to its place."""
     note(f"compiling the CPU kernels into {where}, which takes up to a minute")
     with tempfile.TemporaryDirectory(dir=where, prefix=".making-") as room:
         objects = [Path(room) / f"{source.stem}.o" for source in sources()]
@@ -161,7 +160,7 @@ def _compile(compiler: Path, where: Path, name: str) -> Path:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Run commands side by side; the first line of what one complained about is the error."""
+    """Run commands in parallel. The error is the first line of a failed command's output."""
     running = [
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -1,7 +1,7 @@
-"""quire.h as ctypes needs it: structs and functions are declared in C, once, and read from there.
+"""Reads quire.h for ctypes: structs and functions are declared once, in C.
 
-The header keeps to what is read here: pointers and numbers of 64 bits (a float only as an
-argument), structs of these, and exported functions as `QUIRE_EXPORT kind name(kind name, ...);`.
+The header uses only what is understood here: pointers and 64-bit numbers (a float only as an
+argument), structs of these, and functions as `QUIRE_EXPORT kind name(kind name, ...);`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _text() -> str:
 
 @cache
 def struct(name: str) -> type[ctypes.Structure]:
-    """The struct of that name, as a class whose fields are keywords."""
+    """The struct of that name as a class that takes its fields as keywords."""
     [body] = [body for found, body in _STRUCT.findall(_text()) if found == name]
     fields: list[tuple[str, type[ctypes._CData]]] = []
     for declared in filter(str.strip, body.split(";")):
@@ -40,7 +40,7 @@ def struct(name: str) -> type[ctypes.Structure]:
 
 
 def _kind(of: str, declared: str) -> type[ctypes._CData]:
-    """What a field is, or an argument that is no struct; any pointer is an address."""
+    """The ctypes type of a field or of an argument that is no struct; a pointer is an address."""
     return ctypes.c_void_p if "*" in declared else _NUMBERS[of]
 
 
@@ -52,7 +52,7 @@ def _argument(declared: str) -> type[ctypes._CData]:
 
 
 def declare(library: ctypes.CDLL) -> None:
-    """Tell ctypes what all functions of the library take and give."""
+    """Declare arguments and results of all functions of the library."""
     for gives, name, takes in _FUNCTION.findall(_text()):
         function = getattr(library, name)
         function.restype = None if gives == "void" else _NUMBERS[gives]

@@ -1,7 +1,7 @@
-"""The sets of kernels that compute in C what C does better, and leave the rest to torch.
+"""The sets of kernels that compute in C what is faster there, and leave the rest to torch.
 
-Every op here gives a row the same bits in any batch, so one class serves both sets; what differs
-between them are matrix products in fewer bits than float32.
+Every op here gives a row the same bits in any batch, so both sets share one class. They differ only
+in matrix products of less than 32 bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
 
 
 def native_kernels(shape: HeadShape, *, batch_invariant: bool) -> NativeKernels | None:
-    """The kernels in C for these heads; None where they cannot be had."""
+    """The kernels in C for these heads; None if they are not available."""
     found = library() if fits(shape) else None
     if found is None:
         return None
@@ -34,7 +34,7 @@ def native_kernels(shape: HeadShape, *, batch_invariant: bool) -> NativeKernels 
 
 
 def fits(shape: HeadShape) -> bool:
-    """Whether the C attention can do these heads."""
+    """Whether the attention in C supports these heads."""
     return (
         shape.dtype in TYPES
         and shape.head_dim % 2 == 0
@@ -47,7 +47,7 @@ def fits(shape: HeadShape) -> bool:
 
 
 class NativeKernels(CpuKernels):
-    """The fast set: norms, gates, turns, KV writes and attention in C, and products of float32."""
+    """The fast set: norms, gates, rotation, KV writes, attention and float32 products in C."""
 
     def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
         super().__init__(shape)
@@ -64,8 +64,7 @@ class NativeKernels(CpuKernels):
         return tuple(found)
 
     def kv_dtype_beside_int8(self) -> torch.dtype:
-        """bfloat16 if attention then multiplies in AMX's tiles, twice as fast as in float32, else
-        as they come."""
+        """bfloat16 if attention then uses AMX's tiles, twice as fast as float32; else unchanged."""
         in_tiles = self.library.quire_lies_in_tiles(TYPES[torch.bfloat16], self.shape.head_dim)
         return torch.bfloat16 if in_tiles else self.shape.dtype
 
@@ -75,7 +74,7 @@ class NativeKernels(CpuKernels):
         return super().make_linear(weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if weight.dtype != x.dtype:  # C has one type for both
+        if weight.dtype != x.dtype:  # C needs one type for both
             return super().rms_norm(x, weight, eps)
         rows = x if x.is_contiguous() else x.contiguous()
         return self._norm(None, rows, weight, eps)
@@ -86,7 +85,7 @@ class NativeKernels(CpuKernels):
         return self._norm(x.contiguous(), residual, weight, eps)
 
     def _norm(self, added: Tensor | None, rows: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """rows are contiguous; only with something to add they are written to."""
+        """`rows` are contiguous; they are written to only if something is added."""
         width = rows.shape[-1]
         out = torch.empty_like(rows)
         self.library.quire_norm(
@@ -125,9 +124,8 @@ class NativeKernels(CpuKernels):
         return NativeAttention(self.library, self.shape, self.room, inputs, window)
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
-        """Nothing: slots that were never written are never read."""
+        """Nothing to do: slots that were never written are never read."""
 
 
 class NativeInvariantKernels(NativeKernels, InvariantKernels):
-    """The set that keeps each row's bits, in C. Products of fewer bits than float32 are torch's,
-    which must be padded to keep them."""
+    """The batch-invariant set, in C. Products of less than 32 bits are torch's and need padding."""

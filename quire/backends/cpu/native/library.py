@@ -1,7 +1,7 @@
-"""The loaded library: found or compiled once per process, joined to torch's threads.
+"""The native library: found or compiled once per process, and using torch's threads.
 
-`library()` is None where there is no compiler or it failed; whoever asks then uses torch. Why
-is said once, and `quire doctor` says it again.
+`library()` is None without a compiler or if it failed; callers then use torch. The reason is noted
+once, and `quire doctor` shows it again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What came of loading: the library, or why there is none."""
+    """The result of loading: the library, or why there is none."""
 
     library: ctypes.CDLL | None
     text: str  # one line about it
-    name: str = "torch"  # of what computes, the same in every process
+    name: str = "torch"  # names what computes; the same in every process
 
 
 def library() -> ctypes.CDLL | None:
@@ -53,7 +53,7 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def loaded() -> Loaded:
-    """The outcome of loading, which does not change while the process lives."""
+    """The result of loading, which stays the same while the process lives."""
     try:
         made = built()
         found = _open(made)
@@ -70,8 +70,8 @@ def feature_names(features: int) -> list[str]:
 
 
 def _load(made: Built) -> ctypes.CDLL:
-    """By the descriptor of the file that was checked. It stays open: the loader knows a library by
-    the name it had, and would take another file under the same number for this one."""
+    """Load by the descriptor of the checked file. The descriptor stays open: the loader identifies
+    a library by its name, and would take another file with the same number for this one."""
     by_number = f"/proc/self/fd/{made.file}"
     return ctypes.CDLL(by_number if os.path.exists(by_number) else str(made.path))
 
@@ -89,12 +89,12 @@ def _open(made: Built) -> ctypes.CDLL:
 
 
 def _join_threads(found: ctypes.CDLL) -> bool:
-    """Give it the very OpenMP library that torch computes with: a second one would bring a
-    second pool, and two pools on the same cores wait for each other."""
+    """Give the library torch's own OpenMP: a second OpenMP would have a second pool of threads, and
+    two pools on the same cores wait for each other."""
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         try:
-            # Looked up through torch's own library, a name means what it means to torch.
+            # Through torch's own library a symbol is the one that torch uses.
             torch_itself = ctypes.CDLL(str(path))
             parallel, threads = torch_itself.GOMP_parallel, torch_itself.omp_get_max_threads
         except (OSError, AttributeError):

@@ -1,5 +1,5 @@
-"""Matrix products in float32 in C: as fast as the processor's own library where that is at its
-best, faster with few rows, and with the same bits for a row in every batch.
+"""Matrix products in float32 in C: as fast as the processor's own library at its best, faster with
+few rows, and with the same bits for a row in every batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Product = struct("quire_product")
 
 
 class NativeLinear:
-    """A weight [N, K] in panels; the tensor it came as is not kept."""
+    """A weight [N, K] in panels; the original tensor is not kept."""
 
     def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
         self.library, self.bias = library, bias

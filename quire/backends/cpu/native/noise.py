@@ -1,7 +1,7 @@
-"""Searching lines of scores in C: the best token, and those that noise may make the best.
+"""Searches lines of scores in C: the best token, and the tokens that noise may make the best.
 
-The noise is sampling/seeds.py's, bit for bit. What C says is which few tokens can have won:
-its logarithms are the C library's, so the last word is left to whoever has the definition.
+The noise is bit for bit that of sampling/seeds.py. C returns the few tokens that may win: its
+logarithms are those of the C library, so the caller decides with the exact definition.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _Draw, _Best, _Cut = struct("quire_draw"), struct("quire_best"), struct("quire_c
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Where lines are cut: tokens with larger scores stay, and of equal ones the ids up to
-    `last`."""
+    """Where lines are cut: tokens with larger scores stay, and of equal scores ids up to `last`."""
 
     values: Tensor  # float32 [lines]
     last: Tensor  # int64 [lines]
@@ -31,7 +30,7 @@ class Border:
         return Border(self.values[lines], self.last[lines])
 
     def masked(self, scores: Tensor) -> Tensor:
-        """The scores [lines, vocab] with -inf for whatever does not stay."""
+        """The scores [lines, vocab], with -inf for tokens that do not stay."""
         value, tokens = self.values[:, None], torch.arange(scores.shape[1], device=scores.device)
         out = (scores < value) | ((scores == value) & (tokens > self.last[:, None]))
         return scores.masked_fill(out, -torch.inf)
@@ -39,7 +38,7 @@ class Border:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The tokens that may win their line, and the lines that have too many of them to list."""
+    """The tokens that may win their line, and which lines have too many to list."""
 
     line: Tensor
     token: Tensor
@@ -84,7 +83,7 @@ def cut_lines(
     chances: Tensor | None,
     wholes: Tensor | None,
 ) -> Border:
-    """Where lines of scores [lines, vocab], float32, are cut, as quire.h says it of its struct."""
+    """Where lines of scores [lines, vocab], float32, are cut; see quire_cut in quire.h."""
     lines, vocab = scores.shape
     border = Border(torch.empty(lines), torch.empty(lines, dtype=torch.int64))
     room = torch.empty(_loaded().quire_num_threads(), vocab, dtype=torch.int32)
@@ -115,10 +114,11 @@ def candidates(
     position: Tensor,
     border: Border | None = None,
 ) -> Candidates:
-    """Who may have the largest score + noise in each line of scores [lines, vocab], float32.
+    """The tokens that may have the largest score + noise in each line of scores [lines, vocab],
+    float32.
 
-    `to_beat` [lines] is a noisy score of one of its tokens; then the words that key the noise of
-    each line, int64, and where it is cut.
+    `to_beat` [lines] is the noisy score of one token of each line. Then the words of each line's
+    noise key, int64, and where lines are cut.
     """
     lines = len(scores)
     keys = [words.contiguous() for words in (low, high, sample, position)]

@@ -1,7 +1,7 @@
-"""What encoders compute between products, in C: activations, gates and LayerNorm of float32 rows.
+"""Ops of encoders between products, in C: activations, gates and LayerNorm of float32 rows.
 
-Torch reads and writes what it computes once for every step of it; here a row is read once. What is
-of another type is left to torch.
+Torch reads and writes memory for every step of such an op; here a row is read once. Other dtypes
+are left to torch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NativeRows:
     def activation(
         self, name: str, *, gated: bool, plain: Callable[[Tensor], Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        """The activation of that name, over what it is given; gated: of the first half of each row,
-        times the second. `plain` is the same in torch."""
+        """The activation of that name, in place; if gated: of the first half of each row, times the
+        second. `plain` is the same in torch."""
         kind = KINDS.get(name)
         if kind is None:
             return plain
@@ -52,7 +52,7 @@ class NativeRows:
     def layer_norm(
         self, x: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float
     ) -> Tensor:
-        """LayerNorm of x, or of x + added, which is then written over x. x [T, H]"""
+        """LayerNorm of x [T, H], or of x + added, which overwrites x."""
         given = (x,) if added is None else (x, added)
         if not all(one.dtype == torch.float32 and one.is_contiguous() for one in given):
             x = x if added is None else x.add_(added)

@@ -1,6 +1,5 @@
-"""Attention of encoders in C: a text is computed by itself, and copies nothing but its keys and
-values. Torch takes longer to arrange a batch of short texts than to compute it; of long ones it
-multiplies in larger parts."""
+"""Attention of encoders in C: each text by itself, without copies but of its keys and values. Torch
+takes longer to arrange a batch of short texts than to compute it; for long texts it is faster."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from quire.backends.cpu.native.header import struct
 from quire.backends.texts import Groups, Sight, attend_texts
 
 Longs = npt.NDArray[np.int64]
-LONGEST = 64  # tokens of a text; torch is as fast from twice as many on
+LONGEST = 64  # tokens of a text; torch is as fast from about twice as many on
 _Texts = struct("quire_texts")
 
 
 class NativeTexts:
-    """Attention within texts, which come with the shortest first. What is long, not float32 or with
-    gains is left to torch: by a text's own length, so that its bits depend on no other text."""
+    """Attention within texts, the shortest first. Texts that are long, not float32 or with gains
+    are left to torch: by a text's own length, so that its bits depend on no other text."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -42,7 +41,7 @@ class NativeTexts:
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Longs, sight: Sight, out: Tensor
     ) -> None:
-        """Write what the texts between these starts see."""
+        """Compute the texts between these starts into `out`."""
         work = _Texts(
             num_heads=q.shape[1],
             num_kv_heads=k.shape[1],
@@ -69,6 +68,6 @@ class NativeTexts:
 
 
 def _together(heads: Tensor) -> Tensor:
-    """[T, heads, D] in which the heads of a token lie one after the other."""
+    """[T, heads, D] with the heads of a token contiguous in memory."""
     together = heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
     return heads if together else heads.contiguous()

@@ -1,7 +1,7 @@
-"""Products of bfloat16 in AMX's tiles for encoders: float32 in and out, and summed up in float32.
+"""bfloat16 products in AMX's tiles for encoders: float32 in and out, sums in float32.
 
-Rows are rounded on their way into tiles; between the two products of a feed-forward nothing else is
-written. A row has the same bits in every batch.
+Rows are rounded when they are put into tiles; between the two products of a feed-forward nothing
+else is written. A row has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.backends.cpu.native.header import struct
 from quire.backends.cpu.native.library import library
 from quire.backends.cpu.native.rows import KINDS
 
-UNIT = 32  # rows, columns and depth lie in multiples of it
+UNIT = 32  # rows, columns and depth are padded to multiples of it
 NO_ACTIVATION = -1
 
 Op = Callable[[Tensor], Tensor]
@@ -26,7 +26,7 @@ _Product = struct("quire_tiles_product")
 
 
 def tiles() -> Tiles | None:
-    """None where the processor, or the compiler, has none."""
+    """The products in tiles; None if the processor or the compiler has no AMX."""
     found = library()
     return Tiles(found) if found is not None and found.quire_has_tiles() else None
 
@@ -37,12 +37,12 @@ def _filled_up(count: int) -> int:
 
 @dataclass(slots=True)
 class Room:
-    """Numbers in tiles, used again by every product of a model: one is computed at a time."""
+    """Memory for tiles, used again by every product of a model, as one is computed at a time."""
 
     tiles: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bfloat16))
 
     def of(self, rows: int, depth: int) -> int:
-        """The address of room for so many numbers."""
+        """The address of memory for so many numbers."""
         wanted = _filled_up(rows) * _filled_up(depth)
         if self.tiles.numel() < wanted:
             self.tiles = torch.empty(wanted, dtype=torch.bfloat16)
@@ -50,7 +50,7 @@ class Room:
 
 
 class Tiles:
-    """Makes products of one model, which share their rooms."""
+    """Makes the products of one model, which share memory."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -60,8 +60,8 @@ class Tiles:
         return TileLinear(self, weight, bias)
 
     def join(self, first: Op, second: Op, activation: str) -> Op | None:
-        """second(activation(first(x))) with nothing between them but tiles; None where that is not
-        built."""
+        """second(activation(first(x))), where only tiles are written in between; None if that is
+        not built."""
         kind = KINDS.get(activation)
         if kind is None or not isinstance(first, TileLinear) or not isinstance(second, TileLinear):
             return None
@@ -76,7 +76,7 @@ class Tiles:
 
 
 class TileLinear:
-    """A weight [N, K] in tiles; the tensor it came as is not kept."""
+    """A weight [N, K] in tiles; the original tensor is not kept."""
 
     def __init__(self, tiles: Tiles, weight: Tensor, bias: Tensor | None) -> None:
         self.made_by = tiles
@@ -98,14 +98,14 @@ class TileLinear:
         return out
 
     def read(self, x: Tensor) -> dict[str, int]:
-        """Where a product finds its rows, and room for their tiles."""
+        """The rows of a product, and memory for their tiles, as fields of quire_tiles_product."""
         if x.stride(1) != 1:
             raise ValueError(f"rows of a product in tiles have gaps: {x.stride()}")
         tiles = self.made_by.room.of(len(x), self.depth)
         return {"rows": len(x), "x": x.data_ptr(), "x_stride": x.stride(0), "tiles": tiles}
 
     def multiply(self, rows: dict[str, int], **more: int) -> None:
-        """activation(rows x weight^T + bias), written to where `more` says."""
+        """activation(rows x weight^T + bias), written to the address in `more`."""
         work = _Product(
             columns=self.columns,
             depth=self.depth,
