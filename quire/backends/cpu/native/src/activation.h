@@ -15,12 +15,12 @@ INLINE V NAMED(gelu)(V x)
     series = series * t + 0.14720547748180116f;
     series = series * t + 0.17088440976359853f;
     series = series * t + 0.16917733722962747f;
-    const V beyond = 0.5f * size * series * t * exponential(-0.5f * x * x); /* |x| times the rest */
+    const V beyond = 0.5f * size * series * t * exponential(-0.5f * x * x); /* |x| times the tail */
     return larger(x, splat(0)) - beyond;
 }
 
-/* silu and gelu by tanh are x / (1 + exp(-t)), where t is x for silu, and for gelu twice what its
- * tanh is of. */
+/* silu and tanh-gelu are x / (1 + exp(-t)), where t is x for silu, and for gelu twice the argument
+ * of tanh. */
 INLINE V NAMED(activated)(int64_t kind, V x)
 {
     if (kind == QUIRE_GELU)

@@ -1,9 +1,9 @@
-/* Attention over the paged cache: what is worked on by whom, and which kernel does it. */
+/* Attention over the paged cache: plans the items for threads, and chooses the kernel. */
 #include "attention.h"
 
-/* Rows (heads of tokens) that go through a tile together, unless one token has more. */
+/* Rows (heads of tokens) of an item, unless one token has more. */
 enum { ITEM_ROWS = 48 };
-/* Products of a pass that are worth waking other threads for: some ten microseconds' work. */
+/* Products of a pass above which other threads help: about ten microseconds' work. */
 enum { LARGE_PASS = 1 << 19 };
 
 #define BODY "attention_body.h"
@@ -27,10 +27,11 @@ static int64_t most_rows(const struct quire_attention *a)
     return tokens_per_item(a) * group_of(a);
 }
 
-/* Lay a thread's scratch out from `at` on (NULL: to measure); where it ends. */
+/* Divide a thread's scratch from `at` on into its parts (NULL: only to measure). Returns its
+ * end. */
 static char *lay_out(const struct quire_attention *a, char *at, struct scratch *scratch)
 {
-    const int64_t rows = most_rows(a) + MOST_ROWS_AT_ONCE; /* a tile may reach beyond the last */
+    const int64_t rows = most_rows(a) + MOST_ROWS_AT_ONCE; /* a tile may have rows after the last */
     const int64_t width = (a->head_dim + MOST_LANES - 1) / MOST_LANES * MOST_LANES;
     struct {
         void **place;
@@ -75,7 +76,7 @@ static void add_items(struct quire_attention *a, int64_t first, int64_t last, in
             (struct quire_item){first, last, token, num_tokens, head, shared_tiles};
 }
 
-/* The members of one group (or those in none, -1), in items of a few. */
+/* Add the members of one group (-1: the sequences in no group) as items. */
 static int64_t add_group(struct quire_attention *a, int64_t group, int64_t at)
 {
     const int64_t begin = at, step = group < 0 ? 1 : tokens_per_item(a);
@@ -96,7 +97,8 @@ void quire_plan_attention(struct quire_attention *a)
     for (int64_t i = 0; i < a->num_prefill; i++) {
         const int64_t count = a->query_starts[i + 1] - a->query_starts[i];
         a->order[i] = i;
-        /* The last tokens see most: begun first, they do not keep the others waiting. */
+        /* The last tokens see most keys. They begin first, so that no thread has to wait for
+         * them. */
         for (int64_t token = (count - 1) / step * step; count > 0 && token >= 0; token -= step)
             add_items(a, i, i + 1, token, count - token < step ? count - token : step, 0);
     }

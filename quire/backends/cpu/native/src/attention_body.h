@@ -1,15 +1,15 @@
 /* Attention over blocks in place, tile by tile; included once per instruction set.
  *
  * A row is one head of one token. Rows that see the same keys go through a tile together: their
- * scores are one small matrix product, their share of the values another. What a row computes
- * for a tile does not depend on the rows beside it, and tiles are counted from position 0, so
- * its bits are the same in any batch, chunk, group or thread.
+ * scores are one small matrix product, and their weighted sums of values another. The result of a
+ * row for a tile does not depend on other rows, and tiles are counted from position 0, so its bits
+ * are the same in any batch, chunk, group or thread.
  */
 #include "vector.h"
 
 #define WIDE (TILE / LANES) /* vectors of a tile's scores */
 
-/* Vectors and rows that fit into the registers at once, with room for what they are made of. */
+/* Vectors and rows of sums that fit into the registers, with the operands. */
 #undef SPAN
 #undef ROWS
 #if ISA == ISA_AVX512 || ISA == ISA_NEON
@@ -20,18 +20,18 @@
 #define ROWS 6
 #endif
 
-/* Where the keys and values of one tile are: vector j has the LANES keys of its place. */
+/* The addresses of the keys and values of one tile: vector j has LANES keys. */
 struct NAMED(tile) {
     const float *keys[WIDE]; /* [head_dim][LANES], `stride` apart */
     int64_t stride;
     const float *values[WIDE]; /* [LANES][padded head_dim] */
-    const float *asked[WIDE]; /* the next tile's keys, or these: asked for while this is read */
-    int64_t first, count;     /* position of the first key, and how many there are */
+    const float *asked[WIDE]; /* the next tile's keys (or these), prefetched meanwhile */
+    int64_t first, count;     /* position of the first key, and number of keys */
 };
 
 #if ISA == ISA_NEON
-/* One of the four numbers that a vector holds of every row, times one channel of the keys, or times
- * one key's values. */
+/* One of the four numbers in each row's vector, times one channel of the keys, or times one key's
+ * values. */
 #define LANE_OF_KEYS(lane)                                                                         \
     _Pragma("GCC unroll 8") for (int j = 0; j < span; j++)                                         \
     {                                                                                              \
@@ -50,9 +50,8 @@ struct NAMED(tile) {
     }
 #endif
 
-/* scores[r][j] = sum over d of q[r][d] * keys[j][d], for a few rows and vectors. Blocks lie
- * anywhere, and the processor only guesses what follows within a page: so the values are asked
- * for meanwhile. */
+/* scores[r][j] = sum over d of q[r][d] * keys[j][d], for a few rows and vectors. The processor only
+ * prefetches within a page, and blocks may be anywhere, so the values are prefetched here. */
 INLINE void NAMED(few_scores)(int rows, int span, const float *q, int64_t width, int64_t pitch,
                               const struct NAMED(tile) *tile, int64_t at, float *scores)
 {
@@ -66,7 +65,7 @@ INLINE void NAMED(few_scores)(int rows, int span, const float *q, int64_t width,
         for (int j = 0; j < span; j++)
             sums[r][j] = splat(0);
 #if ISA == ISA_NEON
-    /* A row's numbers come four to a load, and a cache line is asked for once. */
+    /* One load has four of a row's numbers, and each cache line is prefetched once. */
     for (; d + LANES <= width; d += LANES) {
         V some[ROWS];
 #pragma GCC unroll 8
@@ -122,7 +121,7 @@ INLINE void NAMED(few_sums)(int rows, int span, const float *weights, const floa
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 some[r] = load(weights + r * TILE + n * LANES);
-            /* Four vectors of keys lie in a line; each asks for a quarter of the channels. */
+            /* A cache line has four vectors of keys; each prefetches a quarter of the channels. */
 #pragma GCC unroll 8
             for (int j = 0; j < span; j++)
                 __builtin_prefetch(asked + (n % 4 * pitch / 4 + at / LANES + j) * stride);
@@ -208,8 +207,8 @@ TARGET static void NAMED(sum_rows)(int64_t rows, const float *weights, const flo
 #undef BY_SPAN
 #undef BY_ROWS
 
-/* Scores of one row to weights: exponentials below the largest so far. Returns how much of what
- * the row has summed up before is kept. */
+/* Turn one row's scores into weights: exponentials relative to the largest score so far. Returns
+ * the factor for the row's earlier sums. */
 INLINE float NAMED(weigh)(struct row *row, float *scores, const struct NAMED(tile) *tile)
 {
     const int64_t vectors = (tile->count + LANES - 1) / LANES;
@@ -276,8 +275,8 @@ INLINE void NAMED(unpack_values)(int type, const void *from, const char *asked, 
     }
 }
 
-/* Copies of a tile's keys and values as floats, in the layout that is multiplied, while the next
- * tile's are asked for. Pieces end where a block or a vector does. */
+/* Copy a tile's keys and values as floats, in the layout for the products, and prefetch the next
+ * tile's. Copies end where a block or a vector ends. */
 INLINE void NAMED(unpack)(int type, const struct quire_attention *a, const int64_t *table,
                           int64_t head, int64_t end, struct NAMED(tile) *tile,
                           struct scratch *scratch)
@@ -308,7 +307,7 @@ INLINE void NAMED(unpack)(int type, const struct quire_attention *a, const int64
     }
 }
 
-/* Where the keys of a tile are that needs no unpacking; with `values`, these too. */
+/* Find the keys of a tile that needs no unpacking, and its values unless `values` is NULL. */
 INLINE void NAMED(point_at)(const struct quire_attention *a, const int64_t *table, int64_t head,
                             int64_t first, int64_t count, const float **keys, const float **values)
 {
@@ -338,13 +337,13 @@ INLINE void NAMED(find_tile)(const struct quire_attention *a, const int64_t *tab
     memcpy(tile->asked, tile->keys, sizeof tile->keys);
 }
 
-/* One tile for rows first .. last of the scratch, which all read through `table`. */
+/* Compute one tile for rows first .. last of the scratch, which all read through `table`. */
 TARGET static void NAMED(attend_tile)(const struct quire_attention *a, const int64_t *table,
                                       int64_t head, int64_t number, int64_t first, int64_t last,
                                       struct scratch *scratch)
 {
     struct NAMED(tile) tile = {.first = number * TILE};
-    /* A row's last key is its own token; later rows see at least as far. */
+    /* A row's last key is its own token, so later rows see at least as much. */
     const int64_t end = scratch->rows[last - 1].end;
     tile.count = end - tile.first < TILE ? end - tile.first : TILE;
     NAMED(find_tile)(a, table, head, end, &tile, scratch);
@@ -360,7 +359,7 @@ TARGET static void NAMED(attend_tile)(const struct quire_attention *a, const int
     }
 }
 
-/* Queries, scaled, as floats; nothing summed up yet. */
+/* Read and scale queries as floats, and clear their sums. */
 INLINE void NAMED(begin_rows)(int type, const struct quire_attention *a, int64_t token,
                               int64_t position, int64_t head, int64_t first,
                               struct scratch *scratch)
@@ -406,8 +405,8 @@ INLINE void NAMED(end_rows)(int type, const struct quire_attention *a, int64_t t
     }
 }
 
-/* Work on one item: the rows of its members through the tiles they share, then each through
- * its own. */
+/* Compute one item: the rows of all members through the tiles they share, then each member through
+ * its own tiles. */
 INLINE void NAMED(attend_item_as)(int type, const struct quire_attention *a,
                                   const struct quire_item *item, struct scratch *scratch)
 {

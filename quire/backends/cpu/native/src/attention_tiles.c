@@ -1,8 +1,8 @@
 /* Attention in AMX's tiles: queries, keys, weights and values as bfloat16, sums in float32.
  *
- * For caches in bfloat16, where what is read was rounded anyway. Sixteen rows go through a tile of
- * 64 keys together; what a row computes does not depend on the rows beside it, and a key that it
- * does not see has the weight 0, so its bits are the same in any batch, as in attention_body.h.
+ * For bfloat16 caches, whose contents are rounded anyway. Sixteen rows go through a tile of 64 keys
+ * together. A row's result does not depend on other rows, and keys that it does not see have the
+ * weight 0, so its bits are the same in any batch, as in attention_body.h.
  */
 #include "attention.h"
 #include "tiles.h"
@@ -27,24 +27,24 @@ void quire_attend_in_tiles(
 #else
 enum {
     ROWS = 16,  /* of a tile */
-    GROUPS = 4, /* of 16 keys in a tile of keys */
-    DEEP = 32,  /* numbers that one product of tiles sums up */
+    GROUPS = 4, /* groups of 16 keys in a tile of keys */
+    DEEP = 32,  /* depth of one product of tiles */
     UNITS = QUIRE_UNITS,
 };
 
 
-/* A tile of keys where it lies, and its values as the products want them. */
+/* A tile of keys in place, and its values in the layout for the products. */
 struct keys {
-    const half *group[GROUPS]; /* [head_dim / 2][slot][2], 16 keys from here on */
+    const half *group[GROUPS]; /* [head_dim / 2][slot][2], the first of 16 keys */
     int64_t stride;            /* bytes from one pair of channels to the next */
     int64_t first, count;
     half *values; /* [32 pairs of keys][head_dim, in the order of `unpack`][2] */
 };
 
-/* Tiles 0 and 1 are sums, 2 to 5 left factors, 6 and 7 right ones. */
+/* Tile registers 0 and 1 are sums, 2 to 5 left factors, 6 and 7 right factors. */
 
-/* 2^x to about two units in the last place; exactly 1 for 0, since what a row has summed up must
- * stay as it is where it sees no key; exactly 0 far below. */
+/* 2^x to about two units in the last place. Exactly 1 for 0, so that the sums of a row that sees no
+ * key do not change; exactly 0 for very small x. */
 INLINE __m512 power_of_two(__m512 x)
 {
     const __m512 whole = _mm512_roundscale_ps(x, 0);
@@ -58,9 +58,9 @@ INLINE __m512 power_of_two(__m512 x)
     return _mm512_scalef_ps(series, whole);
 }
 
-/* Pairs of keys, channel by channel; keys that are not there are zeros, since what was never
- * written may be no number. Each 32 channels come as 0-3, 8-11, 16-19, 24-27 and then the others:
- * what one instruction gives. in_order puts sums right again. */
+/* Values in pairs of keys, channel by channel. Missing keys become 0, as memory that was never
+ * written may hold NaN. Of each 32 channels, 0-3, 8-11, 16-19, 24-27 come first and then the
+ * others, which is what one instruction gives; in_order puts the sums in order again. */
 TARGET static void unpack(const struct quire_attention *a, const int64_t *table, int64_t head,
                           struct keys *keys)
 {
@@ -93,7 +93,7 @@ INLINE void in_order(__m512 *first, __m512 *second)
     *second = _mm512_permutex2var_ps(a, high, b);
 }
 
-/* Copies of a tile's keys, in groups of 16, where a group may lie in several blocks. */
+/* Copy a tile's keys in groups of 16, if a group may be in several blocks. */
 INLINE void gather_keys(const struct quire_attention *a, const int64_t *table, int64_t head,
                         uint32_t *to, struct keys *keys)
 {
@@ -110,7 +110,7 @@ INLINE void gather_keys(const struct quire_attention *a, const int64_t *table, i
     }
 }
 
-/* Where the keys of a tile are; asks for those of the next. */
+/* Find the keys of a tile, and prefetch those of the next. */
 INLINE void find_keys(const struct quire_attention *a, const int64_t *table, int64_t head,
                       int64_t end, struct keys *keys)
 {
@@ -132,9 +132,9 @@ INLINE void find_keys(const struct quire_attention *a, const int64_t *table, int
     }
 }
 
-/* Left factors of up to two tiles of rows, DEEP numbers of each row at `first` and, with `steps`
- * 2, as many behind them. They stay while many right factors pass: loading a tile takes longer
- * than multiplying with it. */
+/* Load the left factors: one or two tiles of rows, DEEP numbers of each row and, with steps = 2,
+ * the next DEEP. They are used with many right factors, as loading a tile takes longer than
+ * multiplying. */
 INLINE void hold_left(const half *const left[2], int pair, int64_t stride, int steps)
 {
     _tile_loadd(2, left[0], stride);
@@ -147,7 +147,7 @@ INLINE void hold_left(const half *const left[2], int pair, int64_t stride, int s
     }
 }
 
-/* The product with one right factor, added to what is at `to` unless it is the `first` part. */
+/* Multiply with one right factor, and add to the sums at `to` unless it is the `first` part. */
 INLINE void by_right(const half *right, const half *second, int64_t stride, int pair, int steps,
                      int first, float *const to[2], int64_t to_stride)
 {
@@ -175,7 +175,7 @@ INLINE void by_right(const half *right, const half *second, int64_t stride, int 
         _tile_stored(1, to[1], to_stride);
 }
 
-/* scores [ROWS][TILE] of one or two tiles of rows. */
+/* scores [ROWS][TILE] for one or two tiles of rows. */
 INLINE void score(const half *const q[2], int pair, int64_t width, const struct keys *keys,
                   float *const scores[2])
 {
@@ -192,8 +192,8 @@ INLINE void score(const half *const q[2], int pair, int64_t width, const struct 
     }
 }
 
-/* Scores to weights, for `count` rows: powers of two below the largest so far, as bfloat16. `kept`
- * is how much of what each row has summed up before stays. Scores are in units of log2(e). */
+/* Turn scores of `count` rows into bfloat16 weights: powers of two relative to the largest score so
+ * far. `kept`: the factor for each row's earlier sums. Scores are in units of log2(e). */
 INLINE void weigh(struct row *rows, int64_t count, const float *scores, float scale,
                   const struct keys *keys, half *weights, float *kept)
 {
@@ -219,7 +219,7 @@ INLINE void weigh(struct row *rows, int64_t count, const float *scores, float sc
         const __m512 largest = _mm512_set1_ps(row->largest);
 #pragma GCC unroll 4
         for (int j = 0; j < GROUPS; j++) {
-            /* The product is not rounded here as it was in `largest`: never above 1, or NaN. */
+            /* The product is not rounded here as in `largest`, so the result is bounded to 0. */
             const __m512 below = _mm512_fmsub_ps(x[j], times, largest);
             x[j] = power_of_two(_mm512_min_ps(_mm512_setzero_ps(), below));
             x[j] = _mm512_maskz_mov_ps(some[j], x[j]);
@@ -229,7 +229,8 @@ INLINE void weigh(struct row *rows, int64_t count, const float *scores, float sc
         _mm512_storeu_si512(weights + r * TILE, (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]));
         _mm512_storeu_si512(weights + r * TILE + 32, (__m512i)_mm512_cvtne2ps_pbh(x[3], x[2]));
     }
-    /* Exactly 1 where nothing falls: a tile that a row does not see must leave no trace in it. */
+    /* Exactly 1 if the largest score did not change: a tile that a row does not see must not change
+     * it. */
     const __m512 falls = _mm512_loadu_ps(fall);
     const __mmask16 none = _mm512_cmp_ps_mask(falls, _mm512_setzero_ps(), _CMP_EQ_OQ);
     _mm512_storeu_ps(kept, _mm512_mask_mov_ps(power_of_two(falls), none, _mm512_set1_ps(1.0f)));
@@ -263,14 +264,14 @@ INLINE void add_up(int64_t count, int64_t width, const float *kept, const float 
     }
 }
 
-/* Up to 16 rows, from `first` on, and a tile of keys. */
+/* Up to 16 rows, from `first` on, with a tile of keys. */
 struct unit {
     struct keys keys;
     int64_t first, count;
 };
 
-/* Units that are worked on together, step by step: a tile is slow to come back from memory just
- * written, so meanwhile others are computed. Units of the same rows come in the order of keys. */
+/* Units that are computed together, step by step: a tile just written is slow to load again, so
+ * others are computed meanwhile. Units of the same rows are in the order of their keys. */
 struct batch {
     int64_t count;
     struct unit units[UNITS];
@@ -323,7 +324,8 @@ TARGET static void attend_units(
     batch->count = 0;
 }
 
-/* The rows first .. last are to go through tile `number` of the keys behind `table`. */
+/* Add the units for rows first .. last with tile `number` of the keys in `table`, and compute the
+ * batch when it is full. */
 TARGET static void attend_keys(const struct quire_attention *a, const int64_t *table, int64_t head,
                                int64_t number, int64_t first, int64_t last, struct batch *batch,
                                struct scratch *scratch)
@@ -350,7 +352,7 @@ TARGET static void attend_keys(const struct quire_attention *a, const int64_t *t
     }
 }
 
-/* Queries as bfloat16; nothing summed up yet. */
+/* Round a query to bfloat16, and clear its sums. */
 INLINE void begin_row(int type, const struct quire_attention *a, int64_t token, int64_t position,
                       int64_t head, int64_t number, struct scratch *scratch)
 {

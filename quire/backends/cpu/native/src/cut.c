@@ -1,8 +1,8 @@
 /* Where min_p, top_k and top_p cut lines of scores, as sampling/truncation.py defines it.
  *
- * Nothing is sorted. Tokens are counted into steps of their scores, which says in which step the
- * border lies; the tokens of that one step are told apart by the bits of their scores, eight at a
- * time, and equal ones by their ids. What is added are integers, so no order of adding matters.
+ * Nothing is sorted. Counting tokens by steps of their scores finds the step with the border. The
+ * tokens of that step are told apart by the bits of their scores, eight at a time, and equal ones
+ * by their ids. All sums are of integers, so their order does not matter.
  */
 #include <float.h>
 #include <math.h>
@@ -13,13 +13,13 @@
 enum { STEPS_A_NAT = 64, STEPS = 2048, PIECE = 64 };
 #define ONE 1125899906842624.0 /* 2^50, the whole mass of a line, as in truncation.py */
 
-/* What is looked for in a line: the first of its tokens, likeliest first, by which their weights
- * add up to `needed`. A token weighs 1, or its mass where there are chances. */
+/* The search in one line for the first token, likeliest first, at which the weights add up to
+ * `needed`. A token weighs 1, or its mass if there are chances. */
 struct border {
     const float *scores, *chances; /* chances may be NULL */
     float top, least;              /* tokens below `least` are left out */
     int64_t vocab, needed;
-    int64_t before[STEPS + 1]; /* weights by step; the last is of what is left out */
+    int64_t before[STEPS + 1]; /* weights by step; the last entry is for tokens left out */
     int32_t *room;             /* [vocab] */
 };
 
@@ -28,7 +28,7 @@ static int64_t weight_of(const struct border *b, int64_t token)
     return b->chances ? (int64_t)((double)b->chances[token] * ONE) : 1;
 }
 
-/* The bits of a score as a number that rises as the score falls; minus zero is zero. */
+/* A number that rises as the score falls, from its bits; minus zero counts as zero. */
 static uint32_t falling(float score)
 {
     uint32_t bits;
@@ -40,8 +40,8 @@ static uint32_t falling(float score)
 #define BODY "cut_body.h"
 #include "variants.h"
 
-/* Of `count` tokens in room, in the order of their ids, the one at the border, of which `needed`
- * says what these must still weigh. */
+/* The token at the border, of the `count` tokens in `room`, which are in the order of their ids.
+ * `needed` is what these must still weigh. */
 static int64_t within_step(const struct border *b, int64_t count, int64_t needed)
 {
     int32_t *tokens = b->room;
@@ -64,7 +64,7 @@ static int64_t within_step(const struct border *b, int64_t count, int64_t needed
     return tokens[at];
 }
 
-/* The token at the border, or -1 where all tokens together do not weigh as much. */
+/* The token at the border, or -1 if all tokens together weigh less. */
 static int64_t find(struct border *b)
 {
     int64_t needed = b->needed;

@@ -1,7 +1,7 @@
 /* Tokens by steps of their scores; included once per instruction set. */
 #include "vector.h"
 
-/* The step of a score, which never falls as the score does; STEPS for what is left out. */
+/* The step of a score; a lower score has an equal or higher step. STEPS for tokens left out. */
 INLINE int32_t NAMED(step_of)(const struct border *b, float score)
 {
     const float steps = (b->top - score) * STEPS_A_NAT;
@@ -9,7 +9,7 @@ INLINE int32_t NAMED(step_of)(const struct border *b, float score)
     return score >= b->least ? step : STEPS;
 }
 
-/* Whether any of some scores may lie in this step or before it. */
+/* Whether any of these scores may be in this step or an earlier one. */
 INLINE int NAMED(any_before)(const struct border *b, int32_t step, const float *scores, int64_t count)
 {
     const float bound = step < STEPS - 1 ? b->top - (step + 2.0f) / STEPS_A_NAT : b->least;
@@ -20,10 +20,10 @@ INLINE int NAMED(any_before)(const struct border *b, int32_t step, const float *
     return any;
 }
 
-/* Fill in `before` as far as the border; what all tokens weigh, where `needed` is more than that. */
+/* Fill `before` up to the border. Returns what all tokens weigh, if that is less than `needed`. */
 TARGET static int64_t NAMED(weigh)(struct border *b)
 {
-    int32_t steps[PIECE], farthest = STEPS - 1; /* no border lies behind that step */
+    int32_t steps[PIECE], farthest = STEPS - 1; /* the border is not after this step */
     int64_t weights[PIECE], sum = 0;
     memset(b->before, 0, sizeof b->before);
     for (int64_t first = 0; first < b->vocab; first += PIECE) {
@@ -46,7 +46,7 @@ TARGET static int64_t NAMED(weigh)(struct border *b)
     return sum;
 }
 
-/* The tokens of one step into `room`, in the order of their ids; how many they are. */
+/* Write the tokens of one step to `room`, in the order of their ids. Returns how many. */
 TARGET static int64_t NAMED(take_step)(const struct border *b, int32_t step)
 {
     int32_t steps[PIECE];

@@ -30,8 +30,8 @@ struct layer_norm {
 #define BODY "elementwise_body.h"
 #include "variants.h"
 
-/* Numbers that one task works on at least: some ten microseconds' work. Less is not worth waking
- * another thread, which on a busy machine is slow to come. */
+/* The least numbers of one task: about ten microseconds' work. For less it is not worth waking
+ * another thread, which on a busy machine comes late. */
 enum { NUMBERS_PER_TASK = 1 << 15, MOST_TASKS = 256 };
 
 typedef void row_kernel(const void *what, int64_t first, int64_t last);
@@ -88,7 +88,7 @@ void quire_layer_norm(int64_t count, int64_t width, const float *rows, const flo
 
 void quire_turn_and_store(const struct quire_heads *heads)
 {
-    /* A number that is turned and scattered costs about two that are normed. */
+    /* A number that is rotated and scattered costs about as much as two that are normed. */
     const int64_t heads_of_all = heads->num_heads + 2 * heads->num_kv_heads;
     for_rows((row_kernel *)PICK(turn_and_store), heads, heads->num_tokens,
              2 * heads_of_all * heads->head_dim);

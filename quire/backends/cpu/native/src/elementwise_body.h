@@ -1,4 +1,4 @@
-/* Norms, gates, turns and KV writes, a row at a time; included once per instruction set. */
+/* Norms, gates, rotation and KV writes, a row at a time; included once per instruction set. */
 #include "vector.h"
 #include "activation.h"
 
@@ -6,7 +6,7 @@
 #define store_some NAMED(store_some)
 #define as_stored NAMED(as_stored)
 
-/* The same as load_as where only `count` numbers are left; the other lanes are 0. */
+/* As load_as, if only `count` numbers are left; the other lanes are 0. */
 INLINE V load_some(int type, const void *from, int64_t at, int64_t count)
 {
     if (count >= LANES)
@@ -95,7 +95,7 @@ TARGET static void NAMED(gate_rows)(const struct gate *g, int64_t first, int64_t
                 (char *)g->out + i * g->width * size);
 }
 
-/* A row of floats, over itself. */
+/* Rows of floats, in place. */
 TARGET static void NAMED(activate_rows)(const struct activation *a, int64_t first, int64_t last)
 {
     for (int64_t i = first * a->width; i < last * a->width; i += LANES) {
@@ -105,7 +105,7 @@ TARGET static void NAMED(activate_rows)(const struct activation *a, int64_t firs
     }
 }
 
-/* One row of floats: row += added (where there is something to add), out = norm of it. */
+/* Rows of floats: out = LayerNorm(row + added), or of row if added is NULL. */
 TARGET static void NAMED(layer_norm_rows)(const struct layer_norm *n, int64_t first, int64_t last)
 {
     const int64_t width = n->width;
@@ -151,7 +151,7 @@ INLINE void NAMED(turn_as)(
     }
 }
 
-/* One head of one token, normed if there is a weight for that, and turned. */
+/* One head of one token: normed if there is a weight, and rotated. */
 TARGET static void NAMED(turn_head)(const struct quire_heads *h, const void *from,
                                     const void *weight, int64_t token, void *to)
 {
@@ -191,7 +191,7 @@ TARGET static void NAMED(store_head)(
     uint32_t turned[QUIRE_MAX_HEAD], stored[QUIRE_MAX_HEAD];
     NAMED(turn_head)(h, k, h->k_norm, token, turned);
     NAMED(convert)(h->type, width, turned, h->cache_type, stored);
-    /* Keys lie with their slot last, so that attention reads a vector of tokens. */
+    /* Keys are stored with the slot last, so that attention reads a vector of tokens. */
     if (quire_lies_in_tiles(h->cache_type, width))
         for (int64_t i = 0; i < width / 2; i++)
             ((uint32_t *)h->keys)[place / 2 + i * slots + at] = stored[i];

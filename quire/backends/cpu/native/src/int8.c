@@ -1,18 +1,19 @@
-/* 8-bit linear layers: rows turned and rounded, multiplied with packed weights, summed exactly.
+/* 8-bit linear layers: rows transformed and rounded, multiplied with packed weights, summed
+ * exactly.
  *
- * A row of activations is cut into blocks (a power of two, 64 or more); each is turned by a
- * Hadamard matrix, which takes sums and differences alone and spreads an outlier over its block.
- * The whole row is then rounded to 8 bits with one scale. Weights were turned and rounded the
+ * A row of activations is cut into blocks (a power of two, 64 or more). Each is multiplied with a
+ * Hadamard matrix, which takes only sums and differences and spreads an outlier over its block. The
+ * whole row is then rounded to 8 bits with one scale. Weights were transformed and rounded in the
  * same way when they were loaded, with one scale per output channel. Sums of products are whole
  * numbers, so every path gives a row the same bits in any batch, on any processor.
  *
- * Packed weights are panels of 16 channels, each [depth / 4][16][4]: the layout suits VNNI, the
- * tiles of AMX and NEON alike. `depth` is K rounded up to the block with zeros, channels are
- * rounded up to 32. Rows lie in groups of as many as a path takes together, each group
- * [depth / 16][rows][16]: on x86 that is 1, so rows lie one after the other; on Arm one stream of
- * bytes goes through the registers, wherever a row begins. On x86 activations are unsigned bytes
- * (value + 128), as its instructions want one factor; 128 times the sum of a channel's weights is
- * taken off again.
+ * Packed weights are panels of 16 channels, each [depth / 4][16][4], a layout for VNNI, the tiles
+ * of AMX and NEON. `depth` is K padded with zeros to whole blocks; channels are padded to a
+ * multiple of 32. Rows are in groups of as many as a path computes together, each group
+ * [depth / 16][rows][16]. On x86 a group is one row, so rows are contiguous; on Arm, groups let the
+ * bytes be read as one stream. On x86 activations are unsigned bytes (value + 128), as its
+ * instructions need one unsigned factor; 128 times the sum of a channel's weights is subtracted
+ * afterwards.
  */
 #include "int8.h"
 
@@ -55,8 +56,8 @@ QUIRE_EXPORT int64_t quire_int8_has(int64_t path)
     return way_of(path).unit != NULL;
 }
 
-/* One pass of the threads: the first tasks round rows, the others multiply as soon as all rows are
- * rounded. Tasks are taken in order, so what is waited for is being done. */
+/* One pass of the threads: the first tasks round rows, and the others multiply when all rows are
+ * rounded. Tasks are taken in order, so a task only waits for tasks that run. */
 struct linear {
     const float *x;
     int64_t stride, k, block;
@@ -64,7 +65,7 @@ struct linear {
     quire_rounder *round;
     struct quire_int8_way way;
     int64_t to_round, rounded; /* tasks */
-    int64_t units, rows;       /* of a multiplying task: channels come first */
+    int64_t units, rows;       /* of a multiplying task; channels are divided first */
 };
 
 static void round_rows(struct linear *l, int64_t number)
@@ -103,11 +104,11 @@ static int64_t divided(int64_t what, int64_t by)
     return (what + by - 1) / by;
 }
 
-/* How many tasks the rows of a product are shared out to: equally many rows each. */
+/* The number of tasks for the rows of a product, with equally many rows each. */
 static int64_t row_tasks(int64_t rows, int64_t units)
 {
     int64_t tasks = divided(rows, ROWS_OF_TASK);
-    /* Few channels and many threads: rows are shared out, too. */
+    /* With few channels and many threads, rows are divided as well. */
     while (rows / tasks > 32 && units * tasks < 2 * quire_num_threads())
         tasks *= 2;
     return tasks;

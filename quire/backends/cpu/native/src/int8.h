@@ -1,11 +1,11 @@
-/* What the files of 8-bit linear layers share; int8.c says how the numbers lie. */
+/* Shared by the files of 8-bit linear layers; int8.c describes the layouts. */
 #ifndef QUIRE_INT8_H
 #define QUIRE_INT8_H
 
 #include "quire.h"
 
-/* OFFSET: what is added to a row's bytes. SEPARATE: what was computed so far is rounded before it
- * goes into the next sum. */
+/* OFFSET: added to a row's bytes. SEPARATE(value): rounds `value` before it is used in a sum (no
+ * fused multiply-add). */
 #if defined(__x86_64__)
 #define OFFSET 128
 #define SEPARATE(value) __asm__("" : "+x"(value))
@@ -20,7 +20,7 @@
 enum {
     PANEL = 16,
     UNIT = 32,  /* channels of a task */
-    PIECE = 16, /* bytes of a row that always lie together */
+    PIECE = 16, /* contiguous bytes of a row */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -30,8 +30,8 @@ typedef const struct quire_int8_product Product;
 /* The products of rows first .. last with the channels n .. n + UNIT. */
 typedef void quire_int8_unit(Product *product, int64_t first, int64_t last, int64_t n);
 
-/* A way to compute them, and how many rows lie interleaved for it: `first` is a multiple of that.
- * No unit: this processor or compiler has it not. */
+/* A path: its function, and the number of rows in a group, of which `first` is a multiple. `unit`
+ * is NULL if this processor or compiler does not have the path. */
 struct quire_int8_way {
     quire_int8_unit *unit;
     int64_t together;
@@ -39,13 +39,13 @@ struct quire_int8_way {
 struct quire_int8_way quire_int8_way_x86(int64_t path);
 struct quire_int8_way quire_int8_way_arm(int64_t path);
 
-/* Turn and round a row [k] to `depth` bytes, of which PIECE lie together, `apart` bytes from piece
- * to piece; `v` is room for `depth` numbers. Returns the scale. */
+/* Transform and round a row [k] to `depth` bytes in pieces of PIECE bytes, `apart` bytes from piece
+ * to piece. `v` is memory for `depth` numbers. Returns the scale. */
 typedef float quire_rounder(const float *x, int64_t k, int64_t depth, int64_t block, float *v,
                             uint8_t *q, int64_t apart, int offset);
 quire_rounder *quire_best_rounder(void);
 
-/* Sums to numbers, with the same operations in the same order as vector code has them. */
+/* Convert sums to results, with the same operations in the same order as the vector code. */
 INLINE void finish(Product *p, int64_t m, int64_t n, int64_t count, const int32_t *sums)
 {
     for (int64_t c = n; c < n + count && c < p->channels; c++) {

@@ -1,20 +1,20 @@
 /* 8-bit products on Arm: dot products (sdot), and matrices of 2 x 8 by 8 x 2 (smmla).
  *
- * Six rows and a panel of 16 channels are summed up in 24 registers. A vector holds 16 bytes of one
- * row, and an instruction multiplies any four of them with four bytes of four channels: so per 16
- * bytes of depth 22 vectors are loaded for 96 dot products, and a core that starts four
- * instructions a cycle, two of them vector sums, is kept busy with the sums.
+ * Six rows and a panel of 16 channels are summed in 24 registers. A vector holds 16 bytes of one
+ * row, and an instruction multiplies any four of them with four bytes of four channels. So for 16
+ * bytes of depth 22 vectors are loaded for 96 dot products: a core that starts four instructions a
+ * cycle, two of them vector sums, is busy with the sums alone.
  *
- * Rows lie in groups of six, [depth / 16][6][16] each, so that rows and weights are one stream each
- * that is asked for ahead of its use.
+ * Rows are in groups of six, [depth / 16][6][16] each, so that rows and weights are two streams,
+ * which are prefetched.
  */
 #include "int8.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-/* What a compiler does not know is left out, and the rest still compiles: GCC has dot products from
- * 8 and int8 matrices from 10 on; clang has either for a function alone from 16 on. */
+/* Paths that the compiler does not support are left out: GCC has dot products since 8 and int8
+ * matrices since 10; clang supports them for single functions since 16. */
 #if defined(__clang__)
 #if __clang_major__ >= 16
 #define DOT "dotprod"
@@ -31,16 +31,16 @@
 
 enum {
     ROWS = 6,             /* of a group */
-    GROUP = ROWS * PIECE, /* bytes of a group for 16 of depth */
-    WEIGHTS = 16 * PANEL, /* and of a panel */
+    GROUP = ROWS * PIECE, /* bytes of a group for a depth of 16 */
+    WEIGHTS = 16 * PANEL, /* bytes of a panel for a depth of 16 */
     LINE = 64,
-    ROWS_AHEAD = 8 * LINE, /* bytes: what the second-level cache takes to answer, and more */
+    ROWS_AHEAD = 8 * LINE, /* prefetch distance in bytes */
     WEIGHTS_AHEAD = 32 * LINE,
-    BYTES_OF_ROWS = 24 << 10, /* that stay in a first-level cache of 64 KB beside a panel */
+    BYTES_OF_ROWS = 24 << 10, /* rows that stay in a first-level cache of 64 KB beside a panel */
 };
 
 #if defined(DOT)
-/* The last panel of a matrix whose channels do not fill it. */
+/* For the last panel of a matrix, if its channels do not fill it. */
 __attribute__((noinline)) static void finish_part(
     Product *p, int64_t m, int64_t n, int32x4_t s0, int32x4_t s1, int32x4_t s2, int32x4_t s3)
 {
@@ -52,7 +52,8 @@ __attribute__((noinline)) static void finish_part(
     finish(p, m, n, PANEL, whole);
 }
 
-/* Sums of one row and panel to numbers; the same operations in the same order as finish(). */
+/* Convert the sums of one row and panel to results; the same operations in the same order as
+ * finish(). */
 INLINE void finish_neon(Product *p, int64_t m, int64_t n, const int32x4_t *sums)
 {
     if (n + PANEL > p->channels) {
@@ -73,8 +74,8 @@ INLINE void finish_neon(Product *p, int64_t m, int64_t n, const int32x4_t *sums)
     }
 }
 
-/* Nothing is loaded before this point that is used after it: the compiler would load many vectors
- * early, for which there are no registers. The processor loads early by itself. */
+/* Loads after this point must not be moved before it: the compiler would load many vectors early,
+ * for which there are no registers. The processor loads early by itself. */
 #define IN_ORDER __asm__ volatile("" : : : "memory")
 
 /* Four bytes of depth: `which` of the four quarters of the rows' vectors. */
@@ -120,7 +121,7 @@ __attribute__((target(DOT), always_inline)) static inline void rows_dot(
 }
 #undef DOTS
 
-/* Rows that stay in the first-level cache, in whole groups, for one panel after the other. */
+/* The number of rows, in whole groups, that stay in the first-level cache for all panels. */
 static int64_t rows_of_block(int64_t depth)
 {
     const int64_t groups = BYTES_OF_ROWS / (ROWS * depth);
@@ -154,8 +155,9 @@ __attribute__((target(DOT))) static void unit_dot(
 #endif
 
 #if defined(I8MM)
-/* Two rows and two channels at a time, eight products deep. Rows come in pairs (of five rows the
- * sixth is what lies there, and dropped); pairs of channels are put together from two steps of four. */
+/* Two rows and two channels at a time, eight products deep. Rows are in pairs: with five rows the
+ * sixth is whatever is in memory, and its result is dropped. Pairs of channels are made from two
+ * steps of four. */
 __attribute__((target(I8MM), always_inline)) static inline void rows_i8mm(
     Product *p, int64_t m, const int count, int64_t n)
 {

@@ -1,4 +1,4 @@
-/* Rows of activations and weights: turned, rounded to bytes, packed, looked up. */
+/* Rows of activations and weights: transformed, rounded to bytes, packed, looked up. */
 #include "int8.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #include <arm_neon.h>
 #endif
 
-enum { TURN = 64 /* numbers turned in registers; larger blocks take more passes */ };
+enum { TURN = 64 /* numbers that are transformed in registers; larger blocks take more passes */ };
 
 INLINE void turn_pairs(float *restrict v, int64_t count, int64_t apart)
 {
@@ -38,9 +38,10 @@ INLINE float from_bits(uint32_t bits)
     return value;
 }
 
-/* What to multiply a row with whose largest number has these bits; 0 if the row counts as zeros:
- * its numbers are too small to be divided by, or (with the scale NaN) not finite. Compared as
- * whole numbers, NaN is above infinity, which is above all numbers. */
+/* The scale of a row whose largest magnitude has these bits, and the factor for rounding it.
+ * Returns 0 if the row becomes zeros: its numbers are too small for a finite factor, or not finite
+ * (the scale is then NaN). As integers, the bits of NaN are above infinity, which is above all
+ * numbers. */
 INLINE int scale_of(uint32_t top, float *scale, float *inverse)
 {
     *scale = top < 0x7f800000u ? 0.0f : from_bits(0x7fc00000u);
@@ -59,7 +60,7 @@ INLINE void fill(uint8_t *q, int64_t depth, int64_t apart, int with)
         memset(q + i / PIECE * apart, with, PIECE);
 }
 
-/* A row in `v`, filled up with zeros, and turned as far as blocks are larger than TURN. */
+/* Copy a row to `v` with zeros as padding, and do the steps for blocks larger than TURN. */
 INLINE void take_row(
     const float *restrict x, int64_t k, int64_t depth, int64_t block, float *restrict v)
 {
@@ -110,7 +111,7 @@ __attribute__((target("avx2"))) static float round_avx2(
 
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl"
 
-/* The lanes of `minus` change their sign; then the other of each pair is added. */
+/* Negate the lanes `minus` of v, and add `other`, which has the partner of each lane. */
 #define PAIRS(v, other, minus)                                                                     \
     _mm512_add_ps(                                                                                 \
         other, _mm512_castsi512_ps(_mm512_mask_xor_epi32(                                          \
@@ -125,7 +126,7 @@ __attribute__((target(AVX512))) static inline __m512 turn16(__m512 v)
     return PAIRS(v, _mm512_permute_ps(v, 0xb1), 0xaaaa);
 }
 
-/* 64 numbers turned; returns the bits of the largest so far, lane by lane. */
+/* Transform 64 numbers; returns the bits of the largest so far, lane by lane. */
 __attribute__((target(AVX512))) static inline __m512i turn64(
     const float *from, float *v, __m512i top)
 {
@@ -173,7 +174,7 @@ __attribute__((target(AVX512))) static float round_avx512(
 #endif
 
 #if defined(__aarch64__)
-/* The last two steps, within two vectors: their halves, then their neighbours. */
+/* The last two steps, within two vectors: first their halves, then neighbouring lanes. */
 INLINE void turn_lanes(float32x4_t *u, float32x4_t *w)
 {
     const float32x4_t low = vreinterpretq_f32_f64(
@@ -187,7 +188,7 @@ INLINE void turn_lanes(float32x4_t *u, float32x4_t *w)
     *w = vzip2q_f32(added, taken);
 }
 
-/* 64 numbers turned in registers; returns the bits of the largest so far, lane by lane. */
+/* Transform 64 numbers in registers; returns the bits of the largest so far, lane by lane. */
 INLINE uint32x4_t turn64(const float *from, float *v, uint32x4_t top)
 {
     const uint32x4_t positive = vdupq_n_u32(0x7fffffffu);
@@ -235,7 +236,7 @@ static float round_neon(
     }
     const int8x16_t shift = vdupq_n_s8((int8_t)offset);
     for (int64_t i = 0; i < depth; i += PIECE) {
-        int16x8_t half[2]; /* the low bits of each number: they all fit into a byte */
+        int16x8_t half[2]; /* the low bits of each number, which fits into a byte */
         for (int j = 0; j < 2; j++)
             half[j] = vuzp1q_s16(
                 vreinterpretq_s16_s32(vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(v + i + 8 * j), inverse))),
@@ -274,7 +275,7 @@ QUIRE_EXPORT void quire_int8_pack(
         const int64_t channel = first + m;
         int8_t *panel = w + channel / PANEL * PANEL * depth + channel % PANEL * 4;
         int32_t sum = 0;
-        /* Turning twice multiplies by the block's size. */
+        /* Two transforms multiply by the size of the block. */
         w_scale[channel] = round(x + m * k, k, depth, block, v, q, PIECE, 0) / (float)block;
         for (int64_t i = 0; i < depth; i++)
             sum += (int8_t)q[i];

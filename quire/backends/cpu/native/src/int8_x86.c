@@ -1,4 +1,4 @@
-/* 8-bit products on x86-64: AVX2, VNNI in two widths, AMX. Rows lie one after the other. */
+/* 8-bit products on x86-64: AVX2, VNNI in two widths, AMX. Rows are contiguous. */
 #include "int8.h"
 
 #if defined(__x86_64__)
@@ -106,7 +106,7 @@ __attribute__((target(VNNI), always_inline)) static inline void finish_vnni(
     _mm512_mask_storeu_ps(p->y + m * p->channels + n, some, value);
 }
 
-/* A constant count makes the sums registers. */
+/* The count is a constant, so that the sums are in registers. */
 __attribute__((target(VNNI), always_inline)) static inline void rows_vnni(
     Product *p, int64_t m, const int count, int64_t n)
 {
@@ -166,7 +166,7 @@ __attribute__((target(AMX), always_inline)) static inline void finish_tile(
         finish_vnni(p, m + r, n, _mm512_load_si512(tile + 16 * r));
 }
 
-/* 32 rows x 2 panels as 2 x 2 tiles; rows past the last one are computed and dropped. */
+/* 32 rows x 2 panels as 2 x 2 tiles. Rows after the last are computed and dropped. */
 __attribute__((target(AMX))) static void unit_amx(
     Product *p, int64_t first, int64_t last, int64_t n)
 {

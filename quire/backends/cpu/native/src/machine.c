@@ -1,4 +1,4 @@
-/* What the processor can do, and work shared among torch's threads. */
+/* Detects what the processor supports, and shares work among torch's threads. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -19,7 +19,7 @@
 static int64_t allowed = ~(int64_t)0;
 
 #if defined(__x86_64__)
-/* AMX's tiles are given to a process that asks for them (Linux 5.16 and later). */
+/* A process must ask the system for AMX's tiles (Linux 5.16 and later). */
 static int tiles_are_ours(void)
 {
 #if defined(SYS_arch_prctl)
@@ -34,7 +34,7 @@ static int64_t detect(void)
 {
     int64_t found = 0;
     unsigned a = 0, b = 0, c = 0, d = 0;
-    /* The compiler's own test also looks at what the system saves, which cpuid alone does not. */
+    /* The compiler's own test also checks what the system saves, which cpuid alone does not. */
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         if (__get_cpuid(1, &a, &b, &c, &d) && (c >> 29 & 1))
@@ -128,8 +128,8 @@ QUIRE_EXPORT int64_t quire_num_threads(void)
 
 /* ---- waiting ---- */
 
-/* What is waited for is mostly under way, so a wait begins awake. On a busy machine it may need
- * this very core: then the thread sleeps, in naps. */
+/* Most waits are short, so a thread first spins. On a busy machine the other thread may need this
+ * core: so after AWAKE it sleeps, for NAP at a time. */
 enum { AWAKE = 50 * 1000, NAP = 50 * 1000, LOOKS = 64 }; /* nanoseconds; looks between clocks */
 
 static int64_t nanoseconds(void)
@@ -167,13 +167,13 @@ struct work {
     int64_t others; /* nanoseconds that the other threads worked */
 };
 
-/* What a thread found out about sharing: it gains what others do for it, and loses what it waits
- * for them. On a machine that is busy with other programs a thread of the team may not run for
- * milliseconds while all others wait, and sharing is slower than working alone. */
+/* What sharing work costs a thread: it gains the time that others work for it, and loses the time
+ * that it waits for them. On a machine that is busy with other programs, a thread may not be
+ * scheduled for milliseconds while all others wait, and sharing is slower than working alone. */
 struct account {
-    int64_t lost;  /* nanoseconds, of late; below zero: gained */
+    int64_t lost;  /* recent nanoseconds; negative: gained */
     int64_t until; /* until then this thread works alone */
-    int64_t pause; /* and so long the next time */
+    int64_t pause; /* length of the next such time */
 };
 enum { MOST_LOST = 4000000, MOST_GAINED = 4000000, FIRST_PAUSE = 20000000, LAST_PAUSE = 320000000 };
 
@@ -185,7 +185,7 @@ QUIRE_EXPORT void quire_share_always(int64_t always)
     always_shared = always;
 }
 
-/* Take tasks as long as there are some; returns how many this thread did. */
+/* Run tasks until none are left. Returns how many this thread ran. */
 static int64_t do_tasks(struct work *work)
 {
     const int64_t thread = __atomic_fetch_add(&work->threads, 1, __ATOMIC_RELAXED);
@@ -197,7 +197,7 @@ static int64_t do_tasks(struct work *work)
     return mine;
 }
 
-/* What a thread of the team does; `caller` is the account of the one that shares its work. */
+/* The data of a team of threads; `caller` is the account of the thread that shares its work. */
 struct team {
     struct work *work;
     struct account *caller;
@@ -212,7 +212,7 @@ static void work_in_team(void *data)
     if (team->caller == &account) {
         team->began = began, team->ended = ended, team->mine = mine;
         __atomic_fetch_add(&work->done, mine, __ATOMIC_RELEASE);
-        /* Here and not in libgomp, which would not sleep for a while. */
+        /* Wait here and not in libgomp, which would spin longer. */
         quire_wait_for(&work->done, work->count);
         return;
     }
@@ -224,8 +224,8 @@ static void settle(const struct team *team, int64_t began, int64_t ended)
 {
     const struct work *work = team->work;
     const int64_t worked = team->ended - team->began;
-    /* At the caller's own pace, but no longer than the others took: a thread that was held up in a
-     * task, this one or another, has not done more by that. */
+    /* The time that the caller would have needed for the others' tasks, but at most what they took:
+     * a thread that was held up in a task has not done more work. */
     int64_t gained = team->mine ? worked * (work->count - team->mine) / team->mine : work->others;
     gained = gained < work->others ? gained : work->others;
     account.lost += (ended - began - worked) - gained;
@@ -249,7 +249,7 @@ void quire_for_each(int64_t count, quire_task *task, void *context)
         return;
     }
     struct team team = {.work = &work, .caller = &account};
-    /* Always all of them: a team of another size would make libgomp end and start threads. */
+    /* Always all threads: for a team of another size libgomp would end and start threads. */
     run_parallel(work_in_team, &team, (unsigned)threads, 0);
     if (!account.pause)
         account.pause = FIRST_PAUSE;

@@ -1,4 +1,4 @@
-/* Drawing with Gumbel noise, as sampling/seeds.py defines it, and the likeliest token. */
+/* Draws with Gumbel noise, as sampling/seeds.py defines it, and finds the likeliest token. */
 #include <math.h>
 #include <string.h>
 
@@ -8,16 +8,16 @@
 enum { LANE = 1024, SPREAD = 4 * LANE };
 #define LARGEST_NOISE 22.88f
 
-/* What is left of a line's tokens while it is being searched. */
+/* The candidates of a line while it is searched. */
 struct search {
-    float best, bound; /* the best noisy score so far, and a score that as good a one reaches */
+    float best, bound; /* best: the best noisy score so far; bound: a little below it */
     int64_t count;
     int64_t tokens[QUIRE_CANDIDATES];
     float scores[QUIRE_CANDIDATES], uniforms[QUIRE_CANDIDATES], noisy[QUIRE_CANDIDATES];
 };
 
-/* This library's logarithms and torch's may differ in the last bit, so whatever is as near as
- * that to the best is kept, and torch judges. */
+/* The logarithms of this library and of torch may differ in the last bit, so candidates this close
+ * to the best are kept, and torch decides. */
 static float margin(const struct search *s)
 {
     return 1e-5f + fabsf(s->best) * 1e-6f;
@@ -61,7 +61,7 @@ static void try_token(struct search *s, int64_t token, float score, float unifor
     if (s->count == QUIRE_CANDIDATES)
         drop_the_beaten(s);
     if (s->count == QUIRE_CANDIDATES) {
-        s->count = -1; /* too many that are as good as equal */
+        s->count = -1; /* too many nearly equal candidates */
         return;
     }
     s->tokens[s->count] = token;

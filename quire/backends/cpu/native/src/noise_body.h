@@ -1,4 +1,4 @@
-/* Noise for a line of scores, and the best of it; included once per instruction set. */
+/* Noise for a line of scores, and the best token; included once per instruction set. */
 #include "vector.h"
 
 #define products NAMED(products)
@@ -37,7 +37,7 @@ INLINE void products(VW x, uint32_t multiplier, VW *high, VW *low)
 #endif
 }
 
-/* Philox4x32-10 of LANES counters (words[0], position, sample, 0); the four words of each. */
+/* Philox4x32-10 for LANES counters (words[0], position, sample, 0): four words of each. */
 INLINE void philox(VW words[4], const struct quire_draw *d, int64_t line)
 {
     uint32_t low = (uint32_t)d->key_low[line], high = (uint32_t)d->key_high[line];
@@ -57,7 +57,7 @@ INLINE void philox(VW words[4], const struct quire_draw *d, int64_t line)
     }
 }
 
-/* Uniforms in (0, 1), as seeds.py rounds them. */
+/* Uniform numbers in (0, 1), rounded as in seeds.py. */
 INLINE V uniform_of(VW words)
 {
     V x = __builtin_convertvector(words, V) + 0.5f;
@@ -82,7 +82,7 @@ INLINE int any_of(VI where)
 #endif
 }
 
-/* Scores of LANES neighbouring tokens; minus infinity where the vocabulary has ended. */
+/* Scores of LANES neighbouring tokens; minus infinity after the end of the vocabulary. */
 INLINE V NAMED(some_scores)(const float *scores, int64_t at, int64_t vocab)
 {
     if (at + LANES <= vocab)
@@ -93,7 +93,7 @@ INLINE V NAMED(some_scores)(const float *scores, int64_t at, int64_t vocab)
     return load(room);
 }
 
-/* The same, with minus infinity for tokens that the line was cut of, too. */
+/* As some_scores, with minus infinity also for tokens that were cut off. */
 INLINE V NAMED(kept_scores)(const struct quire_draw *d, int64_t line, int64_t at)
 {
     const V scores = NAMED(some_scores)(d->scores + line * d->stride, at, d->vocab);
@@ -122,8 +122,8 @@ TARGET static void NAMED(draw_line)(const struct quire_draw *d, int64_t line)
         philox(words, d, line);
         for (int w = 0; w < 4; w++) {
             const V chance = uniform_of(words[w]);
-            /* -log1p(-u) >= u, so the noise is at most -log(u). The bound has room for the
-             * rounding of the exponential. */
+            /* -log1p(-u) >= u, so the noise is at most -log(u). The bound allows for the rounding
+             * of the exponential. */
             const VI hits = (VI)(exponential(theirs[w] - search.bound) >= chance);
             if (!any_of(hits))
                 continue;
@@ -138,7 +138,7 @@ TARGET static void NAMED(draw_line)(const struct quire_draw *d, int64_t line)
     end_search(&search, d, line);
 }
 
-/* Best token and score: the first among equals, or the first NaN if there is one. */
+/* The best token and its score: of equal ones the first, or the first NaN if any. */
 INLINE void NAMED(best_of_line)(int type, const struct quire_best *b, int64_t line)
 {
     const int64_t size = BYTES(type), whole = b->vocab / LANES * LANES;

@@ -1,8 +1,8 @@
-/* Products of rows with a matrix in fp32: x w^T + bias.
+/* Products of rows with a matrix in float32: x w^T + bias.
  *
  * The matrix is packed once into panels of PANEL columns of w^T, [columns / PANEL, depth, PANEL],
- * the last one filled up with zeros. Each number of the result is one chain of sums over the
- * depth, so a row's bits depend neither on the rows beside it nor on who computes it.
+ * with the last one padded with zeros. Each number of the result is one chain of sums over the
+ * depth, so a row's bits depend neither on other rows nor on the thread.
  */
 #include <string.h>
 
@@ -10,9 +10,9 @@
 
 enum {
     PANEL = QUIRE_PANEL,
-    DEPTH = 768,    /* of a panel that stays in the second-level cache: 144 KB */
+    DEPTH = 768,    /* depth of a panel's part that stays in the second-level cache: 144 KB */
     TASK_ROWS = 96, /* rows of one task */
-    AHEAD = 48,     /* rows of a panel: 9 KB, about what memory takes to answer */
+    AHEAD = 48,     /* prefetch distance in rows of a panel: 9 KB */
     LINE = 16,      /* floats of a cache line */
 };
 

@@ -1,7 +1,7 @@
 /* Products with a packed matrix, a few rows and one panel at a time; once per instruction set. */
 #include "vector.h"
 
-/* Vectors of a panel that are summed up at once, and rows: as many as the registers hold. */
+/* Vectors of a panel and rows that are summed at once: as many as the registers hold. */
 #undef SPAN
 #undef ROWS
 #if ISA == ISA_AVX512
@@ -15,7 +15,7 @@
 #define ROWS 6
 #endif
 
-/* One of the four numbers that a vector holds of every row, times its line of the panel. */
+/* One of the four numbers in each row's vector, times its line of the panel. */
 #define LANE(lane)                                                                                 \
     _Pragma("GCC unroll 8") for (int j = 0; j < SPAN; j++)                                         \
     {                                                                                              \
@@ -25,9 +25,9 @@
             ADD_PRODUCT(sums[r][j], w, some[r], lane);                                             \
     }
 
-/* out[r][0 .. span] (+)= sum over k of x[r][k] * panel[k][0 .. span]; one chain of sums per
- * number, in the order of k, whatever the rows. `asks`: the panel is not in the cache yet, and is
- * asked for AHEAD of its use, across the end of this part too. */
+/* out[r][0 .. span] (+)= sum over k of x[r][k] * panel[k][0 .. span]: one chain of sums per number,
+ * in the order of k, for any number of rows. `asks`: the panel is not in the cache yet, and is
+ * prefetched AHEAD of its use, also across the end of this part. */
 INLINE void NAMED(few_products)(int rows, int asks, int begins, const float *x, int64_t x_stride,
                                 const float *panel, int64_t depth, float *out, int64_t out_stride)
 {
@@ -39,7 +39,7 @@ INLINE void NAMED(few_products)(int rows, int asks, int begins, const float *x, 
         for (int j = 0; j < SPAN; j++)
             sums[r][j] = begins ? splat(0) : load(out + r * out_stride + j * LANES);
 #if ISA == ISA_NEON
-    /* A row's numbers come four to a load, and not one by one with an instruction each. */
+    /* One load has four of a row's numbers. */
     for (; k + LANES <= depth; k += LANES) {
         V some[ROWS];
 #pragma GCC unroll 8
@@ -103,15 +103,15 @@ INLINE void NAMED(rows_by_span)(int asks, int begins, int64_t rows, const float 
 }
 #undef PRODUCTS
 
-/* One panel times some rows. Parts of the panel that the second-level cache holds go through all
- * rows in turn, so that the matrix is read from memory once; of the rows the first-level cache holds
- * those that are worked on. */
+/* One panel times some rows. Parts of the panel that fit into the second-level cache go through all
+ * rows in turn, so that the matrix is read from memory once; the first-level cache holds the
+ * current rows. */
 TARGET static void NAMED(panel_product)(
     const struct quire_product *p, int64_t number, int64_t first, int64_t last, float *room)
 {
     const int64_t column = number * PANEL, depth = p->depth;
     const float *panel = p->packed + column * depth;
-    /* A panel that is not full is summed up beside its place: there is no room for its zeros. */
+    /* A panel that is not full is summed in `room`: in the output its padding has no place. */
     const int is_whole = column + PANEL <= p->columns;
     float *out = is_whole ? p->out + first * p->columns + column : room;
     const int64_t stride = is_whole ? p->columns : PANEL;

@@ -1,8 +1,8 @@
-/* The native kernels: everything that one file offers another, and all that Python calls.
+/* The native kernels: all functions that are shared between files, and all that Python calls.
  *
- * Plain C behind a plain C ABI: pointers, sizes and structs of 64-bit fields, so that Python
- * needs nothing but ctypes. A function that is exported has its prototype here, which header.py
- * reads: exported ones and structs keep to the forms that are here.
+ * A plain C ABI: pointers, sizes and structs of 64-bit fields, so that Python needs only ctypes.
+ * Exported functions have their prototypes here. header.py reads the prototypes and structs, so
+ * they must keep to the forms used here.
  */
 #ifndef QUIRE_H
 #define QUIRE_H
@@ -12,10 +12,10 @@
 
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
-/* Changes when a prototype or a struct does; the loader refuses any other number. */
+/* Must change with any prototype or struct; the loader refuses other numbers. */
 #define QUIRE_ABI 4
 
-/* What the processor (and the system, where registers must be saved) can do. */
+/* What the processor supports, and the system if it must save registers. */
 enum {
     QUIRE_NEON = 1 << 0,
     QUIRE_NEON_DOT = 1 << 1,  /* sdot, udot */
@@ -24,54 +24,54 @@ enum {
     QUIRE_AVX512 = 1 << 4,    /* F, BW, DQ, VL */
     QUIRE_AVX512_VNNI = 1 << 5,
     QUIRE_AVX_VNNI = 1 << 6,
-    QUIRE_AMX_INT8 = 1 << 7,  /* the system has given leave to use the tiles */
+    QUIRE_AMX_INT8 = 1 << 7,  /* and the system allows the tiles */
     QUIRE_AMX_BF16 = 1 << 8,
 };
 
-/* Number formats, as Python names them in library.py. */
+/* Number formats; TYPES in library.py has the same numbers. */
 enum { QUIRE_FLOAT32 = 0, QUIRE_BFLOAT16 = 1, QUIRE_FLOAT16 = 2 };
 
 QUIRE_EXPORT int64_t quire_abi(void);
 
-/* The features above, less those that quire_allow left out. */
+/* The features above that the processor has and quire_allow allows. */
 QUIRE_EXPORT int64_t quire_features(void);
 
-/* Use no features but these from now on: for tests of the paths that a processor would not take. */
+/* Use only these features from now on: for tests of paths that a processor would not choose. */
 QUIRE_EXPORT void quire_allow(int64_t features);
 
-/* Threads: torch's own. `parallel` is libgomp's GOMP_parallel, `threads` its
- * omp_get_max_threads, both of the library torch itself uses; NULL means one thread. */
+/* torch's own threads. `parallel` is libgomp's GOMP_parallel, `threads` its omp_get_max_threads,
+ * both of the library that torch uses; NULL means one thread. */
 typedef void quire_region(void *data);
 typedef void quire_parallel(quire_region *, void *, unsigned, unsigned);
 typedef int quire_threads(void);
 QUIRE_EXPORT void quire_use_threads(quire_parallel *parallel, quire_threads *threads);
 QUIRE_EXPORT int64_t quire_num_threads(void);
 
-/* Share work also where that is slower than working alone, because other programs hold the threads
- * up (1), or not (0, as it is at first): for benchmarks of the difference. */
+/* 1: share work even if that is slower than one thread, because other programs delay the threads; 0
+ * (the default): do not. For benchmarks of the difference. */
 QUIRE_EXPORT void quire_share_always(int64_t always);
 
-/* Call task(context, number, thread) for every number below `count`, each once, in no order;
- * `thread` is below quire_num_threads(), and no two calls at a time have the same. */
+/* Call task(context, number, thread) once for every number below `count`, in any order. `thread` is
+ * below quire_num_threads(), and differs between calls that run at the same time. */
 typedef void quire_task(void *context, int64_t number, int64_t thread);
 void quire_for_each(int64_t count, quire_task *task, void *context);
 
-/* Wait, within a task, until other tasks have counted up to `enough`. */
+/* Called in a task: wait until other tasks have raised *count to `enough`. */
 void quire_wait_for(const int64_t *count, int64_t enough);
 
 /* --- elementwise.c ------------------------------------------------------------------------- */
 
 enum { QUIRE_MAX_HEAD = 256 };
 
-/* count rows: rows += added (unless that is NULL), out = rows / sqrt(mean(rows^2) + eps) * weight.
- * All numbers have one type; strides are in numbers; out has no gaps. */
+/* For count rows: rows += added (unless NULL), out = rows / sqrt(mean(rows^2) + eps) * weight. All
+ * numbers have one type. Strides are in numbers; out is contiguous. */
 QUIRE_EXPORT void quire_norm(
     int64_t type, int64_t count, int64_t width, const void *added, int64_t added_stride, void *rows,
     int64_t rows_stride, const void *weight, float eps, void *out);
 
 enum { QUIRE_SILU = 0, QUIRE_GELU_TANH = 1, QUIRE_GELU = 2, QUIRE_RELU = 3 };
 
-/* count rows of gate | up, each `width` wide: out = activation(gate) * up. */
+/* count rows of gate | up, each of `width` numbers: out = activation(gate) * up. */
 QUIRE_EXPORT void quire_gate(
     int64_t type, int64_t kind, int64_t count, int64_t width, const void *gate_up, int64_t stride,
     void *out);
@@ -79,17 +79,16 @@ QUIRE_EXPORT void quire_gate(
 /* x [count, width] = activation(x), float32. */
 QUIRE_EXPORT void quire_activate(int64_t kind, int64_t count, int64_t width, float *x);
 
-/* out [count, width] = LayerNorm of rows + added (unless that is NULL), float32 without gaps; bias
- * may be NULL, out may be rows. */
+/* out [count, width] = LayerNorm of rows + added (unless NULL), contiguous float32. bias may be
+ * NULL; out may be rows. */
 QUIRE_EXPORT void quire_layer_norm(
     int64_t count, int64_t width, const float *rows, const float *added, const float *weight,
     const float *bias, float eps, float *out);
 
-/* Turn q and k by their positions' angles, normed before if there are weights for that; put k and
- * v into the cache, q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored
- * tokens have a slot, and a slot below 0 stores nothing.
- * Values lie in a block as [slot, head_dim], keys as [head_dim, slot] or, where
- * quire_lies_in_tiles, as [head_dim / 2, slot, 2]. */
+/* Norm q and k if there are weights for that, rotate them by cos and sin, and write k and v into
+ * the cache and q into `q` [num_tokens, num_heads, head_dim]. Only the first num_stored tokens have
+ * a slot, and a slot below 0 stores nothing. The layout of a block is [slot, head_dim] for values,
+ * and [head_dim, slot] for keys, or [head_dim / 2, slot, 2] if quire_lies_in_tiles. */
 struct quire_heads {
     int64_t type, cache_type;
     int64_t num_tokens, num_stored, num_heads, num_kv_heads, head_dim, block_size;
@@ -103,18 +102,19 @@ struct quire_heads {
 };
 QUIRE_EXPORT void quire_turn_and_store(const struct quire_heads *heads);
 
-/* Whether attention over such a cache multiplies in AMX's tiles, in bfloat16 with sums in float32. */
+/* Whether attention over such a cache uses AMX's tiles: bfloat16 products, sums in float32. */
 QUIRE_EXPORT int64_t quire_lies_in_tiles(int64_t cache_type, int64_t head_dim);
 
 /* --- attention.c ---------------------------------------------------------------------------- */
 
-/* A piece of a pass that one thread works on: tokens token .. token + num_tokens of each of the
- * sequences order[first .. last], for one KV head. Their first `shared_tiles` tiles are the same. */
+/* A piece of a pass that one thread computes, for one KV head: tokens token .. token + num_tokens
+ * of each of the sequences order[first .. last]. Their first `shared_tiles` tiles of keys are the
+ * same. */
 struct quire_item {
     int64_t first, last, token, num_tokens, head, shared_tiles;
 };
 
-/* The attention of one pass, as ops.py has it. The cache is what quire_turn_and_store wrote. */
+/* The attention of one pass, as in ops.py. quire_turn_and_store wrote the cache. */
 struct quire_attention {
     int64_t type, cache_type;
     int64_t num_heads, num_kv_heads, head_dim, block_size;
@@ -122,24 +122,24 @@ struct quire_attention {
     double scale;
     int64_t num_sequences, num_prefill, table_width;
     const int64_t *query_starts, *context_lens, *tables;
-    const int64_t *groups;       /* [num_sequences] which group a sequence is in, or -1 */
-    const int64_t *group_blocks; /* how many blocks the members of each group share */
+    const int64_t *groups;       /* [num_sequences] the group of each sequence, or -1 */
+    const int64_t *group_blocks; /* number of blocks that each group shares */
     int64_t num_groups;
-    int64_t *order;              /* [num_sequences] room for the plan */
-    struct quire_item *items;    /* room for the plan, num_items of them in the end */
+    int64_t *order;              /* [num_sequences] memory for the plan */
+    struct quire_item *items;    /* memory for the plan, which has num_items */
     int64_t num_items;
-    int64_t is_small;            /* whether a second thread would only cost time */
+    int64_t is_small;            /* whether one thread is faster than several */
     void *scratch;               /* quire_attention_scratch() bytes */
-    const void *q;               /* [tokens, num_heads, head_dim], and so is out */
+    const void *q;               /* [tokens, num_heads, head_dim], like out */
     const void *keys, *values;
     void *out;
 };
 
-/* Bytes of scratch for all threads, and how many items a plan may have. */
+/* Bytes of scratch for all threads, and the most items of a plan. */
 QUIRE_EXPORT int64_t quire_attention_scratch(const struct quire_attention *attention);
 QUIRE_EXPORT int64_t quire_attention_room(const struct quire_attention *attention);
 
-/* Fill in order, items and num_items: once per pass. */
+/* Fill order, items and num_items: once per pass. */
 QUIRE_EXPORT void quire_plan_attention(struct quire_attention *attention);
 
 /* softmax(q k / sqrt(head_dim)) v for every token: once per layer. */
@@ -148,26 +148,26 @@ QUIRE_EXPORT void quire_attend(const struct quire_attention *attention);
 /* --- texts.c -------------------------------------------------------------------------------- */
 
 /* Attention of whole texts, float32: tokens starts[i] .. starts[i + 1] are text i. Strides are from
- * token to token, in numbers; the heads of a token lie one after the other. */
+ * token to token, in numbers; the heads of a token are contiguous. */
 struct quire_texts {
     int64_t num_heads, num_kv_heads, head_dim;
     int64_t q_stride, k_stride, v_stride;
-    int64_t window; /* tokens seen to either side, or -1 for all */
+    int64_t window; /* tokens seen on each side, or -1 for all */
     double scale;
     int64_t num_texts;
     const int64_t *starts;
     const float *q, *k, *v;
-    const float *slopes; /* by head: what a score loses for each token between two; or NULL */
+    const float *slopes; /* by head: subtracted from a score per token of distance; or NULL */
     float *out;          /* [tokens, num_heads, head_dim] */
     float *scratch;      /* quire_texts_room() numbers for each thread */
-    int64_t room;        /* that number */
+    int64_t room;        /* quire_texts_room() */
 };
 QUIRE_EXPORT int64_t quire_texts_room(const struct quire_texts *texts);
 QUIRE_EXPORT void quire_attend_texts(const struct quire_texts *texts);
 
 /* --- int8.c -------------------------------------------------------------------------------- */
 
-/* Ways to compute the same sums. */
+/* Paths that compute the same sums. */
 enum {
     QUIRE_INT8_PLAIN = 0,
     QUIRE_INT8_AVX2 = 1,
@@ -190,17 +190,18 @@ struct quire_int8_product {
     int64_t rows, depth, channels;
 };
 
-/* Turn and round the rows x [rows, k], then multiply; 0 where this processor has not the path. */
+/* Transform and round the rows x [rows, k], then multiply. Returns 0 if this processor lacks the
+ * path. */
 QUIRE_EXPORT int64_t quire_int8_linear(
     const float *x, int64_t stride, int64_t k, int64_t block, int64_t path,
     const struct quire_int8_product *product);
 
-/* Rows first .. first + rows of a weight, given as x [rows, k]: turned, rounded and packed. */
+/* Transform, round and pack x [rows, k] as rows first .. first + rows of a weight. */
 QUIRE_EXPORT void quire_int8_pack(
     const float *x, int64_t rows, int64_t k, int64_t depth, int64_t block, int64_t first,
     int8_t *w, float *w_scale, int32_t *w_sum);
 
-/* The rows `ids` of a packed weight, turned back: out [count, k]. */
+/* The rows `ids` of a packed weight, transformed back: out [count, k]. */
 QUIRE_EXPORT void quire_int8_rows(
     const int64_t *ids, int64_t count, int64_t k, int64_t depth, int64_t block, const int8_t *w,
     const float *w_scale, float *out);
@@ -209,21 +210,21 @@ QUIRE_EXPORT void quire_int8_rows(
 
 enum { QUIRE_CANDIDATES = 16 };
 
-/* For each line the tokens that may have the largest score + noise; `to_beat` is one of these
- * sums. Out of tokens above values[line] and those at it up to the id last[line] (NULL: of all).
- * counts[line] is -1 where there are too many. */
+/* For each line the tokens that may have the largest score + noise; `to_beat` is one of these sums.
+ * Tokens count if they are above values[line], or equal to it with an id up to last[line] (NULL:
+ * all do). counts[line] is -1 if there are too many. */
 struct quire_draw {
     int64_t lines, vocab, stride;
     const float *scores, *to_beat, *values;
     const int64_t *last;
     const int64_t *key_low, *key_high, *sample, *position;
     int64_t *counts;          /* [lines] */
-    int64_t *tokens;          /* [lines, QUIRE_CANDIDATES], and the next two */
-    float *found, *uniforms;  /* the score and the uniform of each */
+    int64_t *tokens;          /* [lines, QUIRE_CANDIDATES], like the next two */
+    float *found, *uniforms;  /* score and uniform number of each */
 };
 QUIRE_EXPORT void quire_draw_lines(const struct quire_draw *draw);
 
-/* Each line's best token (the lowest among equals, the first NaN if there is one), its score. */
+/* Each line's best token (of equal ones the lowest id; the first NaN if any), and its score. */
 struct quire_best {
     int64_t type, lines, vocab, stride;
     const void *scores;
@@ -234,13 +235,14 @@ QUIRE_EXPORT void quire_best_of_lines(const struct quire_best *best);
 
 /* --- cut.c ---------------------------------------------------------------------------------- */
 
-/* Which tokens of each line stay: those above values[line], and those at it up to last[line]. They
- * are the likeliest counts[line] of what reaches least[line], with all that tie with the last of
- * these, and of those the fewest that have the share of their mass; of all mass, `wholes`, where
- * nothing else cuts the line. counts >= vocab and shares >= 1 cut nothing. */
+/* Which tokens of each line stay: those above values[line], and those equal to it up to id
+ * last[line]. First the likeliest counts[line] tokens that reach least[line] stay, with all tokens
+ * equal to the last of them; of these then the fewest that have the share shares[line] of their
+ * mass. If nothing else cuts a line, the share is of all mass, `wholes`. counts >= vocab and shares
+ * >= 1 cut nothing. */
 struct quire_cut {
     int64_t lines, vocab, stride;
-    const float *scores, *chances; /* chances [lines, vocab]: NULL where no line has a share */
+    const float *scores, *chances; /* chances [lines, vocab]; NULL if no line has a share */
     const float *top, *least;      /* finite */
     const int64_t *counts;
     const double *shares, *wholes;
@@ -257,7 +259,7 @@ enum { QUIRE_PANEL = 48 };
 /* weight [columns, depth] -> panels [ceil(columns / QUIRE_PANEL), depth, QUIRE_PANEL]. */
 QUIRE_EXPORT void quire_pack(const float *weight, int64_t columns, int64_t depth, float *packed);
 
-/* Rows of the weight out of its panels: out [count, depth]. */
+/* Read rows of the weight from its panels: out [count, depth]. */
 QUIRE_EXPORT void quire_take_rows(
     const float *packed, int64_t depth, const int64_t *rows, int64_t count, float *out);
 
@@ -280,9 +282,9 @@ QUIRE_EXPORT int64_t quire_has_tiles(void);
 QUIRE_EXPORT void quire_tiles_pack(
     const float *weight, int64_t columns, int64_t depth, uint16_t *packed);
 
-/* activation(x weight^T + bias): x and weight rounded to bfloat16, all else float32. x may lie in
- * tiles already (`x` is NULL), and what comes out may be left in tiles for the next product (`out`
- * is NULL). */
+/* activation(x weight^T + bias): x and weight rounded to bfloat16, all else float32. If `x` is NULL
+ * it is in `tiles` already; if `out` is NULL the result is written to out_tiles, for the next
+ * product. */
 struct quire_tiles_product {
     int64_t rows, columns, depth, x_stride;
     int64_t activation;    /* or QUIRE_NO_ACTIVATION */
@@ -290,7 +292,7 @@ struct quire_tiles_product {
     const uint16_t *packed;
     uint16_t *tiles;       /* [ceil(rows / 32) * 32, ceil(depth / 32) * 32]: scratch, or x */
     float *out;
-    uint16_t *out_tiles;   /* as `tiles`, with columns in place of the depth */
+    uint16_t *out_tiles;   /* like `tiles`, with columns in place of depth */
 };
 QUIRE_EXPORT void quire_tiles_multiply(const struct quire_tiles_product *product);
 

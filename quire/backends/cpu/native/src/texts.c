@@ -1,7 +1,7 @@
-/* Attention of encoders: every token sees its whole text, or what is near it, and nothing else.
+/* Attention of encoders: every token sees its whole text, or a window of it.
  *
- * Each text is computed by itself in the order of its own tokens, so that its bits depend on no
- * other. */
+ * Each text is computed by itself in the order of its own tokens, so that its bits do not depend on
+ * other texts. */
 #include "quire.h"
 
 enum { WIDEST = 16, MOST_QUERIES = 8 }; /* lanes and queries of any instruction set */

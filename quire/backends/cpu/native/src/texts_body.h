@@ -1,7 +1,7 @@
 /* Attention within one text, for one head of keys; included once per instruction set. */
 #include "vector.h"
 
-/* Queries that are worked on together, and vectors for each: as many as the registers hold. */
+/* Queries that are computed together, and vectors for each: as many as the registers hold. */
 #undef QUERIES
 #if ISA == ISA_AVX512 || ISA == ISA_NEON
 #define QUERIES 8
@@ -10,8 +10,8 @@
 #endif
 #define SPAN 2
 
-/* sums[r][j] = sum over i of few[r][i] * lines[i][j]; one chain for each number, in the order of i.
- * out may lie over nothing that is read. */
+/* sums[r][j] = sum over i of few[r][i] * lines[i][j]; one chain of sums for each number, in the
+ * order of i. `out` must not overlap the inputs. */
 INLINE void NAMED(few_rows)(int span, const float *const *few, int64_t count, const float *lines,
                             int64_t stride, float *out, int64_t out_stride)
 {
@@ -41,7 +41,7 @@ INLINE void NAMED(few_rows)(int span, const float *const *few, int64_t count, co
             store(out + r * out_stride + j * LANES, sums[r][j]);
 }
 
-/* The same for `width` numbers of each line, a multiple of LANES. */
+/* As few_rows, for `width` numbers of each line, a multiple of LANES. */
 INLINE void NAMED(multiply_few)(const float *const *few, int64_t count, const float *lines,
                                 int64_t stride, int64_t width, float *out, int64_t out_stride)
 {
@@ -52,8 +52,8 @@ INLINE void NAMED(multiply_few)(const float *const *few, int64_t count, const fl
         NAMED(few_rows)(1, few, count, lines + at, stride, out + at, out_stride);
 }
 
-/* Scores of one query with keys first .. last, of which `scores` has those from `begin` to `end`,
- * become weights that are yet to be divided by what is returned. */
+/* Turn the scores of one query with keys first .. last into weights; `scores` has those of keys
+ * `begin` to `end`. The weights must still be divided by the result. */
 INLINE float NAMED(weigh)(const struct quire_texts *t, int64_t query, int64_t first, int64_t last,
                           int64_t begin, int64_t end, float slope, float *scores)
 {
@@ -81,7 +81,7 @@ INLINE float NAMED(weigh)(const struct quire_texts *t, int64_t query, int64_t fi
     return sum_of(total);
 }
 
-/* Keys with their tokens last; what fills up is zeros. */
+/* Transpose the keys, with tokens last and zeros as padding. */
 INLINE void NAMED(lay_out)(const struct quire_texts *t, int64_t start, int64_t length, int64_t head,
                            int64_t padded, float *keys)
 {
@@ -96,7 +96,7 @@ INLINE void NAMED(lay_out)(const struct quire_texts *t, int64_t start, int64_t l
             keys[i * padded + j] = 0;
 }
 
-/* Where the values of a text lie in rows of whole vectors: copied, if they do not already. */
+/* The values of a text in rows of whole vectors: in place, or copied if they are not. */
 INLINE const float *NAMED(wide_values)(const struct quire_texts *t, int64_t start, int64_t length,
                                        int64_t head, int64_t wide, float *room, int64_t *stride)
 {
@@ -135,7 +135,7 @@ TARGET static void NAMED(attend_text)(
             }
             const float *few[QUERIES], *weights[QUERIES];
             float totals[QUERIES];
-            for (int64_t r = 0; r < QUERIES; r++) { /* what is missing repeats the last one */
+            for (int64_t r = 0; r < QUERIES; r++) { /* padding repeats the last query */
                 const int64_t row = at + (r < rows ? r : rows - 1);
                 few[r] = t->q + (start + row) * t->q_stride + h * width;
                 weights[r] = scores + r * padded;

@@ -1,9 +1,9 @@
-/* Products of rows with a matrix in AMX's tiles: bfloat16 times bfloat16, summed up in float32.
+/* Products of rows with a matrix in AMX's tiles: bfloat16 factors, sums in float32.
  *
- * Rows lie as [rows / 16][depth / 32][16][32], a matrix as [columns / 16][depth / 32][16 pairs]
- * [16 columns][2]; depth and columns are filled up with zeros, rows with anything. Each number of
- * the result is one chain of sums in the order of the depth, so a row's bits depend neither on the
- * rows beside it nor on who computes it.
+ * The layout of rows is [rows / 16][depth / 32][16][32], that of a matrix
+ * [columns / 16][depth / 32] [16 pairs][16 columns][2]. Depth and columns are padded with zeros,
+ * rows with anything. Each number of the result is one chain of sums in the order of the depth, so
+ * a row's bits depend neither on other rows nor on the thread.
  */
 #include <string.h>
 
@@ -31,9 +31,9 @@ enum {
     SIDE = 16,          /* rows or columns of a tile */
     DEEP = 32,          /* numbers of a row of a tile */
     TILE = SIDE * DEEP, /* numbers of a tile */
-    UNIT = 2 * SIDE,    /* rows, and columns, that are worked on together: two tiles by two */
+    UNIT = 2 * SIDE,    /* rows, and columns, that are computed together: two tiles by two */
     ROWS_OF_TASK = 256,
-    BYTES_OF_TASK = 1 << 20, /* of rows: half of the second-level cache of all that have tiles */
+    BYTES_OF_TASK = 1 << 20, /* of rows: half of the second-level cache of processors with tiles */
 };
 
 typedef const struct quire_tiles_product Product;
@@ -43,7 +43,7 @@ static int64_t divided(int64_t what, int64_t by)
     return (what + by - 1) / by;
 }
 
-/* A row of a tile, rounded to even. */
+/* Store a row of a tile, rounded to even. */
 INLINE void store_halves(half *to, V low, V high)
 {
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
@@ -55,7 +55,7 @@ INLINE V first_of(const float *from, int64_t count)
     return (V)_mm512_maskz_loadu_ps(some, from);
 }
 
-/* SIDE rows into their tiles. */
+/* Round SIDE rows into their tiles. */
 TARGET static void lay_rows(Product *p, int64_t group)
 {
     const int64_t blocks = divided(p->depth, DEEP);
@@ -68,7 +68,7 @@ TARGET static void lay_rows(Product *p, int64_t group)
         }
 }
 
-/* A row of a unit whose columns begin at `column`, to where it goes. */
+/* Write a row of a unit whose columns begin at `column` to the output. */
 INLINE void put_row(Product *p, int64_t row, int64_t column, V low, V high)
 {
     const int64_t left = p->columns - column;
@@ -89,7 +89,8 @@ INLINE void put_row(Product *p, int64_t row, int64_t column, V low, V high)
     memcpy(out, room, left * sizeof *out);
 }
 
-/* Sums of up to UNIT rows and UNIT columns: tiles 0 to 3; 4 and 5 are rows, 6 and 7 columns. */
+/* Sums of up to UNIT rows and UNIT columns. Tile registers 0 to 3 are sums, 4 and 5 rows, 6 and 7
+ * columns. */
 INLINE void sum_up(const half *rows, const half *columns, int64_t blocks, int both,
                    float sums[4][SIDE * SIDE])
 {
@@ -116,7 +117,7 @@ INLINE void sum_up(const half *rows, const half *columns, int64_t blocks, int bo
     _tile_stored(3, sums[3], 64);
 }
 
-/* Rows first .. last with one unit of columns; `first` is a multiple of UNIT. */
+/* Multiply rows first .. last with one unit of columns; `first` is a multiple of UNIT. */
 TARGET static void multiply_unit(Product *p, int64_t first, int64_t last, int64_t unit)
 {
     const int64_t blocks = divided(p->depth, DEEP), column = unit * UNIT;
@@ -141,12 +142,12 @@ TARGET static void multiply_unit(Product *p, int64_t first, int64_t last, int64_
     _tile_release();
 }
 
-/* One pass of the threads: the first tasks lay rows into tiles, the others multiply as soon as all
- * are laid. Tasks are taken in order, so what is waited for is being done. */
+/* One pass of the threads: the first tasks put rows into tiles, and the others multiply when all
+ * rows are done. Tasks are taken in order, so a task only waits for tasks that run. */
 struct pass {
     Product *product;
     int64_t to_lay, laid;
-    int64_t units, rows; /* of a multiplying task: columns come first */
+    int64_t units, rows; /* of a multiplying task; columns are divided first */
 };
 
 static void lay_or_multiply(void *context, int64_t number, int64_t thread)

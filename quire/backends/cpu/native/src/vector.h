@@ -1,9 +1,9 @@
-/* Vectors of floats under one set of names, for whichever instruction set is being compiled.
+/* Vectors of floats under the same names for each instruction set.
  *
- * A kernel is written once, in a body (`*_body.h`) that includes this file, and its .c includes
- * that body once for each set, with ISA set to one of the numbers below. NAMED(x) is x with the
- * set's name behind it, TARGET lets the compiler use the set in one function, V is a vector of
- * LANES floats. There is no include guard for what depends on ISA: that is the point.
+ * A kernel is written once, in a body (`*_body.h`) that includes this file. Its .c file includes
+ * that body once for each set, with ISA set to one of the numbers below. NAMED(x) is x followed by
+ * the set's name, TARGET lets the compiler use the set in one function, V is a vector of LANES
+ * floats. The part that depends on ISA must not have an include guard.
  */
 #include <stdint.h>
 #include <string.h>
@@ -18,7 +18,7 @@
 #define PASTE(a, b) PASTE_(a, b)
 #define NAMED(name) PASTE(name, ISA_NAME)
 #define BYTES(type) ((type) == QUIRE_FLOAT32 ? 4 : 2)
-/* kernel(type, ...) with the type as a constant, so that each format gets its own code. */
+/* Call kernel(type, ...) with a constant type, so that each format gets its own code. */
 #define BY_TYPE(type, kernel, ...)                                                                 \
     do {                                                                                           \
         if ((type) == QUIRE_FLOAT32)                                                               \
@@ -32,10 +32,10 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
-/* Nothing is loaded before this point that is used after it: a compiler would load many vectors
- * early, for which there are no registers. The processor loads early by itself. */
+/* Loads after this point must not be moved before it: a compiler would load many vectors early, for
+ * which there are no registers. The processor loads early by itself. */
 #define IN_ORDER __asm__ volatile("" : : : "memory")
-/* sum += vector * numbers[lane], rounded once. Written out, because compilers would first copy the
+/* sum += vector * numbers[lane], rounded once. In assembler, because compilers would first copy the
  * number to all lanes of another register. */
 #define ADD_PRODUCT(sum, vector, numbers, lane)                                                    \
     __asm__("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(vector), "w"(numbers))
@@ -110,16 +110,16 @@ INLINE void store(float *to, V x)
 
 INLINE V splat(float x)
 {
-    return x - (V){0}; /* exact for every x, minus zero too */
+    return x - (V){0}; /* exact for every x, also minus zero */
 }
 
-/* where ? a : b, lane by lane; `where` is all ones or all zeros, as comparisons give it. */
+/* where ? a : b, lane by lane; a lane of `where` has all bits 1 or 0, as comparisons give it. */
 INLINE V choose(VI where, V a, V b)
 {
     return (V)((where & (VI)a) | (~where & (VI)b));
 }
 
-/* The larger of two; b where one of them is NaN. */
+/* The larger of two; b if one is NaN. */
 INLINE V larger(V a, V b)
 {
 #if ISA == ISA_AVX512
@@ -131,7 +131,7 @@ INLINE V larger(V a, V b)
 #endif
 }
 
-/* The nearest integers; anything for what is out of their range. */
+/* The nearest integers; undefined for numbers out of range. */
 INLINE VI to_int(V x)
 {
 #if ISA == ISA_AVX512
@@ -143,13 +143,13 @@ INLINE VI to_int(V x)
 #elif defined(__SSE2__)
     return (VI)_mm_cvtps_epi32((__m128)x);
 #else
-    /* 1.5 * 2^23 leaves no room for a fraction; what it pushed up is in the low bits. */
+    /* A sum with 1.5 * 2^23 has no fraction bits, and the integer is in its low bits. */
     const V push = splat(12582912.0f);
     return (VI)(x + push) - 0x4B400000;
 #endif
 }
 
-/* The sum of the lanes, in halves: always the same order. */
+/* The sum of the lanes, by halves: always in the same order. */
 INLINE float sum_of(V x)
 {
     float parts[LANES];
@@ -207,7 +207,8 @@ INLINE V exponential(V x)
 INLINE V inverse(V x)
 {
 #if ISA == ISA_AVX512
-    /* A division takes the time of a dozen products; one step of Newton's doubles the digits. */
+    /* A division takes as long as a dozen products; a step of Newton's method doubles the
+     * digits. */
     const V guess = (V)_mm512_rcp14_ps((__m512)x);
     return guess * (2.0f - x * guess);
 #else
@@ -224,7 +225,7 @@ INLINE V from_half(const uint16_t *from)
 #elif ISA == ISA_NEON
     return (V)vcvt_f32_f16((float16x4_t)vld1_u16(from));
 #else
-    /* Half a number's exponent is 112 too small; a multiplication also puts subnormals right. */
+    /* A half's exponent is 112 too small; the multiplication also converts subnormals. */
     const VW bits = __builtin_convertvector(*(const VH *)from, VW);
     const VW magnitude = (bits & 0x7FFF) << 13;
     const V finite = (V)magnitude * 5.192296858534828e33f;
@@ -244,7 +245,7 @@ INLINE void to_half(uint16_t *to, V x)
     vst1_u16(to, (uint16x4_t)vcvt_f16_f32((float32x4_t)x));
 #else
     const VW bits = (VW)x, sign = bits >> 16 & 0x8000, magnitude = bits & 0x7FFFFFFF;
-    /* Normal: round to even at bit 13. Small: an addition that leaves no room does it. */
+    /* Normal numbers: round to even at bit 13. Small ones: an addition leaves no fraction bits. */
     const VW normal = (magnitude + 0xFFF + (magnitude >> 13 & 1) - 0x38000000) >> 13;
     const VW small = (VW)((V)magnitude + 0.5f) - 0x3F000000;
     const VW large = 0x7C00 | ((VW)(magnitude > 0x7F800000) & 0x200);
@@ -255,7 +256,7 @@ INLINE void to_half(uint16_t *to, V x)
 #endif
 }
 
-/* LANES numbers of a format as floats; `type` is a constant wherever this is called. */
+/* LANES numbers of a format as floats. All callers pass a constant `type`. */
 INLINE V load_as(int type, const void *from, int64_t at)
 {
     if (type == QUIRE_FLOAT32)
@@ -266,7 +267,7 @@ INLINE V load_as(int type, const void *from, int64_t at)
     return from_half(short_ones);
 }
 
-/* The same back, rounded to even. */
+/* Floats to a format, rounded to even. */
 INLINE void store_as(int type, void *to, int64_t at, V x)
 {
     if (type == QUIRE_FLOAT32) {
