@@ -1,6 +1,6 @@
-"""All that lives as long as an LLM, and the methods that work on it.
+"""Everything that lives as long as an LLM, and the methods that work on it.
 
-It is put together:  session.py, from loading.py (files, spec, decisions, weights, an executor) and
+It is made by:       session.py, from loading.py (files, spec, decisions, weights, an executor) and
                      making.py; ranks.py and rank.py where several processes compute
 A call is read:      intake.py and param_copies.py, with adapters.py, media.py, priorities.py
 It is run:           gather.py (a list), engine_thread.py (any number of requests at any time, for

@@ -35,7 +35,7 @@ def make_store(
     files: ModelFiles,
     handles: Handles,
 ) -> AdapterStore | None:
-    """The adapters of a model, if there are to be some; an executor finds them by its handles."""
+    """The store of a model's adapters, or None if there are to be none; `handles` find them."""
     if config.adapters is None or isinstance(planned, EncoderSpec):
         return None
     from quire.adapters.read import read_adapter
@@ -70,7 +70,7 @@ def make_store(
 
 
 def check_no_adapters(options: Options, what: str) -> None:
-    """NotSupported where adapters are wanted of a model that takes none."""
+    """Raise NotSupported if adapters are asked for a model that takes none."""
     if not options.enable_lora:
         return
     raise NotSupported(
@@ -86,8 +86,8 @@ def _base_weights(
     *,
     is_dummy: bool,
 ) -> Iterable[tuple[str, Tensor]]:
-    """The model's own weights of these names; none where they were made up, or where Transformers
-    alone knows what they are called in the files."""
+    """The model's own weights of these names; none if they are dummies, or if only Transformers
+    knows their names in the files."""
     from quire.weights.load import stored_weights
 
     if is_dummy or not isinstance(planned, ModelSpec):
@@ -96,7 +96,7 @@ def _base_weights(
 
 
 class AskedAdapters:
-    """What a call asks for: a LoRARequest or None for all prompts, or one for each."""
+    """The adapters of a call: a LoRARequest or None for all prompts, or one for each."""
 
     def __init__(self, given: Any, find: Callable[[LoRARequest], Adapter]) -> None:
         self._given, self._find = given, find
@@ -113,7 +113,7 @@ class AskedAdapters:
         )
 
     def at(self, index: int) -> Adapter | None:
-        """The adapter of the prompt at this place; InvalidRequest where it cannot be used."""
+        """The adapter of the prompt at this index; InvalidRequest if it cannot be used."""
         given = self._given
         if not isinstance(given, LoRARequest):
             if index >= len(given):
@@ -132,8 +132,8 @@ class AskedAdapters:
         return self._found[id(given)][1]
 
     def onto(self, made: Sequence[Request | QuireError], first: int) -> list[Request | QuireError]:
-        """The requests from place `first` on, each with its adapter; an adapter that cannot be
-        used refuses its own prompts."""
+        """The requests from index `first` on, each with its adapter. Where an adapter cannot be
+        used, only its own prompts are refused."""
         return [
             item if isinstance(item, QuireError) else self._with_adapter(item, first + i)
             for i, item in enumerate(made)
@@ -147,7 +147,7 @@ class AskedAdapters:
 
 
 def asked_adapters(given: Any, store: AdapterStore | None) -> AskedAdapters | None:
-    """None where a call names no adapter."""
+    """The adapters that a call names; None if it names none."""
     if given is None:
         return None
     if not isinstance(given, LoRARequest) and (

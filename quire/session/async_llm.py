@@ -1,7 +1,7 @@
 """AsyncLLM: the engine on a thread of its own, for any number of tasks of event loops.
 
-The thread (session/engine_thread.py) drives the same loop as LLM. A task that is slow to read finds
-what has come meanwhile as one output, so nothing piles up. Only this file knows asyncio.
+The thread (session/engine_thread.py) runs the same loop as LLM. All outputs that came while a task
+was slow to read are joined into one, so none pile up. Only this file uses asyncio.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.session.views import MadeOfArgs, VllmConfigView
 
 
 class _Reader:
-    """The event-loop side of one request: keeps what came until its task reads it."""
+    """The event-loop side of one request: keeps its outputs until its task reads them."""
 
     def __init__(self, asked: Submission) -> None:
         self.asked = asked
@@ -46,7 +46,7 @@ class _Reader:
             self._error = news
         else:
             joined = for_row("its outputs were joined", self._joined, news)
-            if isinstance(joined, QuireError):  # its task gets that, and does not wait for ever
+            if isinstance(joined, QuireError):  # raised in its task, which would else wait for ever
                 self._error = joined
             else:
                 self._output = joined
@@ -58,18 +58,18 @@ class _Reader:
         return self._output.followed_by(news, only_new=self._only_new)
 
     async def next(self) -> RequestOutput:
-        """What came since the last time, as one output."""
+        """All outputs since the last call, joined into one."""
         await self._ready.wait()
         self._ready.clear()
         output, self._output = self._output, None
         if output is None or output.error is not None:
             raise (output.error if output is not None else self._error) or EngineError("no output")
         if self._error is not None:
-            self._ready.set()  # it comes next
+            self._ready.set()  # the error is raised by the next call
         return output
 
 
-LOOKERS = 4  # prompts whose media are looked at together
+LOOKERS = 4  # threads that check the headers of media
 _REST = "An engine that serves many does not rest: shut it down, or use LLM."
 _LORA = "Pass lora_request to generate(); an adapter is loaded with the first that names it."
 
@@ -101,8 +101,8 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
     ...     print(output.outputs[0].text)
 
     Outputs hold all the text so far, or what is new where the parameters have
-    `output_kind=RequestOutputKind.DELTA`; the last one is `finished`. Leaving the loop early gives
-    the request up. Options are those of `LLM`.
+    `output_kind=RequestOutputKind.DELTA`; the last one is `finished`. Leaving the loop early
+    cancels the request. Options are those of `LLM`.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -111,7 +111,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         self._num_unnamed = 0
         self._lookers = ThreadPoolExecutor(LOOKERS, "quire-look-at-media")
         self._engine = EngineThread(self._session, _hand_over)
-        # Also at the end of the program: no thread may compute while Python is taken down.
+        # Also at exit: no thread may compute while Python shuts down.
         self._end = weakref.finalize(self, self._engine.close)
 
     @told_unknown
@@ -128,10 +128,10 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         priority: int = 0,
         data_parallel_rank: int | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """What the model writes to one prompt, as it grows.
+        """The answer to one prompt, output by output as it grows.
 
-        `request_id` names the request for `abort`, and comes back in its outputs. A prompt or
-        parameters that are not right raise at the first step of the loop.
+        `request_id` names the request for `abort`, and comes back in its outputs. A bad prompt or
+        bad parameters raise at the first step of the loop.
         """
         if data_parallel_rank:
             raise NotSupported(f"data_parallel_rank={data_parallel_rank}: there is one engine, 0.")
@@ -156,7 +156,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
                 self._engine.give_up(reader.asked)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Give requests up; their tasks get a last output with finish_reason "abort"."""
+        """Cancel requests; their tasks get a last output with finish_reason "abort"."""
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for reader in [self._readers[name] for name in ids if name in self._readers]:
             self._engine.give_up(reader.asked)
@@ -172,7 +172,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
-        """What `pooling_params.task` asks for of one prompt: one output, with `outputs.data`."""
+        """The result of `pooling_params.task` for one prompt: one output, with `outputs.data`."""
         pooling = self._session.pooling
         task = pooling.check(task_of(None, pooling_params))
         [wanted] = pooling.asked(pooling_params, task, 1)
@@ -217,16 +217,16 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
 
     @property
     def engine(self) -> Self:
-        """Itself: older scripts ask the engine within for its tokenizer and its config."""
+        """Itself: older scripts read the tokenizer and the config from an engine inside it."""
         return self
 
     async def check_health(self) -> None:
-        """Raise what ended the engine, if anything did."""
+        """Raise the error that ended the engine, if there is one."""
         if self._engine.failure is not None:
             raise self._engine.failure
 
     async def do_log_stats(self) -> None:
-        """Nothing: quire logs no statistics."""
+        """Does nothing: quire logs no statistics."""
 
     @property
     def is_running(self) -> bool:
@@ -253,7 +253,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
             self._engine.close(timeout)
 
     def start_background_loop(self) -> None:
-        """Nothing, for older scripts: it runs from the beginning."""
+        """Does nothing: the loop runs from the beginning. For older scripts."""
 
     def shutdown_background_loop(self) -> None:
         """`shutdown`, as older scripts call it."""
@@ -283,8 +283,8 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         return self._readers[request_id]
 
     async def _ask(self, asked: Submission) -> None:
-        """Once its media were looked at, elsewhere than on the engine's thread: a header may take
-        its decoder minutes."""
+        """Send a request to the engine's thread. Headers of its media are checked first, on
+        another thread, because decoding one may take minutes."""
         if self._session.media.reader is not None and has_media(asked.prompt):
             look = asyncio.get_running_loop().run_in_executor
             wrong = await look(self._lookers, self._session.intake.look, asked.prompt)
@@ -294,12 +294,12 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
 
 
 def _hand_over(news: list[News]) -> None:
-    """Give every event loop what came for its tasks, in one call each. On the engine's thread."""
+    """Give every event loop its tasks' news, in one call each. Called on the engine's thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[News]] = {}
     for one in news:
         by_loop.setdefault(one[0].reader.loop, []).append(one)
     for loop, some in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed, and its tasks with it
+        with suppress(RuntimeError):  # the loop was closed, so its tasks are gone
             loop.call_soon_threadsafe(_deliver, some)
 
 

@@ -1,4 +1,4 @@
-"""`LLM.beam_search`: searches as requests, and what they found in the shape that scripts know."""
+"""`LLM.beam_search`: searches as requests, with results in the form that scripts know."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class BeamCall(Call[BeamSearchOutput]):
         has_processors: bool,
         adapters: AskedAdapters | None = None,
     ) -> None:
-        """A prompt or a list of them, checked whole; a beam takes at least one of `num_blocks`.
+        """A prompt or a list of them, all checked; a beam needs at least one of `num_blocks`.
 
-        `has_processors`: the LLM has logits processors for all rows, which beams would not heed.
+        `has_processors`: the LLM has logits processors for all rows, which a search cannot use.
         """
         search = checked_search(params, num_blocks)
         self._limit = _checked_limit(concurrency_limit)
@@ -56,7 +56,7 @@ class BeamCall(Call[BeamSearchOutput]):
         return len(self._prompts)
 
     def windows(self) -> Iterator[Window]:
-        """All at once; with a limit so many, and the next when these are done."""
+        """All at once; with a limit so many, and the next ones when these have finished."""
         if self._limit is None:
             yield from self._windows
             return
@@ -100,7 +100,7 @@ class BeamCall(Call[BeamSearchOutput]):
 
 
 def checked_search(params: Any, num_blocks: int) -> BeamSearchParams:
-    """A private copy that breaks no rule."""
+    """A checked, private copy of the parameters."""
     if not isinstance(params, BeamSearchParams):
         raise InvalidParams(
             f"params is a BeamSearchParams, not {type(params).__name__}",
@@ -124,7 +124,7 @@ def checked_search(params: Any, num_blocks: int) -> BeamSearchParams:
 
 
 def refuse_processors(has_processors: bool) -> None:
-    """NotSupported where there are any."""
+    """Raise NotSupported if there are logits processors."""
     if has_processors:
         raise NotSupported(
             "beam_search ranks by the model's own probabilities, and this LLM has "
@@ -143,8 +143,8 @@ def _checked_limit(limit: Any) -> int | None:
 
 
 def search_sampling(search: BeamSearchParams) -> SamplingParams:
-    """What a search has in common with any other request. It looks for choices, too, token by
-    token: it ranks whole answers anyway."""
+    """The sampling parameters of a search. A choice is searched token by token, because the search
+    ranks whole answers anyway."""
     shape = search.structured_outputs
     if shape is not None and shape.choice is not None:
         shape = replace(shape, choice_mode="tokens")

@@ -1,4 +1,4 @@
-"""Python's collector during calls and while loading.
+"""Python's garbage collector during calls and while loading.
 
 A full collection reads every object that may hold others: every prompt, and all of torch. That
 takes a tenth of a second and more, and happens a few times in a large call or while importing.
@@ -11,17 +11,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Collections of the middle generation between two full ones while a call runs; Python's own
-# figure is 10. Seldom enough not to be felt, often enough that a call of hours stays small.
+# Collections of the middle generation between two full ones while a call runs; Python's default is
+# 10. Rare enough to cost nothing, often enough that memory stays small in a call of hours.
 SELDOM = 200
 
 
 class _FullCollections:
     """Makes full collections rare while any call of this process runs.
 
-    Nothing else changes: young objects are collected as always, and none grows old before its
-    time. A program that turned the collector off, chose other thresholds or froze objects keeps
-    all of that."""
+    Nothing else changes: young objects are collected as always, at the usual times. A program that
+    turned the collector off, set other thresholds or froze objects keeps all of that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +38,7 @@ class _FullCollections:
     def end(self) -> None:
         with self._lock:
             self._num_calls -= 1
-            # Thresholds that the program set meanwhile are its own wish.
+            # Thresholds that the program set meanwhile are kept.
             if not self._num_calls and gc.get_threshold() == self._ours:
                 gc.set_threshold(*self._before)
 
@@ -49,7 +48,7 @@ _full_collections = _FullCollections()
 
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
-    """For the time of a call."""
+    """A context for the time of a call."""
     _full_collections.begin()
     try:
         yield
@@ -59,11 +58,11 @@ def rare_full_collections() -> Iterator[None]:
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """For a while in which little but lasting things are made: torch's import is shorter by a
-    tenth or two. They count as old then, and are not looked through at once."""
+    """A context in which almost all new objects will live long: torch is imported faster by one or
+    two tenths of a second. Afterwards they count as old, and are not looked through at once."""
     enabled = gc.isenabled()
     if enabled:
-        gc.collect(1)  # what is garbage already must not count as old
+        gc.collect(1)  # existing garbage must not count as old
     gc.disable()
     try:
         yield
@@ -76,6 +75,6 @@ def nothing_collected() -> Iterator[None]:
 
 
 def lasts_from_now_on() -> None:
-    """What was loaded is never looked through again, for a process that is ours alone."""
+    """Exclude everything loaded so far from collections; only for processes of quire's own."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The methods of LLM that do not generate: what it is, what it has done, resting, ending."""
+"""The methods of LLM that do not generate: properties, metrics, sleeping, closing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.session.workers import ExecutorView
 
 
 class LLMControls(ListsAttributes):
-    """Everything here works on the session that the LLM holds."""
+    """Methods that work on the session of the LLM."""
 
     _session: Session
 
@@ -38,13 +38,13 @@ class LLMControls(ListsAttributes):
         return self._session.model.default_params()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """How many devices compute together; replicas count if `include_dp`."""
+        """How many devices compute together; with `include_dp`, of all replicas."""
         ranks: int = self._session.model.config.tensor_parallel_size
         return ranks * self._session.num_replicas if include_dp else ranks
 
     def get_metrics(self) -> list[Metric]:
-        """What was done since the LLM was made: counters, gauges and histograms with vLLM's names
-        (the types are in `quire.v1.metrics.reader`)."""
+        """Everything counted since the LLM was made: counters, gauges and histograms with vLLM's
+        names (the types are in `quire.v1.metrics.reader`)."""
         return self._session.read_metrics()
 
     def reset_prefix_cache(
@@ -57,18 +57,18 @@ class LLMControls(ListsAttributes):
         """Give memory back until `wake_up`: the KV cache and, on a GPU, the weights.
 
         Level 1 keeps the weights in main memory; level 2 drops them, and waking reads the model's
-        files again; level 0 frees nothing. Calls in between raise EngineAsleep. `mode` tells
-        what becomes of running requests, and there are none: a call runs to its end first.
+        files again; level 0 frees nothing. Calls in between raise EngineAsleep. `mode`, which says
+        what happens to running requests, has no effect: every call runs to its end first.
         """
         self._session.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring back what sleeps: all of it, or of `tags` "weights" before "kv_cache"."""
+        """Wake all parts that sleep, or those in `tags`: "weights" before "kv_cache"."""
         self._session.wake_up(tags)
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether anything is still to be woken."""
+        """Whether any part still sleeps."""
         return self._session.is_sleeping
 
     def collective_rpc(
@@ -104,7 +104,7 @@ class LLMControls(ListsAttributes):
         return self._session.kv_cache()
 
     def reset_mm_cache(self) -> None:
-        """Forget what was encoded of media; what comes next is encoded anew."""
+        """Forget encoded media; media that come next are encoded again."""
         self._session.forget_media()
 
     @property
@@ -112,7 +112,7 @@ class LLMControls(ListsAttributes):
         return self._session.supported_tasks
 
     def close(self) -> None:
-        """Free the model's memory. Twice is fine; using the LLM afterwards is not."""
+        """Free the model's memory. It may be called twice; the LLM cannot be used afterwards."""
         if session := getattr(self, "_session", None):
             session.close()
 
@@ -131,7 +131,7 @@ class LLMControls(ListsAttributes):
 
 
 def not_built(name: str, way_out: str) -> Callable[..., NoReturn]:
-    """A method of that name, which raises NotSupported."""
+    """A method `name` that raises NotSupported."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotSupported(f"{type(self).__name__}.{name} is not built. {way_out}")

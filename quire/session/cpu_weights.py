@@ -1,4 +1,4 @@
-"""How a model's weights are held on a CPU."""
+"""The form in which a model's weights are held on a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quire.weights.source import ModelFiles
 
 
 def with_kernels(facts: DeviceFacts, spec: ModelSpec, options: Options) -> DeviceFacts:
-    """The facts, with what the kernels for this model's heads promise."""
+    """The facts, with `steady_kernels` set if the kernels for this model's heads are steady."""
     shape = head_shape(spec, options.block_size or DEFAULT_BLOCK_SIZE, torch.float32)
     return replace(facts, steady_kernels=library() is not None and fits(shape))
 
@@ -34,8 +34,8 @@ def load_cpu_weights(
     at_hand: Weights | None = None,
     share: RankShare = ALONE,
 ) -> Weights:
-    """The weights as the config wants them; `at_hand` are 8-bit ones that were loaded before. Of
-    one of several ranks its share of them."""
+    """The weights in the form that the config asks for; a rank gets its share. `at_hand` are 8-bit
+    weights that were loaded before."""
     dummy = config.load_format == "dummy"
     if config.quantization == "int8":
         from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe

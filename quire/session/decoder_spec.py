@@ -1,4 +1,4 @@
-"""The spec of a decoder, and whether it can write text at all."""
+"""The spec of a decoder, and whether the model can write text at all."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 def decoder_plan(
     files: ModelFiles, pooler: PoolerSpec, options: Options
 ) -> tuple[ModelSpec | FallbackPlan, str | None]:
-    """The spec of a model's files, or how Transformers computes it; and why it writes no text,
-    where it does not.
+    """(the spec of the model, or the plan by which Transformers computes it; why the model writes
+    no text, or None).
 
-    A model without a head for tokens is built as if it shared its embedding: nothing reads it."""
+    A model without an output head is built as if its head were its embedding: the head is never
+    used."""
     spec = plan_model(files, options)
     if not isinstance(spec, ModelSpec):
         return spec, None
@@ -38,7 +39,7 @@ def decoder_plan(
 
 
 def _headless(files: ModelFiles, options: Options) -> str | None:
-    """Why an architecture writes no text, by its name."""
+    """Why an architecture writes no text, judged by its name; or None."""
     given = {**files.config, **(options.hf_overrides or {})}.get("architectures")
     names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
     if not names or any(name.endswith((CAUSAL, "LMHeadModel", "Generation")) for name in names):

@@ -1,4 +1,4 @@
-"""An encoder from its files to an executor: config, decisions, weights."""
+"""Loads an encoder from its files into an executor: config, decisions, weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.models.encoder import Encoder
 
 NO_TEXT = "an encoder writes no text: use embed(), classify() or score(), as its head allows."
-# Tokens of one pass, where the caller says nothing: enough for every product to be at its best.
+# Tokens of one pass by default: enough for every product to run at full speed.
 CPU_TOKENS, GPU_TOKENS = 1024, 65_536
 
 
@@ -36,7 +36,7 @@ def load_encoder(
     pooler: PoolerSpec,
     options: Options,
 ) -> tuple[EncoderSpec, EngineConfig, ModelExecutor]:
-    """The spec of an encoder, how it runs, and an executor that is yet to be started."""
+    """The spec of an encoder, its config, and an executor that is not started yet."""
     check_no_adapters(options, "an encoder")
     refuse_ranks(options, "encoders")
     spec = encoder_spec(family, Fields(config, "config.json"))
@@ -57,7 +57,7 @@ def _decide(options: Options, spec: EncoderSpec, facts: DeviceFacts) -> EngineCo
         raise NotSupported("quantization='fp8' of an encoder is not built: leave it out.")
     on_cpu = facts.device == "cpu"
     if options.batch_invariant is None:
-        # So that a job that was stopped goes on to the same vectors, in every type.
+        # So that a stopped job goes on with the same vectors, in every dtype.
         options = replace(options, batch_invariant=on_cpu)
     config = resolve(options, spec, facts)
     tokens = options.max_num_batched_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)

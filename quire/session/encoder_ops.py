@@ -1,4 +1,4 @@
-"""What computes an encoder: on a CPU in C where there is a library, in the chosen arithmetic."""
+"""The ops of an encoder: on a CPU in C where there is a library, in the chosen arithmetic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _bytes() -> Callable[[Tensor, Tensor | None], Op]:
 
 
 def _between_products(ops: EncoderOps) -> EncoderOps:
-    """With all else in C, where there is a library."""
+    """The ops, with everything but products in C, where there is a library."""
     found = library()
     if found is None:
         return ops

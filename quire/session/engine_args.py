@@ -1,5 +1,5 @@
-"""EngineArgs: the options as an object, for scripts that make one first and the LLM later, and what
-is known of the model before it is loaded."""
+"""EngineArgs: the options as an object, for scripts that make one first and the LLM later; and the
+model's config before it is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.params.unknown import names_unknown
 if TYPE_CHECKING:
     from quire.session.model_config import ModelConfig
 
-# Flags of one dash that scripts and their readers type for an option.
+# Short flags that scripts use for options.
 SHORT = {
     "attention_config": "-ac",
     "compilation_config": "-cc",
@@ -31,7 +31,7 @@ SHORT = {
     "speculative_config": "-sc",
     "tensor_parallel_size": "-tp",
 }
-# What stands behind a number of tokens or bytes: --max-model-len 8k, --kv-cache-memory-bytes 2G.
+# Units after a number of tokens or bytes: --max-model-len 8k, --kv-cache-memory-bytes 2G.
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _AMOUNTS = ("kv_cache_memory_bytes", "max_model_len", "max_num_batched_tokens")
 _BINARY_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -51,7 +51,7 @@ class _EngineArgs:
         self.parsed()
 
     def given(self) -> dict[str, Any]:
-        """The model, and the options that differ from their defaults: what LLM is called with."""
+        """The model, and the options that differ from their defaults: the arguments for LLM."""
         return {"model": text("model", self.model), **self._set_ones()}
 
     def _set_ones(self) -> dict[str, Any]:
@@ -62,13 +62,13 @@ class _EngineArgs:
         return parse_options(self._set_ones())
 
     def create_model_config(self) -> ModelConfig:
-        """What the model's files and the options say; its weights are not read."""
+        """A config from the model's files and the options; weights are not read."""
         from quire.session.model_config import ModelConfig
 
         return ModelConfig.asked(self.given()["model"], self.parsed())
 
     def create_engine_config(self, *ignored: Any, **more: Any) -> AskedConfig:
-        """For `from_vllm_config` of the engines; what is passed is about logging."""
+        """For `from_vllm_config` of the engines; the arguments, about logging, are ignored."""
         return AskedConfig(self)
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class _EngineArgs:
 
     @classmethod
     def from_cli_args(cls, args: Any) -> Self:
-        """From an argparse Namespace; what is not an option is ignored."""
+        """Make one from an argparse Namespace; names that are no options are ignored."""
         values = {k: v for k, v in vars(args).items() if k in OPTIONS or k == "model"}
         if values.get("model") is None:
             raise InvalidOption("the arguments name no model: add --model.", parameter="model")
@@ -87,15 +87,15 @@ class _EngineArgs:
 
     @staticmethod
     def add_cli_args(parser: ArgumentParser) -> ArgumentParser:
-        """Adds --model and a flag for every option: --max-model-len 4096, --no-enforce-eager,
-        --enable-prefix-caching (or with true or false behind it), -tp 2."""
+        """Add --model and a flag for every option: --max-model-len 4096, --no-enforce-eager,
+        --enable-prefix-caching (or with true or false after it), -tp 2."""
         parser.add_argument("--model", default=None)
         for name, option in OPTIONS.items():
             flag = "--" + name.replace("_", "-")
             flags = [flag, SHORT[name]] if name in SHORT else [flag]
             if isinstance(option.default, bool):
                 parser.add_argument(*flags, action=BooleanOptionalAction, default=option.default)
-            elif option.is_flag:  # of three: unset is what quire chooses
+            elif option.is_flag:  # true, false or unset; if unset quire chooses
                 parser.add_argument(*flags, nargs="?", const=True, type=_value, default=None)
                 parser.add_argument(
                     f"--no-{flag[2:]}", dest=name, action="store_false", default=SUPPRESS
@@ -107,7 +107,7 @@ class _EngineArgs:
 
 
 def _value(word: str) -> Any:
-    """A flag's word as JSON where it reads as JSON: 0.5, true, {"a": 1}; else as it stands."""
+    """A flag's value as JSON if it is valid JSON (0.5, true, {"a": 1}), else as text."""
     try:
         return json.loads(word)
     except ValueError:
@@ -115,7 +115,7 @@ def _value(word: str) -> Any:
 
 
 def _amount(word: str) -> Any:
-    """8k as 8000, 8K as 8192, 1.5m as 1500000; else a word as `_value` reads it."""
+    """8k as 8000, 8K as 8192, 1.5m as 1500000; other values as in `_value`."""
     number, unit = word[:-1], word[-1:]
     if number.isdecimal() and unit in _BINARY_UNITS:
         return int(number) * _BINARY_UNITS[unit]
@@ -151,7 +151,7 @@ AsyncEngineArgs = EngineArgs
 
 @dataclasses.dataclass(frozen=True)
 class AskedConfig:
-    """A config of an engine that is still to be made: its model's, and the options as given."""
+    """The config of an engine that is not made yet: of its model, and the options as given."""
 
     engine_args: _EngineArgs
 
@@ -167,7 +167,7 @@ class AskedConfig:
 
 
 def given_args(vllm_config: Any) -> Any:
-    """Of what `create_engine_config` made."""
+    """The EngineArgs that `create_engine_config` was called on."""
     if not isinstance(vllm_config, AskedConfig):
         raise InvalidOption(
             "vllm_config is what EngineArgs(...).create_engine_config() returns, not "

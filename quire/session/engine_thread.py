@@ -1,7 +1,7 @@
-"""The engine on a thread of its own: requests come in at any time, their outputs go out in steps.
+"""The engine on a thread of its own: requests come in at any time, outputs go out after steps.
 
-Requests are read between two steps of the one drive loop (run.py); what a step made for all of them
-is handed over in one call. Knows nothing of who reads the outputs.
+Requests are read between two steps of the one drive loop (run.py). The outputs of a step, for all
+requests, are handed over in one call. The thread does not know who reads them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from quire.session.priorities import priorities_of
 from quire.session.session import Session
 
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
-READ_IN_A_HURRY = 8  # requests of the background between two steps: each takes some tenths of a ms
-READ_TOGETHER = 64  # at other times: what comes meanwhile waits for these, and not for all
+READ_IN_A_HURRY = 8  # background requests read between two steps: each takes some tenths of a ms
+READ_TOGETHER = 64  # at other times, so that new requests do not have to wait for all of them
 READING = "its prompt was read"
 
 
 @dataclass(eq=False, slots=True)
 class Submission:
-    """A request on its way through the thread. `reader` is the caller's; what stands below it is
-    written by the thread alone, except `given_up`.
+    """A request on its way through the thread. `reader` belongs to the caller; the fields below it
+    are written by the thread only, except `given_up`.
 
-    `background`: it yields to whatever else there is. `tenant`: whose turn it takes. `chat`: its
-    answer is taken apart as that of a chat, for tool calls too if it has `tools`. `search`: its
-    answers are those of a beam search. `own_params`: the parameters are checked, and not used
-    elsewhere."""
+    `background`: it yields to all other requests. `tenant`: whose turns it takes. `chat`: its
+    answer is split into parts as that of a chat, tool calls included if it has `tools`. `search`:
+    its answers come from a beam search. `own_params`: the parameters are checked already, and not
+    used elsewhere."""
 
     prompt: Any
     params: SamplingParams | PoolingParams
@@ -63,7 +63,7 @@ _Read = Request | RequestOutput | BaseException
 
 
 class _Inbox:
-    """What callers ask for, until the thread reads it."""
+    """New and cancelled requests, kept until the thread takes them."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -82,7 +82,7 @@ class _Inbox:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether anything came that does not yield."""
+        """Whether a foreground request came."""
         return bool(self._new)
 
     def give_up(self, asked: Submission) -> None:
@@ -97,8 +97,8 @@ class _Inbox:
             self._changed.notify_all()
 
     def take_new(self, *, wait: bool, background: int = sys.maxsize) -> list[Submission]:
-        """The new ones, and of those in the background at most so many; `wait` until there are
-        some, or the inbox is closed."""
+        """All new foreground requests, and at most `background` others; with `wait`, wait until
+        there are some, or the inbox is closed."""
         with self._changed:
             self._changed.wait_for(lambda: not wait or self._new or self._background or self.closed)
             new = list(self._new)
@@ -109,8 +109,8 @@ class _Inbox:
             return new
 
     def wait_for_room(self, most: Callable[[], int]) -> int:
-        """Until a quarter of so many in the background is missing, so that what comes next comes
-        together, or the inbox is closed; how many are missing, at least one."""
+        """How many more background requests are wanted, at least one. Waits until a quarter of
+        `most` is missing, so that the next ones come together, or the inbox is closed."""
 
         def missing() -> int:
             return most() - len(self._background)
@@ -127,7 +127,7 @@ class _Inbox:
 
 
 class EngineThread:
-    """Drives a session until it is closed; it then has no other user."""
+    """Drives a session, which has no other user, until it is closed."""
 
     def __init__(
         self,
@@ -138,18 +138,18 @@ class EngineThread:
         is_behind: Callable[[], bool] = lambda: False,
         hurried: bool = False,
     ) -> None:
-        """`hand_over` is called on the thread with what a step made: an output for each request
-        that has one, or the error that ended it; `on_idle` before it waits for requests.
-        While what was handed over `is_behind`, there is nothing new of answers that grow.
-        `hurried`: requests that are not in the background are waited for."""
+        """`hand_over` is called on the thread with the news of a step: outputs of requests, or the
+        error that ended them; `on_idle` before the thread waits for requests. While `is_behind`
+        returns True, no outputs of growing answers are made. `hurried`: answers to foreground
+        requests are waited for."""
         self._on_idle, self._hurried = on_idle, hurried
-        self.failure: BaseException | None = None  # what ended the engine, if it was not closed
+        self.failure: BaseException | None = None  # the error that ended the engine, if any
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
-        self._num_read = 0  # of the background, since the last step
+        self._num_read = 0  # background requests since the last step
         self._capacity = session.engine.scheduler.rows.capacity
-        self._running: dict[int, Submission] = {}  # by place in the run
-        self.in_engine: dict[int, Submission] = {}  # the same by their numbers there
+        self._running: dict[int, Submission] = {}  # by index in the run
+        self.in_engine: dict[int, Submission] = {}  # the same by request number
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
         self._run: Run = session.new_run(self._between_steps, telling=Telling(is_behind=is_behind))
@@ -166,8 +166,8 @@ class EngineThread:
         self._inbox.ask(asked)
 
     def wait_for_room(self) -> int:
-        """Until more of the background is wanted, and how many: what is made ready before holds
-        memory, as images do, and takes time from the steps of those whose answers are read."""
+        """Wait until more background requests are wanted; returns how many. Requests that are
+        prepared earlier hold memory, such as images, and slow the steps of the foreground."""
         return self._inbox.wait_for_room(
             lambda: 4 * READ_IN_A_HURRY if self._is_hurried else self._capacity
         )
@@ -177,11 +177,11 @@ class EngineThread:
         return self._hurried and self._inbox.is_urgent or self._session.engine.is_hurried
 
     def give_up(self, asked: Submission) -> None:
-        """Cancel it, wherever it is; its last output has finish_reason "abort"."""
+        """Cancel a request, wherever it is; its last output has finish_reason "abort"."""
         self._inbox.give_up(asked)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """End what runs, after the step in progress or so many seconds, and free the memory."""
+        """End all requests after the step in progress, or `seconds`, and free the memory."""
         self._inbox.close()
         self.thread.join(seconds)
         self._session.close()
@@ -198,7 +198,7 @@ class EngineThread:
                 self._news.append((asked, output))
         except EngineClosed:
             pass
-        except BaseException as failure:  # handed to every request: no caller waits for this thread
+        except BaseException as failure:  # every request gets it: nothing waits for this thread
             self.failure = ended = failure
         self._inbox.close()
         left = [*self._running.values(), *self._inbox.take_new(wait=False)]
@@ -207,7 +207,7 @@ class EngineThread:
         self._send()
 
     def _windows(self) -> Iterator[Window]:
-        """What came since the last step; an empty window where the engine is to go on."""
+        """Requests that came since the last step; an empty window where there are none."""
         place = 0
         while not self._inbox.closed:
             self._send()
@@ -231,20 +231,20 @@ class EngineThread:
             yield window
 
     def _num_to_read(self) -> int:
-        """Of the background in one go, before others are looked for again; none where a step comes
-        first, which those wait for whose answers are read."""
+        """How many background requests to read before foreground ones are looked for again; none if
+        a step should come first, because foreground answers wait for it."""
         if not self._run.wants_more:
             return 0
         most = min(self._capacity, READ_IN_A_HURRY) if self._is_hurried else self._capacity
         return max(min(most - self._num_read, READ_TOGETHER), 0)
 
     def _read(self, new: list[Submission]) -> Iterator[tuple[Submission, _Read]]:
-        """The request of each prompt, or what its reader gets instead. Those of the background are
-        read together: that takes less of the thread than one by one."""
+        """The request of each prompt, or what its reader gets instead. Background prompts are read
+        together, which takes the thread less time than one by one."""
         for kind, some in groupby(new, key=_kind):
             alike = list(some)
             items = None if kind is None else for_row(READING, read_asked, self._session, alike)
-            if items is None or isinstance(items, QuireError):  # one of them; the others are good
+            if items is None or isinstance(items, QuireError):  # find the bad one; keep the others
                 yield from ((asked, self._read_alone(asked)) for asked in alike)
             else:
                 yield from zip(alike, map(_without_number, items), strict=True)
@@ -272,7 +272,7 @@ class EngineThread:
 
 
 def _kind(asked: Submission) -> tuple[bool | str, ...] | None:
-    """Those of one kind can be read together; None: it is read alone."""
+    """Requests of one kind can be read together; None: it must be read alone."""
     is_plain = asked.tokenization_kwargs is None and asked.search is None and not asked.given_up
     if not (asked.background and is_plain and isinstance(asked.params, SamplingParams)):
         return None
@@ -284,7 +284,7 @@ def _without_number(item: Request | Refused) -> Request | QuireError:
 
 
 def read_asked(session: Session, some: Sequence[Submission]) -> Window:
-    """The requests that are asked for, or why there is none: one, or several of a kind."""
+    """The requests of these submissions, which are one, or several of one kind."""
     first = some[0]
     if isinstance(first.params, PoolingParams):
         return [_read_pooling(session, first, first.params)]

@@ -1,4 +1,4 @@
-"""Models that Transformers computes: when they are, and how they come to an executor."""
+"""Models that Transformers computes: which models these are, and how executors get them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MOST_INLINE_TOKENS = 2048
 
 
 def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
-    """The spec of a family of quire's own; a plan for Transformers where that is asked for, or
-    where no family has the model."""
+    """The spec of one of quire's own families; a plan for Transformers if that is asked for, or if
+    no family has the model."""
     if options.model_impl == "auto" and _is_registered(files.config.get("architectures")):
         return _plan(files, options)
     if options.model_impl in OWN or (files.kind == "gguf" and options.model_impl == "auto"):
@@ -47,7 +47,7 @@ def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
 
 
 def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
-    """The spec of a family of quire's own, for texts as long as are asked for."""
+    """The spec from one of quire's own families, for texts as long as asked for."""
     spec = files.spec(options.hf_overrides)
     longer, longest = for_length(spec, options.max_model_len or 0), long_len(spec)
     if longest:
@@ -61,7 +61,7 @@ def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
 
 
 def _is_registered(architectures: object) -> bool:
-    """Whether a program named a class for what a config names first."""
+    """Whether a program registered a class for the config's first architecture."""
     return isinstance(architectures, list) and bool(architectures) and architectures[0] in CLASSES
 
 
@@ -76,9 +76,9 @@ def _plan(files: ModelFiles, options: Options) -> FallbackPlan:
 
 @dataclass(frozen=True, slots=True)
 class AskedClass:
-    """What the options say of a class of Transformers; plain data, for ranks in other processes."""
+    """The options about a class of Transformers; plain data, sent to ranks in other processes."""
 
-    overrides: str  # JSON, over the model's config
+    overrides: str  # JSON, merged into the model's config
     trust_remote_code: bool
     whole_texts: bool
 
@@ -96,7 +96,7 @@ class AskedClass:
 
 
 def plan_asked(files: ModelFiles, asked: AskedClass, share: RankShare = ALONE) -> FallbackPlan:
-    """How Transformers computes a model, or a rank's share of it."""
+    """The plan by which Transformers computes a model, or a rank's share of it."""
     try:
         from quire.models.fallback.classes import find_class
         from quire.models.fallback.planning import plan_fallback
@@ -109,7 +109,7 @@ def plan_asked(files: ModelFiles, asked: AskedClass, share: RankShare = ALONE) -
 
 
 def check_divided(plan: FallbackPlan, files: ModelFiles, options: Options) -> None:
-    """Whether ranks can compute the model, before any is started."""
+    """Check that ranks can compute the model, before any rank is started."""
     size, heads = options.tensor_parallel_size, plan.seen.pool.num_heads
     if _is_registered(files.config.get("architectures")):
         raise NotSupported(
@@ -139,8 +139,8 @@ def check_divided(plan: FallbackPlan, files: ModelFiles, options: Options) -> No
 def resolve_fallback(
     options: Options, plan: FallbackPlan, facts: DeviceFacts, *, stored: str
 ) -> EngineConfig:
-    """The config of a model that Transformers computes: as for others, without what needs
-    quire's own layers. What its weights are `stored` as may be named: they are made plain."""
+    """The config of a model that Transformers computes: without the features that need quire's own
+    layers. Naming the format its weights are `stored` in is allowed: they are dequantised."""
     on_gpu = facts.device != "cpu"
     for name, value, way_out in (
         ("batch_invariant", options.batch_invariant, "Leave it out."),
@@ -162,8 +162,8 @@ def resolve_fallback(
 
 
 def inline_config(config: EngineConfig, plan: FallbackPlan) -> EngineConfig:
-    """The config on a GPU of a model that is computed a sequence at a time: the host waits for
-    every pass, and passes are short, since scores of all pairs of tokens lie in memory at once."""
+    """The config on a GPU for a model that is computed a sequence at a time. The host waits for
+    every pass, and passes are short, as the scores of all pairs of tokens are in memory at once."""
     if config.speculation is not None:
         raise NotSupported(
             f"speculative_config: {plan.found.name} is computed a sequence at a time "
@@ -177,8 +177,8 @@ def inline_config(config: EngineConfig, plan: FallbackPlan) -> EngineConfig:
 def load_fallback(
     files: ModelFiles, plan: FallbackPlan, config: EngineConfig, tp: TensorParallel | None = None
 ) -> LoadedModule:
-    """The module with its weights, on its device; on one of several ranks its part of them. Each
-    rank reads the whole model into main memory first."""
+    """The module with its weights, on its device; a rank gets its part of them. Each rank first
+    reads the whole model into main memory."""
     import torch
 
     from quire.executor.probe import available_memory

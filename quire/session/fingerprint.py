@@ -1,8 +1,8 @@
-"""A fingerprint of everything that a model computes with: all its weights, and what its config
-makes of them.
+"""A fingerprint of everything that a model's results depend on: all its weights, and the facts from
+its config.
 
-Reading gigabytes at every start would cost seconds, so the hash of a file is kept in QUIRE_HOME
-beside the file's stamp (inode, size, times). A file that was touched is read again.
+Hashing gigabytes at every start would take seconds, so the hash of each file is kept in QUIRE_HOME
+with the file's stamp (inode, size, times). A file whose stamp changed is hashed again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KEPT = "file-hashes.json"
 
 
 def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> str:
-    """Of the arithmetic, the weights in full, and the facts that are not in their shapes."""
+    """A hash of the arithmetic, of all weights, and of facts that their shapes do not show."""
     made = hashlib.sha256(arithmetic.encode())
     made.update(repr(_facts(spec)).encode())
     for path in sorted({tensor.path for tensor in files.stored_tensors().values()}):
@@ -28,8 +28,8 @@ def model_fingerprint(files: ModelFiles, spec: ModelSpec, arithmetic: str) -> st
 
 
 def _facts(spec: ModelSpec) -> tuple[object, ...]:
-    """What a spec says that no weight shows. For a plain decoder these few, written as they were
-    before there were others, so that verdicts which were kept stay; else every plan."""
+    """The facts in a spec that no weight shows. For a plain decoder only these few, in their first
+    form, so that verdicts kept earlier stay valid; for others every plan."""
     rope, heads = spec.rope, (spec.num_heads, spec.head_dim)
     facts: tuple[object, ...] = (
         spec.family,
@@ -48,7 +48,7 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
 
 
 def file_hash(path: Path) -> str:
-    """Of all that is in it."""
+    """The hash of a file's content."""
     place = path.resolve()
     found = place.stat()
     stamp = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -1,5 +1,5 @@
-"""The results of one call, gathered: progress shown, callbacks called, and whatever ends the call
-early handed the outputs that were finished."""
+"""Gathers the results of one call: shows progress, calls callbacks, and gives errors that end the
+call early the outputs that had finished."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Made = TypeVar("Made")
 OnError = Literal["raise", "return"]
 OnResult = Callable[[int, RequestOutput], object]
 UseTqdm = bool | Callable[..., Any]
-# Windows, and what to call between steps -> results.
+# (windows, a function to call between steps) -> results.
 RunWindows = Callable[[Iterable[Window], Callable[[], None]], Generator[Result, None, None]]
 
 
 class Call(ABC, Generic[Made]):
-    """One call of a method that makes something else of its outputs than RequestOutputs: what to
-    run, and what to make of it."""
+    """One call of a method whose results are not RequestOutputs: the requests to run, and how their
+    outputs become results."""
 
     @property
     @abstractmethod
@@ -35,17 +35,17 @@ class Call(ABC, Generic[Made]):
 
     @abstractmethod
     def known(self, outputs: Sequence[RequestOutput | None]) -> list[Made | None]:
-        """What can be made of those outputs that are there, at the caller's places."""
+        """Results of the outputs that are there, at the caller's indices."""
 
     def keep(self, index: int, output: RequestOutput) -> None:  # noqa: B027 - most need not know
-        """One output is there."""
+        """Called when an output has finished."""
 
     def errors(self, outputs: Sequence[RequestOutput]) -> dict[int, QuireError]:
-        """What failed, at the caller's places."""
+        """Errors by the caller's indices."""
         return {i: one.error for i, one in enumerate(outputs) if one.error is not None}
 
     def results(self, outputs: Sequence[RequestOutput], *, strict: bool = True) -> list[Made]:
-        """What is made of all outputs; `strict`: BatchError if something failed."""
+        """The results of all outputs; with `strict`, BatchError if one failed."""
         found, errors = self.known(outputs), self.errors(outputs)
         if errors and strict:
             raise BatchError(found, errors)
@@ -63,8 +63,8 @@ def gather(
 ) -> list[RequestOutput]:
     """One output for each prompt, in order.
 
-    The run is closed before anything leaves here: what a callback or a bar raises may be caught
-    by code that calls the LLM again, while its traceback still holds this frame.
+    The run is closed before an error leaves this function: code that catches an error of a callback
+    or a progress bar may call the LLM again, while the traceback still holds this frame.
     """
     done: dict[int, RequestOutput] = {}
     try:
@@ -94,7 +94,7 @@ def gather(
 def gather_call(
     run: RunWindows, call: Call[Made], use_tqdm: UseTqdm, *, strict: bool = True
 ) -> list[Made]:
-    """What a call makes of its outputs; `strict`: BatchError if something failed."""
+    """Run a call and return its results; with `strict`, BatchError if one failed."""
     every: dict[str, Any] = {"use_tqdm": use_tqdm, "on_error": "return", "on_result": call.keep}
     try:
         outputs = gather(run, call.windows(), call.num_requests, **every)
@@ -105,7 +105,7 @@ def gather_call(
 
 
 def raises(on_error: str) -> bool:
-    """Whether a call raises for rows that fail; InvalidOption for a word that is neither."""
+    """Whether a call raises if rows fail; InvalidOption for any value but "raise" and "return"."""
     if on_error not in ("raise", "return"):
         raise InvalidOption(
             f'on_error is "raise" or "return", not {on_error!r}',
@@ -116,6 +116,6 @@ def raises(on_error: str) -> bool:
 
 
 def _in_order(done: dict[int, RequestOutput], total: int | None) -> list[RequestOutput | None]:
-    """Each finished output at its prompt's place, None where there is none yet."""
+    """Each finished output at its prompt's index, None for the others."""
     count = max(done, default=-1) + 1 if total is None else total
     return [done.get(i) for i in range(count)]

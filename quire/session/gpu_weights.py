@@ -1,4 +1,4 @@
-"""The weights of a model on a GPU, as its config wants them."""
+"""The weights of a model on a GPU, in the form that its config asks for."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quire.weights.quantised.unpack import QuantisedMatrix
 from quire.weights.source import ModelFiles
 
 FP8_CAPABILITY = (8, 9)
-# Of the memory that is left: what plain weights beside codes may take from the KV cache.
+# The share of free memory that plain copies beside 4-bit weights may take from the KV cache.
 PLAIN_SHARE = 0.25
 
 
 def load_gpu_weights(
     files: ModelFiles, spec: ModelSpec, config: EngineConfig, share: RankShare = ALONE
 ) -> Weights:
-    """All of them, or the share of one of several ranks."""
+    """All weights, or a rank's share of them."""
     device, is_dummy = torch.device(config.device), config.load_format == "dummy"
     dtype: torch.dtype = getattr(torch, config.dtype)
     if config.quantization in CHECKPOINTS and not is_dummy:
@@ -77,8 +77,8 @@ def _for_products(
 def _packed(
     weights: Mapping[str, Tensor | QuantisedMatrix], dtype: torch.dtype
 ) -> dict[str, GroupedMatrix]:
-    """Those that the kernels of backends/cuda_c multiply with, which are loaded; none where these
-    cannot be had."""
+    """The weights that the kernels of backends/cuda_c can multiply with, after loading these
+    kernels; none if they cannot be loaded."""
     from quire.backends.cuda_c.linear import is_packed, load_kernels
     from quire.backends.cuda_c.nvrtc import NoCudaC
 
@@ -99,8 +99,8 @@ def _packed(
 
 
 def _has_room(packed: Iterable[GroupedMatrix], dtype: torch.dtype, config: EngineConfig) -> bool:
-    """Whether the plain form of these weights, for passes of many rows, takes little of what the KV
-    cache would else have."""
+    """Whether plain copies of these weights, used in passes of many rows, take only a small share
+    of the memory for the KV cache."""
     wanted = sum(matrix.shape[0] * matrix.shape[1] for matrix in packed) * dtype.itemsize
     free = torch.cuda.mem_get_info()[0] * config.gpu_memory_utilization
     fits = wanted <= free * PLAIN_SHARE

@@ -1,6 +1,6 @@
-"""Grammars of one LLM: compiled off the engine's path, masks filled while the device works.
+"""Grammars of one LLM: compiled on other threads; masks are filled while the device works.
 
-Nothing of it is made until the first request asks for a structured output, or `prepare` is called.
+Nothing is made until the first request asks for a structured output, or `prepare` is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Guides:
-    """What the scheduler and the run need of grammars."""
+    """What scheduler and run need for grammars."""
 
     def __init__(
         self,
@@ -67,30 +67,30 @@ class Guides:
         return MaskFiller()
 
     def prepare(self) -> None:
-        """Do what would hold up all rows when the first asks for a structured output."""
+        """Do now what would block all rows when the first asks for a structured output."""
         if self._tokenizer is not None:
             self._compiler.read_vocabulary()
 
     def compile(self, params: SamplingParams) -> Future[CompiledGrammar] | None:
-        """The grammar these parameters ask for, when it is ready; None if they ask for none."""
+        """A future of the grammar that these parameters ask for; None if they ask for none."""
         if params.structured_outputs is None:
             return None
         try:
             return self._compiler.submit(params.structured_outputs)
         except InvalidRequest as error:
-            # What can be seen at a glance is refused where everything else is.
+            # Errors seen at once are reported the same way as those of compiling.
             refused: Future[CompiledGrammar] = Future()
             refused.set_exception(error)
             return refused
 
     def make_masks(self, rows: Ints, guides: Sequence[Guide]) -> Masks:
-        """Begin to fill the masks of these rows; reading them waits for them."""
+        """Begin to fill the masks of these rows; `Handles.wait_for` waits until that is done."""
         bits = self._handles.new_masks(len(rows), -(-self._vocab_size // 32))
         filling = self._filler.start(cast("Sequence[Matcher]", guides), bits)
         return Masks(rows, bits, self._handles.filling(filling.result))
 
     def accept_all(self, guides: Sequence[Guide], tokens: Sequence[int]) -> list[bool | QuireError]:
-        """Have each go on with its token; says which of them could, or what was raised for one."""
+        """Give each guide its token; returns for each whether it was allowed, or its error."""
         return self._filler.accept(cast("Sequence[Matcher]", guides), tokens)
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ from quire.spec import ModelSpec
 
 
 def config_of(spec: ModelSpec) -> dict[str, Any]:
-    """What a config.json would say, for models whose files have none."""
+    """The values of a config.json, for models whose files have none."""
     eos, plans = list(spec.eos_ids), [layer.attention for layer in spec.layers]
-    # Where layers with a window have a rope of their own, configs call it by another name.
+    # Some configs name the rope of layers with a window separately; this is the other one.
     rope = next((one.rope for one in plans if one.window is None and one.rope), spec.rope)
     return {
         "architectures": list(family_named(spec.family).architectures),
@@ -38,14 +38,14 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
 
 def config_object(values: Mapping[str, Any], family: str) -> Any:
-    """A Transformers config of these values; a plain namespace where there is no Transformers, or
-    none that takes them."""
+    """A Transformers config with these values; a plain namespace without Transformers, or if it
+    does not accept them."""
     named = {"model_type": family, **values}
     try:
         from transformers import AutoConfig
     except ImportError:
         return SimpleNamespace(**named)
-    # Foreign code that checks the values by rules of its own. Ours were kept when the model was
-    # loaded, and a reader of single values is served by either object.
+    # Foreign code that checks the values by its own rules. Ours were checked when the model was
+    # loaded, and scripts that read single values can use either object.
     made = attempt(lambda: AutoConfig.for_model(**named)).made
     return SimpleNamespace(**named) if made is None else made

@@ -1,7 +1,7 @@
 """Whether 8-bit arithmetic is the default for a model: fast here, and accurate enough.
 
-How accurate is known for the default model, and found out once for any other by reading some
-text both ways; the verdict is kept in QUIRE_HOME under a fingerprint of the weights.
+The accuracy is known for the default model, and measured once for any other by reading some text
+both ways; the verdict is kept in QUIRE_HOME under a fingerprint of the weights.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from quire.spec import ModelSpec
 from quire.weights.load import load_int8_weights
 from quire.weights.source import ModelFiles
 
-# Changes when the arithmetic does: what was found for another one does not count.
+# Change this with the arithmetic: verdicts about another arithmetic do not count.
 ARITHMETIC = "hadamard-64, keys and values in bfloat16 where attention is in tiles"
-# Measured with tests/session/test_int8_default.py, which holds it to that.
+# Measured with tests/session/test_int8_default.py, which checks the value.
 KNOWN = {
     # SmolLM2-135M-Instruct in Q4_1 and Q8_0, what the alias "smollm2" fetches.
     "b4efee77614012bd69413222222d61db": Accuracy(4000, 0.0068, 0.0050, 0.961, 0.9996),
 }
 KEPT = "accuracy.json"
 WINDOW = 256
-# Text that is read, at most and at least. Between them as much as this many multiply-adds of
-# float32 allow, which take seconds rather than minutes on two cores.
+# How much text is read, at most and at least. In between it is limited by multiply-adds in float32,
+# so that it takes seconds rather than minutes on two cores.
 MOST_TOKENS, LEAST_TOKENS, MOST_WORK = 4096, 128, 4e11
 TOPICS = ("exceptions", "import", "naming", "objects", "numbers", "execmodel", "with")
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Default:
-    """Why 8-bit arithmetic is right for a model here; empty where it is not. `weights` are there
+    """Why 8-bit arithmetic is the default for a model here; empty if it is not. `weights` are set
     if they had to be loaded to find out."""
 
     why: str = ""
@@ -60,7 +60,7 @@ class Int8Default:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found, and the 8-bit weights it was found with if they are still at hand."""
+    """A measured accuracy, and the 8-bit weights it was measured with if they were just loaded."""
 
     accuracy: Accuracy
     weights: Weights | None = None
@@ -69,8 +69,8 @@ class Checked:
 def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: bool) -> Int8Default:
     """Whether a model runs in 8-bit arithmetic by default.
 
-    It does if its weights were rounded before they came here, where C computes it (`steady`),
-    where it is clearly faster than floats, and where it passes its gate."""
+    It does if its weights were quantised in its files, C computes it (`steady`), 8 bits are clearly
+    faster than floats on this machine, and its accuracy is enough."""
     asked = options.quantization not in (None, *CHECKPOINTS) or options.dtype is not None
     if asked or not steady or not weight_facts(files).stored or options.load_format == "dummy":
         return Int8Default()
@@ -89,7 +89,7 @@ def int8_fits(files: ModelFiles, spec: ModelSpec, options: Options, *, steady: b
 
 
 def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
-    """What is known about a model, or can be found out; None, with a note why, where it cannot."""
+    """The accuracy of a model, known or measured; None, with a note why, if it cannot be."""
     key = model_fingerprint(files, spec, ARITHMETIC)
     if key in KNOWN:
         return Checked(KNOWN[key])
@@ -132,13 +132,13 @@ def _num_weights(spec: ModelSpec) -> int:
 
 
 def _bytes_needed(spec: ModelSpec) -> int:
-    """The model in bytes, and its embedding and two copies of a layer in float32."""
+    """Bytes of the model in 8 bits, and of its embedding and two copies of a layer in float32."""
     layer = spec.body_weights // spec.num_layers
     return spec.body_weights + 2 * spec.head_weights + 4 * (spec.head_weights + 2 * layer)
 
 
 def text_windows(files: ModelFiles, count: int, size: int) -> list[list[int]]:
-    """Prose that every Python brings along, as token ids; empty where it was left out."""
+    """Windows of token ids from prose that comes with Python; empty if that is not installed."""
     from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
     from quire.inputs.hf_tokenizer import load_hf_tokenizer
 
@@ -160,8 +160,8 @@ def text_windows(files: ModelFiles, count: int, size: int) -> list[list[int]]:
 def measure(
     files: ModelFiles, spec: ModelSpec, windows: list[list[int]], *, all_of_it: bool = False
 ) -> Checked:
-    """Read the windows in float32 and in bytes: a quarter of them, and the others if the verdict
-    is not clear by then (or with `all_of_it`)."""
+    """Read windows in float32 and in 8 bits: a quarter of them, and the rest if the verdict is not
+    clear by then (or with `all_of_it`)."""
     narrow = load_int8_weights(files, spec, int8_arithmetic())
     rounded = _built(spec, dict(narrow), max(len(window) for window in windows))
     exact, tally = LayerwiseModel(files, spec), Tally()
@@ -183,7 +183,7 @@ def _built(spec: ModelSpec, weights: Weights, max_len: int) -> Decoder:
 
 
 def _accuracy(entry: Any) -> Accuracy | None:
-    """What a file says, if it is one of ours."""
+    """The accuracy in a kept entry; None if the entry has another form."""
     try:
         return convert(entry, Accuracy)
     except ValidationError:

@@ -1,7 +1,7 @@
-"""What a caller passed -> windows of requests.
+"""Turns what a caller passed into windows of requests.
 
-A list is read and checked whole, so that a bad prompt is refused before any work. Anything else
-that can be iterated is read window by window, so that memory stays bounded.
+A list is read and checked as a whole, so that a bad prompt is refused before any work. Any other
+iterable is read window by window, so that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from quire.session.adapters import AskedAdapters
 from quire.session.param_copies import ParamCopies, Params
 from quire.session.priorities import priorities_of, wrong_priorities
 
-# A plan sees at most this much at once; beyond it the gain is small and the memory is not.
+# The largest window. A plan gains little from more requests, and they take memory.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
-# How the answer to a prompt is taken apart, by the prompt's text.
+# How the answer to a prompt is split into parts, by the prompt's text.
 Reading = Callable[[str | None], AnswerReading | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a call says of all its prompts, or of one after the other."""
+    """The arguments of a call: one for all its prompts, or one for each."""
 
     params: ParamCopies
     reading: Reading | None = None  # None: answers are left as they are
@@ -49,7 +49,7 @@ class _Call:
     tenant: str = ""
 
     def check_count(self, num_prompts: int) -> None:
-        """Whether lists with an entry for each prompt have so many."""
+        """Check that lists with one entry per prompt have this many entries."""
         self.params.check_count(num_prompts)
         if self.adapters is not None:
             self.adapters.check_count(num_prompts)
@@ -57,11 +57,11 @@ class _Call:
             raise wrong_priorities(f"has {len(self.priority)} entries for {num_prompts} prompts")
 
     def wanted(self, prompt: str | None, params: SamplingParams) -> dict[str, Any]:
-        """What is wanted of the answer to a prompt, as fields of its Request."""
+        """Fields of the Request of a prompt that say how its answer is returned."""
         how = None if self.reading is None else self.reading(prompt)
         if how is not None and how.began_in_prompt:
             how = replace(how, began_in_prompt=not begins_in_format(params.structured_outputs))
-        # Unless the parameters ask for the end alone.
+        # FINAL_ONLY asks for the last output only.
         watched = self.watched and params.output_kind is not RequestOutputKind.FINAL_ONLY
         whose = {"background": self.background, "tenant": self.tenant}
         return {"reading": how, "watched": watched, **whose}
@@ -78,14 +78,14 @@ class Intake:
         answers: AnswerOptions,
         refusal: str | None = None,
     ) -> None:
-        """`refusal` says why the model writes no text, where it writes none."""
+        """`refusal`: why the model writes no text, or None."""
         self._answers, self._refusal = answers, refusal
         self._maker, self._default_params = maker, default_params
         self._tokenizer, self._lazy_window = tokenizer, lazy_window
         self._num_made = 0
 
     def use(self, maker: RequestMaker, tokenizer: Tokenizer) -> None:
-        """Another tokenizer from here on; the numbering of requests goes on."""
+        """Use another tokenizer from now on; the numbering of requests goes on."""
         self._maker, self._tokenizer = maker, tokenizer
 
     def read(
@@ -100,11 +100,11 @@ class Intake:
         adapters: AskedAdapters | None = None,
         media_options: dict[str, Any] | None = None,
     ) -> tuple[Iterable[Window], int | None]:
-        """Windows of requests, and how many prompts there are, None if that is not known.
+        """Windows of requests, and the number of prompts, None if it is not known.
 
         A list with a bad prompt raises here if `strict`; otherwise bad prompts are refused
-        one by one. `watched`: what they write is wanted step by step. `media_options`: those of
-        the processor, for all prompts.
+        one by one. `watched`: outputs are wanted while answers grow. `media_options`: options of
+        the media processor, for all prompts.
         """
         given = split_prompts(prompts)
         call = _Call(
@@ -130,7 +130,7 @@ class Intake:
         media_options: dict[str, Any] | None = None,
         adapters: AskedAdapters | None = None,
     ) -> tuple[Iterable[Window], int | None]:
-        """The same for conversations, written out with the chat template first."""
+        """`read` for conversations, which are first written out with the chat template."""
         if self._tokenizer is None:
             raise NotSupported("chat() needs a tokenizer, and skip_tokenizer_init=True left it out")
         given = split_prompts(conversations)
@@ -159,8 +159,8 @@ class Intake:
         with_tools: bool = False,
         adapters: AskedAdapters | None = None,
     ) -> Window:
-        """One window of prompts, whose answers are wanted step by step. `chat`: they were written
-        out from conversations, and their answers are taken apart as such. `own_params`: the
+        """One window of prompts whose answers are wanted as they grow. `chat`: the prompts were
+        conversations, and their answers are split into parts as such. `own_params`: the
         parameters are checked, and are not used elsewhere."""
         reading: Reading = self._answers.for_text
         if chat:
@@ -178,8 +178,8 @@ class Intake:
         return self._make(list(prompts), call, 0)
 
     def look(self, prompt: Any) -> QuireError | None:
-        """See what the headers of a prompt's media say, before it is read where others wait for
-        that; what is wrong with them. Any thread may."""
+        """Check the headers of a prompt's media and return the error found, before the prompt is
+        read on a thread that others wait for. May be called on any thread."""
         return self._maker.look(prompt)
 
     def window(
@@ -192,17 +192,17 @@ class Intake:
         return self._make(list(prompts), _Call(ParamCopies(params), adapters=adapters), 0)
 
     def check(self) -> None:
-        """NotSupported where the model writes no text."""
+        """Raise NotSupported if the model writes no text."""
         if self._refusal is not None:
             raise NotSupported(self._refusal)
 
     @property
     def num_made(self) -> int:
-        """Requests so far, which is the number of the next."""
+        """The number of requests made so far, which is the number of the next request."""
         return self._num_made
 
     def take_numbers(self, count: int) -> int:
-        """Numbers for so many requests; the first of them."""
+        """Reserve `count` request numbers; returns the first of them."""
         first, self._num_made = self._num_made, self._num_made + count
         return first
 
@@ -227,7 +227,7 @@ class Intake:
             first += len(some)
 
     def _make(self, prompts: list[Any], call: _Call, first: int) -> Window:
-        """The requests of prompts that stand at place `first` and behind it."""
+        """The requests of prompts whose first has index `first` among all prompts of the call."""
         self.check()
         count, priority = len(prompts), call.priority
         priorities = None if priority is None else priorities_of(priority, first, count)
@@ -257,7 +257,7 @@ class Intake:
 
 
 def cut_windows(items: Window) -> Iterator[Window]:
-    """Cut at so many prompts, or so many prompt tokens."""
+    """Cut items into windows of at most MOST_PROMPTS prompts, or about MOST_TOKENS tokens."""
     window: Window = []
     num_tokens = 0
     for item in items:

@@ -1,8 +1,8 @@
 """Ctrl-C between steps, never inside one.
 
-While a run goes on, the first Ctrl-C only leaves a mark: the step in progress ends, the rows
-and blocks are put in order, and then KeyboardInterrupt is raised. A second one is raised where
-it falls. A program that has its own handler keeps it.
+While a run goes on, the first Ctrl-C is only noted: the step in progress ends, rows and blocks are
+put in order, and then KeyboardInterrupt is raised. A second Ctrl-C is raised at once. A program
+with a handler of its own keeps it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import FrameType
 
 
 class CtrlC:
-    """Defers one Ctrl-C to the next `check`."""
+    """Delays one Ctrl-C until the next `check`."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -32,7 +32,7 @@ class CtrlC:
         self.pressed = True
 
     def check(self) -> None:
-        """Raise the KeyboardInterrupt that was held back, if any."""
+        """Raise KeyboardInterrupt if Ctrl-C was pressed."""
         if self.pressed:
             raise KeyboardInterrupt
 

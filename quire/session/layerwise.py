@@ -1,7 +1,7 @@
 """Reads text in float32 with one layer of the model in memory at a time.
 
-A model whose float32 weights would not fit can be compared with itself in bytes this way: all
-texts go through a layer, then it makes room for the next.
+A model whose float32 weights do not fit into memory can be compared with its 8-bit form this way:
+all texts go through one layer, then the next layer takes its place in memory.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ CPU = torch.device("cpu")
 
 
 class _Unpacked(CpuKernels):
-    """Products that take a weight as it comes: it is used for a few texts, and packing it would
-    take as long as these do."""
+    """Kernels that use weights unpacked: each is used for a few texts only, and packing it would
+    take as long as the products."""
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
         return PlainLinear(weight, bias)
 
 
 class LayerwiseModel:
-    """The exact model of some files, read through once for each call of `hidden`."""
+    """The exact model of some files; each call of `hidden` reads all its weights once."""
 
     def __init__(self, files: ModelFiles, spec: ModelSpec) -> None:
         self._files, self._spec = files, spec
         self._shape = head_shape(spec, DEFAULT_BLOCK_SIZE, torch.float32)
         self._kernels = _Unpacked(self._shape)
         self._names = [weight.name for weight in weights_of(spec)]
-        # Of the head, once they were needed.
+        # Weights of the output head, loaded when first needed.
         self._table: Tensor | None = None
         self._bias: Tensor | None = None
 
     @torch.inference_mode()
     def hidden(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The last hidden states of each text, normed."""
+        """The last hidden states of each text, after the last norm."""
         spec, plans = self._spec, self._spec.layers
         longest = max(len(window) for window in windows)
         rotary = Rotary(spec.ropes, plans[0].attention.angle_dims, longest, CPU)
@@ -93,7 +93,7 @@ class LayerwiseModel:
         return [embedding(torch.tensor(one), torch.arange(len(one))) for one in windows]
 
     def _of_layer(self, index: int) -> list[str]:
-        before = self._norm_before(index)  # belongs to the layer before
+        before = self._norm_before(index)  # which is built with the layer before
         start = f"layers.{index}."
         return [name for name in self._names if name.startswith(start) and name not in before]
 
@@ -106,7 +106,7 @@ class LayerwiseModel:
         return Parts(self._spec, weights, self._kernels, self._shape, TensorParallel())
 
     def _load(self, names: Collection[str]) -> dict[str, Tensor]:
-        # Threads fill these tensors, and inference mode is an affair of one thread.
+        # Other threads fill these tensors, and inference mode holds for one thread only.
         with torch.inference_mode(False):
             return load_weights(
                 self._files, self._spec, dtype=torch.float32, device="cpu", only=names

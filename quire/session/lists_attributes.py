@@ -1,4 +1,4 @@
-"""Views of the engine whose AttributeError lists what they do have."""
+"""Views of the engine whose AttributeError lists the attributes they have."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 
 class ListsAttributes:
-    """Scripts look for parts of vLLM's engine by name; one that is missing here raises an error
-    that lists those that are there."""
+    """Scripts read parts of vLLM's engine by name; the error for a missing one lists those that
+    exist."""
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # or every name would be taken for one that is there
+    if not TYPE_CHECKING:  # otherwise type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            if hasattr(type(self), name):  # a property that raised: say again what it said
+            if hasattr(type(self), name):  # a property that raised: raise its own error again
                 return object.__getattribute__(self, name)
             known = ", ".join(one for one in dir(self) if not one.startswith("_"))
             raise AttributeError(

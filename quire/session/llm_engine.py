@@ -1,4 +1,4 @@
-"""LLMEngine: a model whose steps the caller asks for, one by one."""
+"""LLMEngine: a model that computes one step at each call of `step`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.session.views import EngineView, MadeOfArgs
 
 
 class LLMEngine(MadeOfArgs, EngineView):
-    """A model without a loop of its own.
+    """A model whose loop is the caller's.
 
     >>> engine = LLMEngine.from_engine_args(EngineArgs(model="smollm2"))
     >>> engine.add_request("a", "The sea", SamplingParams(max_tokens=8))
@@ -25,7 +25,7 @@ class LLMEngine(MadeOfArgs, EngineView):
         super().__init__(Session.open(model, parse_options(options)))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Free the model's memory. Twice is fine; using the engine afterwards is not."""
+        """Free the model's memory. It may be called twice; the engine cannot be used afterwards."""
         if session := getattr(self, "_session", None):
             session.close()
 

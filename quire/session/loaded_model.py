@@ -1,4 +1,4 @@
-"""LoadedModel: a model that is ready to run, and what its makers recommend."""
+"""LoadedModel: a model that is ready to run, and the parameters that its makers recommend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from quire.pooling.head import Head
 
-# What a generation_config.json may set of a request's parameters, and our name for it.
+# Keys of generation_config.json that set parameters of requests, with our names for them.
 GENERATION_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "temperature": "temperature",
@@ -33,7 +33,7 @@ GENERATION_DEFAULTS = {
 
 
 def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation_config.json says of a request's parameters, by our names."""
+    """The parameters that a generation_config.json sets, by our names."""
     return {
         ours: generation_config[theirs]
         for theirs, ours in GENERATION_DEFAULTS.items()
@@ -50,29 +50,29 @@ class LoadedModel:
     facts: ExecutorFacts
     tokenizer: Tokenizer | None
     generation_config: Mapping[str, Any]
-    hf_config: Mapping[str, Any] = field(default_factory=dict)  # as its files write it
-    # Reads weights, the model's own (None) or those at another path, by their names.
+    hf_config: Mapping[str, Any] = field(default_factory=dict)  # as in its files
+    # Reads weights by name: the model's own (None), or those at another path.
     stored: Callable[[str | None], Iterable[tuple[str, Tensor]]] = lambda path: ()
-    head: Head | None = None  # what makes embeddings and classes of its states
-    no_text: str | None = None  # why it writes no text, where it does not
-    media: ModelMedia | None = None  # how it sees, where it does
-    adapters: AdapterStore | None = None  # its LoRA adapters, where it may have some
+    head: Head | None = None  # makes embeddings and classes of its hidden states
+    no_text: str | None = None  # why it writes no text; None if it does
+    media: ModelMedia | None = None  # how it reads media; None if it does not
+    adapters: AdapterStore | None = None  # its LoRA adapters; None without enable_lora
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """What ends an answer as the end of the sequence."""
+        """Token ids that end an answer as its end of sequence."""
         if self.tokenizer is not None and self.tokenizer.eos_ids:
             return self.tokenizer.eos_ids
         return self.spec.eos_ids[:1]
 
     @property
     def more_eos_ids(self) -> tuple[int, ...]:
-        """What else the model's files say ends an answer."""
+        """Further ids that end an answer according to the model's files."""
         given = Fields(self.generation_config, "generation_config.json").ids("eos_token_id")
         return (*self.spec.eos_ids, *given)
 
     def default_params(self) -> SamplingParams:
-        """What the model's makers recommend; SamplingParams() where they say nothing."""
+        """The parameters that the model's makers recommend, else SamplingParams()."""
         try:
             return SamplingParams(**recommended(self.generation_config))
         except InvalidParams as error:

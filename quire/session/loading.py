@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def load(model: str, options: Options) -> LoadedModel:
     """Find the model, decide how to run it, and start the executor."""
     work = _load
-    if "torch" in sys.modules:  # else nobody has changed its defaults
+    if "torch" in sys.modules:  # otherwise its defaults cannot have been changed
         from quire.executor.torch_defaults import by_usual_defaults
 
         work = by_usual_defaults(work)
@@ -60,7 +60,7 @@ def load(model: str, options: Options) -> LoadedModel:
 
 
 def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
-    """`undone`: what is to be ended where this fails."""
+    """`undone` ends what was started, if loading fails."""
     _check_given(model, options)
     wake_gpu("cpu" if options.tensor_parallel_size > 1 else options.device)
     files = find_files(model, options)
@@ -68,7 +68,7 @@ def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
     encoder = encoder_family(said)
     pooler = choose_pooler(files, said, options, encoder)
     generation_config = generation_config_of(files, options)
-    # The tokenizer is built by Rust and Python while the weights are read by torch.
+    # The tokenizer is built by Rust and Python while torch reads the weights.
     media = ModelMedia.of(files, said, options)
     with ThreadPoolExecutor(1) as second:
         reading = second.submit(load_tokenizer, files, options)
@@ -115,7 +115,7 @@ def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
-    """What is known of a model whose weights are loaded elsewhere."""
+    """Everything about a model whose weights are loaded in other processes."""
 
     spec: ModelSpec
     tokenizer: Tokenizer | None
@@ -124,7 +124,7 @@ class ModelParts:
 
 
 def read_parts(model: str, options: Options) -> ModelParts:
-    """Find the model and read all of it but its weights."""
+    """Find the model and read everything but its weights."""
     _check_given(model, options)
     files = find_files(model, options)
     said = {**files.config, **(options.hf_overrides or {})}
@@ -170,7 +170,7 @@ def _head(
 
 
 def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
-    """With no more length than the KV cache holds."""
+    """The config with max_model_len limited to what the KV cache holds."""
     most = facts.most_tokens(config.block_size, config.max_model_len)
     if most >= config.max_model_len:
         return config
@@ -181,7 +181,7 @@ def _fitted(config: EngineConfig, facts: ExecutorFacts) -> EngineConfig:
 def _stored(
     model: str, planned: AnySpec | FallbackPlan, options: Options, path: str | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights of the model's files, or of those at another path, one after the other."""
+    """The weights of the model's files, or of those at another path, one after another."""
     from quire.executor.cpu.local import NO_EXCHANGE
     from quire.weights.load import stored_weights
 
@@ -199,7 +199,7 @@ def _stored(
 
 
 def _check_given(model: object, options: Options) -> None:
-    """What can be refused before anything is fetched or loaded."""
+    """Refuse bad arguments before anything is fetched or loaded."""
     if options.chat_template:
         read_template(options.chat_template)
     if not isinstance(model, (str, os.PathLike)) or not str(model).strip():
@@ -324,7 +324,7 @@ def generation_config_of(files: ModelFiles, options: Options) -> dict[str, Any]:
 
 
 def load_tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
-    """That of the model, or the one that an option names; the same for the chat template."""
+    """The tokenizer of the model, or that of an option; the same for its chat template."""
     from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
     from quire.inputs.hf_tokenizer import load_hf_tokenizer
 
@@ -343,7 +343,7 @@ def load_tokenizer(files: ModelFiles, options: Options) -> Tokenizer | None:
     else:
         tokenizer = load_hf_tokenizer(files.path)
     if options.chat_template:
-        # Here, where each way to write out messages looks: of an LLM, a job, a server, a pipeline.
+        # Set here, because LLMs, jobs, servers and pipelines all read the template from it.
         tokenizer.chat_templates = {"default": read_template(options.chat_template)}
     tokenizer.special_tokens_in_messages = options.special_tokens_in_messages
     return tokenizer

@@ -1,4 +1,4 @@
-"""What a session has of a loaded model: its scheduler, what makes its requests, and the like."""
+"""Makes the parts of a session from a loaded model: its scheduler, request maker and so on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -
         caching=config.enable_prefix_caching,
         windows=model.facts.windows,
     )
-    # As many as have room, or as tokens of KV, in a few per cent of its bytes.
+    # As many rows as the executor has room for, or one per token of KV, which is a few per cent.
     kept = model.facts.shelf_rows or model.facts.num_blocks * config.block_size
     return Scheduler(
         pool,
@@ -75,8 +75,8 @@ def make_maker(model: LoadedModel, media: SessionMedia) -> RequestMaker:
 
 
 def suppressed_ids(model: LoadedModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tokens that a model which hears never writes, and those that it never begins with: without
-    them it writes down noises, or nothing at all."""
+    """(never written, never first): tokens that a model for sounds must not draw. With them it
+    would write down noises, or nothing at all."""
     if not isinstance(model.spec, ModelSpec) or not model.spec.heard_rows:
         return (), ()
     said = Fields(model.generation_config, "generation_config.json")

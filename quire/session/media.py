@@ -1,4 +1,4 @@
-"""What an LLM has for media: the rules of its model, the tower that encodes, and what it allows."""
+"""Media of an LLM: the rules of its model, the encoder ("tower"), and the media it accepts."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelMedia:
-    """How a model that sees or hears is served; `kinds` of media are read."""
+    """How media of a model are read and encoded; `kinds` are the kinds that are accepted."""
 
     family: MediaFamily
     kinds: tuple[str, ...]
     files: ModelFiles
-    config: Mapping[str, Any]  # config.json with what was laid over it
+    config: Mapping[str, Any]  # config.json, with hf_overrides merged into it
     options: MediaOptions
-    processor: Mapping[str, Any]  # options of its processor, over its files'
+    processor: Mapping[str, Any]  # options of its processor, before those of its files
     interleave: bool = False
     children: MediaChildren = field(default_factory=MediaChildren)
 
     @classmethod
     def of(cls, files: ModelFiles, said: Mapping[str, Any], options: Options) -> ModelMedia | None:
-        """None where the model reads text alone, or is to."""
+        """None if the model reads only text, or media are turned off."""
         family = _family(files, said)
         if family is None:
             return None
@@ -69,7 +69,7 @@ class ModelMedia:
         return cls(family, kinds, files, said, given, processor, options.interleave_mm_strings)
 
     def check(self, tokenizer: Callable[[], Tokenizer | None]) -> None:
-        """Whether a model that no family is about can be served, before it is."""
+        """Try a model that has no family of its own, before anything depends on it."""
         if not self.family.foreign or (made := tokenizer()) is None:
             return
         from quire.models.towers.foreign import ForeignImages, try_foreign
@@ -79,8 +79,8 @@ class ModelMedia:
         try_foreign(self.family, dict(self.config), rules, lambda text: encode(text).tolist())
 
     def start_children(self) -> None:
-        """Where it was said that media will come, one that decodes them starts as the model is
-        loaded."""
+        """Start a process that decodes media while the model is loaded, if the options show that
+        media will come."""
         said = self.options
         expected = self.kinds[:1] if said.folder or said.hosts else ()
         for kind in self.kinds:
@@ -88,13 +88,13 @@ class ModelMedia:
                 self.children.start(kind)
 
     def as_text(self) -> str:
-        """What another process needs for the tower, beside the files."""
+        """What another process needs to build the tower, beside the model's files."""
         given = {"config": dict(self.config), "processor": dict(self.processor)}
         return json.dumps({**given, "kinds": self.kinds})
 
     @classmethod
     def from_text(cls, files: ModelFiles, text: str) -> ModelMedia:
-        """The same there; nothing of prompts is read with it."""
+        """The ModelMedia in another process, which reads no prompts with it."""
         given = json.loads(text)
         family = _family(files, given["config"])
         if family is None:
@@ -105,7 +105,7 @@ class ModelMedia:
     def rules(
         self, token_text: Callable[[int], str | None], more: Mapping[str, Any] | None = None
     ) -> Rules:
-        """Those of each kind that is read."""
+        """The rules of each kind that is accepted."""
         said = {**self.processor, **(more or {})}
         for name in said:
             if name not in self.family.options:
@@ -145,15 +145,15 @@ class ModelMedia:
         )
 
     def _row_width(self, hidden_size: int) -> int | None:
-        """Of what the tower makes, with what it makes for deeper layers; None where its rows
-        cannot be given."""
+        """Width of the rows that the tower makes, with those for deeper layers; None if a caller
+        cannot give rows (embeddings) instead of images."""
         vision = self.config.get("vision_config")
         deeper = vision.get("deepstack_visual_indexes") if isinstance(vision, Mapping) else None
         return (1 + len(deeper or ())) * hidden_size if self.family.embedded else None
 
     def tower(self, config: EngineConfig, share: RankShare = ALONE) -> ModuleTower | HearingTower:
-        """Loads it, which takes seconds: Transformers is imported for it. On every rank whole, but
-        for the keys and values of sounds, which are made of the heads of its share."""
+        """Load the tower, which takes seconds, because Transformers is imported. Every rank has all
+        of it, but keys and values of sounds only for the heads of its share."""
         import torch
 
         from quire.models.towers.build import build_tower, canonical_name
@@ -189,7 +189,7 @@ class ModelMedia:
 
 
 def _family(files: ModelFiles, config: Mapping[str, Any]) -> MediaFamily | None:
-    """One that Transformers reads is given the files to do so."""
+    """The model's family for media. One that Transformers reads gets the files for that."""
     family = media_family(config) if files.kind == "hf" else None
     if family is None or not family.foreign:
         return family
@@ -203,7 +203,7 @@ def _family(files: ModelFiles, config: Mapping[str, Any]) -> MediaFamily | None:
 
 
 class SessionMedia:
-    """The media of an LLM's prompts, from reading them to having them prepared."""
+    """The media of an LLM's prompts: reads and prepares them."""
 
     def __init__(
         self,
@@ -213,14 +213,14 @@ class SessionMedia:
         pass_tokens: int,
         hidden_size: int,
     ) -> None:
-        """A pass has at most `pass_tokens`, each `hidden_size` wide."""
+        """A pass has at most `pass_tokens` tokens, each `hidden_size` wide."""
         self._media, self._pass_tokens, self._hidden_size = media, pass_tokens, hidden_size
         self.reader: MediaReader | None = None
         self.use(tokenizer)
 
     def use(self, tokenizer: Tokenizer | None) -> None:
-        """Read prompts with this tokenizer; nothing of their media where there is none, or where
-        the model sees nothing. The processes that decode know of no tokenizer, and go on."""
+        """Read prompts with this tokenizer; without one, or for a model without media, none are
+        read. The processes that decode do not depend on the tokenizer, and stay."""
         reader: MediaReader | None = None
         if self._media is not None and tokenizer is not None:
             reader = self._media.reader(tokenizer, self._pass_tokens, self._hidden_size)
@@ -231,8 +231,8 @@ class SessionMedia:
             reader.pool.aside = aside
 
     def encode_aside(self, executor: Executor) -> None:
-        """From now on, where the executor can; its tower is made at once. What is wrong with that
-        is told to rows with media."""
+        """Encode media on other threads from now on, if the executor can; loads its tower now. If
+        that fails, rows with media get the error later."""
         if self.reader is None:
             return
         from quire.executor.cpu.local import LocalExecutor
@@ -240,27 +240,27 @@ class SessionMedia:
         if isinstance(executor, LocalExecutor):
             with suppress(ModelError):
                 row_bytes = executor.load_tower()
-                # Of sounds that are heard plans are given keys and values, not rows.
+                # Where a decoder attends to sounds, plans take keys and values, not rows.
                 if row_bytes is not None and not self.reader.crossed:
                     self.reader.pool.aside = Aside(executor.shelf.encode_aside, row_bytes)
 
     @property
     def sound_rate(self) -> int | None:
-        """Samples in a second of the sounds that a decoder attends to, None where it does not."""
+        """Samples per second of sounds that a decoder attends to; None for other models."""
         if self.reader is None or not self.reader.crossed:
             return None
         return cast(HeardRules, self.reader.rules["audio"]).rate
 
     @property
     def sound_seconds(self) -> float | None:
-        """How long a sound may be that such a decoder attends to."""
+        """The longest sound, in seconds, that such a decoder attends to at once."""
         if self.sound_rate is None or self.reader is None:
             return None
         rules = cast(HeardRules, self.reader.rules["audio"])
         return rules.num_samples / rules.rate
 
     def prepare(self, holds: Callable[[int], bool], request: Request) -> Preparing | None:
-        """Have a request's media prepared, but for those that the engine `holds` encoded."""
+        """Begin to prepare a request's media, except items that the engine `holds` encoded."""
         if self.reader is None:
             return None
         self.reader.pool.holds = holds
@@ -268,7 +268,7 @@ class SessionMedia:
 
     @property
     def children(self) -> MediaChildren:
-        """The processes that decode; only where media are read."""
+        """The processes that decode media; there are some only if media are read."""
         if self.reader is None:
             raise EngineError("media were to be decoded by an LLM that reads none. This is a bug.")
         return self.reader.pool.children

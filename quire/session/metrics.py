@@ -1,8 +1,7 @@
-"""What an LLM has done so far as numbers, in the shapes and under the names that readers of vLLM's
-metrics know.
+"""An LLM's metrics, in the types and under the names of vLLM's.
 
-Counting must cost a batch nothing: what is observed is kept in short lists and sorted into
-buckets a few hundred at a time.
+Counting must not slow a batch: observations are kept in short lists and sorted into buckets a few
+hundred at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STEP_BUCKETS = (1, 8, *(2**k for k in range(4, 15)))
 
 @dataclass(frozen=True)
 class Metric:
-    """A number, or several, by name; `labels` tell metrics of one name apart."""
+    """A metric; `labels` tell metrics of the same name apart."""
 
     name: str
     labels: dict[str, str]
@@ -37,21 +36,21 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """Only ever grows."""
+    """A number that only grows."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Vector(Metric):
-    """Counters in a row."""
+    """Counters by position."""
 
     values: list[int]
 
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """How it is now."""
+    """The value now."""
 
     value: float
 
@@ -66,14 +65,14 @@ class Histogram(Metric):
 
 
 class _Observed:
-    """The observations of one histogram. One thread adds; another may read meanwhile, so all of
-    them are exchanged at once."""
+    """The observations of one histogram. One thread adds; others may read meanwhile, so the whole
+    state is replaced by one assignment."""
 
     __slots__ = ("_limits", "_state")
 
     def __init__(self, limits: tuple[float, ...]) -> None:
         self._limits = limits
-        # How many are at most each limit and above the last one, their sum, and the latest.
+        # Counts per bucket (the last one above all limits), their sum, and values not sorted yet.
         self._state: tuple[Counts, float, list[float]] = (np.zeros(len(limits) + 1, int), 0.0, [])
 
     def add(self, value: float) -> None:
@@ -120,12 +119,12 @@ class Metrics:
         self._steady = _Steady()
 
     def count_step(self, num_tokens: int, num_steps: int) -> None:
-        """A plan was run: so many tokens in so many steps."""
+        """A plan ran: `num_tokens` tokens in `num_steps` steps."""
         for _ in range(num_steps):
             self._observed["iteration_tokens_total"].add(num_tokens // num_steps)
 
     def count(self, output: RequestOutput) -> None:
-        """A request is over."""
+        """A request has ended."""
         self._finished[_reason(output)] += 1
         times = output.metrics
         if times is None or not times.scheduled_ts:  # refused before it began
@@ -154,7 +153,7 @@ class Metrics:
         self._observed[name].add(max(value, 0.0))
 
     def read(self, scheduler: Scheduler) -> list[Metric]:
-        """All of it now."""
+        """All metrics as they are now."""
         pool, guesses = scheduler.pool, scheduler.guesses
         gauges: Mapping[str, float] = {
             "num_requests_running": scheduler.num_running,
@@ -190,7 +189,7 @@ class Metrics:
 
 
 class _Steady:
-    """Numbers that begin again when an engine does, as numbers that only grow."""
+    """Makes numbers that start again with each engine into numbers that only grow."""
 
     def __init__(self) -> None:
         self._before: list[int] = []
@@ -218,7 +217,7 @@ def _reason(output: RequestOutput) -> str:
 
 
 def observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: float) -> None:
-    """A step that ran teaches how long such steps take, and is counted."""
+    """Learn from a step how long such steps take, and count it."""
     starts = plan.decode.positions.astype("int64")
     context = int(starts.sum() + len(starts)) * plan.most_drawn
     tokens = sampled = len(starts) * plan.most_drawn
@@ -226,6 +225,6 @@ def observe_step(times: StepTimes, metrics: Metrics, plan: StepPlan, seconds: fl
         length = len(s.token_ids)
         tokens, sampled = tokens + length, sampled + len(s.sample_into) + s.num_guessed
         context += length * s.start + length * (length + 1) // 2
-    if not plan.encode:  # towers take their own time
+    if not plan.encode:  # encoding media takes time of its own
         times.observe(tokens, sampled, context, seconds, steps=plan.repeat)
     metrics.count_step(tokens, plan.repeat)

@@ -1,4 +1,4 @@
-"""A model's config as scripts read it: of an LLM, or of a model's files before there is one."""
+"""A model's config as scripts read it: of an LLM, or of a model that is not loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class ModelConfig(ListsAttributes):
     """`llm.llm_engine.model_config`; or `ModelConfig("smollm2", max_model_len=512)`, which reads
-    all of the model but its weights."""
+    everything of the model but its weights."""
 
     _read_hf_config: Callable[[], Any]
 
@@ -27,14 +27,14 @@ class ModelConfig(ListsAttributes):
 
     @classmethod
     def asked(cls, model: str, options: Options) -> Self:
-        """Of a model that is not loaded."""
+        """The config of a model that is not loaded."""
         made = cls.__new__(cls)
         made._read(model, options)
         return made
 
     @classmethod
     def of(cls, session: Session) -> Self:
-        """Of a model that is."""
+        """The config of a loaded model."""
         model, made = session.model, cls.__new__(cls)
         made._keep(model.name, model.config, model.spec, model.generation_config)
         made._read_hf_config = lambda: session.hf_config
@@ -54,7 +54,7 @@ class ModelConfig(ListsAttributes):
         self._read_hf_config = lambda: config_object(values, spec.family)
 
     def _keep(self, name: str, config: Any, spec: AnySpec, generation: Mapping[str, Any]) -> None:
-        """`config`: what was decided, or the options where that is still to come."""
+        """`config`: the EngineConfig, or the options if nothing is decided yet."""
         self.model = self.tokenizer = self.served_model_name = name
         self.max_model_len, self.seed = config.max_model_len, config.seed
         self.quantization, self.trust_remote_code = config.quantization, config.trust_remote_code
@@ -64,14 +64,14 @@ class ModelConfig(ListsAttributes):
 
     @property
     def dtype(self) -> Any:
-        """A torch.dtype: what is computed in, or before that is decided what is stored."""
+        """A torch.dtype: of the computation, or, before that is decided, of the stored weights."""
         import torch
 
         return getattr(torch, self._dtype)
 
     @property
     def hf_config(self) -> Any:
-        """A Transformers config, made when it is asked for."""
+        """A Transformers config, made when first read."""
         return self._read_hf_config()
 
     @property
@@ -95,5 +95,5 @@ class ModelConfig(ListsAttributes):
         return self._spec.num_kv_heads
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
-        """What the model's makers recommend, as far as they say something."""
+        """The parameters that the model's makers recommend."""
         return recommended(self._generation)

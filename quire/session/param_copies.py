@@ -1,4 +1,4 @@
-"""The caller's sampling parameters, as the engine keeps them: copied, checked, and shared."""
+"""The caller's sampling parameters as the engine keeps them: copied, checked and shared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from quire.errors import InvalidParams
 from quire.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
-# Fields that hold one number, word or None; those that hold plain lists of these, or a dict; and
-# those that may hold anything.
+# Fields that hold plain lists; fields that may hold any object. All others but logit_bias hold one
+# number, word or None.
 _LISTS = ("stop", "stop_token_ids", "logprob_token_ids", "allowed_token_ids", "bad_words")
 _OBJECTS = (
     "structured_outputs",
@@ -30,7 +30,7 @@ _scalars = attrgetter(*_SCALARS)
 
 
 class ParamCopies:
-    """Private, checked copies of the caller's parameters, none made twice."""
+    """Private, checked copies of the caller's parameters; equal parameters share one copy."""
 
     def __init__(self, params: Params) -> None:
         if not isinstance(params, (SamplingParams, Sequence)) or isinstance(params, str):
@@ -46,7 +46,7 @@ class ParamCopies:
 
     @classmethod
     def own(cls, params: Sequence[SamplingParams]) -> ParamCopies:
-        """Of parameters that are checked and not used elsewhere: they are kept as they are."""
+        """For parameters that are checked and not used elsewhere: they are not copied."""
         made = cls(params)
         made._copies = {id(one): (one, one) for one in params}
         return made
@@ -79,12 +79,12 @@ class ParamCopies:
             )
         known = self._copies.get(id(params))
         if known is None:
-            # With the original, which a sequence may make anew each time: its id stays taken.
+            # The original is kept, too, so that its id is not used again for another object.
             known = self._copies[id(params)] = params, self._copy(params)
         return known[1]
 
     def _copy(self, params: SamplingParams) -> SamplingParams:
-        """One for all that say the same: a list of parameters mostly does."""
+        """One copy for all equal parameters: in a list most are equal."""
         if any(v is not None and (type(v) is not list or v) for v in _objects(params)):
             return params.checked_copy()
         values: list[Any] = [*_scalars(params)]
@@ -97,11 +97,11 @@ class ParamCopies:
                 values.append(part)
             else:
                 return params.checked_copy()
-        # 1 and True are equal, and only one of them is a number of samples.
+        # 1 == True, but they are different values of a parameter, so types are compared, too.
         key = tuple(values), tuple(map(type, values))
         try:
             found = self._alike.get(key)
-        except TypeError:  # something is there that cannot be a key: the check says what
+        except TypeError:  # a value that is not hashable: the check reports it
             return params.checked_copy()
         if found is None:
             found = self._alike[key] = params.checked_copy()

@@ -1,4 +1,4 @@
-"""What an LLM's pooling methods share: requests made, run, and their hidden states made into
+"""What pooling methods share: making requests, running them, and turning their hidden states into
 embeddings, classes and scores."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Output = TypeVar("Output", bound=PoolingRequestOutput[Any])
 
 @dataclass(frozen=True, slots=True)
 class CheckedPooling:
-    """What is asked about one text, checked."""
+    """What is asked about one text, checked already."""
 
     task: Task
     dimensions: int | None = None
@@ -39,8 +39,8 @@ class CheckedPooling:
 
 @dataclass(frozen=True, slots=True)
 class PoolingPrompt:
-    """A prompt with what is not in it: the name of what texts begin with (None for the model's
-    usual one), `pair`, a text that it is read with as one, and the salt of cached prefixes."""
+    """A prompt with what is not part of it: the name of the model's prompt that comes before it
+    (None: the usual one), `pair`, a second text to read together with it, and a cache salt."""
 
     prompt: Any
     prompt_name: str | None = None
@@ -91,7 +91,7 @@ class Pooling:
         tokenization_kwargs: dict[str, Any] | None,
         number: int,
     ) -> Made:
-        """The request of one prompt, or PoolingPrompt, whose task its parameters say."""
+        """The request of one prompt or PoolingPrompt; its parameters name the task."""
         given = prompt if isinstance(prompt, PoolingPrompt) else PoolingPrompt(prompt)
         task = self.check(task_of(None, params))
         [asked] = self.asked(params, task, 1)
@@ -146,7 +146,7 @@ class Pooling:
         raise InvalidParams(f"dimensions={wanted}: {why}", parameter="dimensions", value=wanted)
 
     def pooled(self, output: RequestOutput, asked: CheckedPooling) -> Floats | None:
-        """What was asked, of the hidden states that came; None where none did."""
+        """The numbers that were asked for, from the hidden states; None if there are no states."""
         states = output.hidden
         if states is None or self._head is None:
             return None
@@ -159,14 +159,14 @@ class Pooling:
         )
 
     def token_ids(self, output: RequestOutput) -> list[int]:
-        """The ids that the tokenizer gave, without the types that are folded into them."""
+        """The ids that the tokenizer gave, without token types, which are encoded in them."""
         ids = output.prompt_token_ids or []
         return [token % self._vocab_size for token in ids]
 
     def request_output(
         self, output: RequestOutput, asked: CheckedPooling
     ) -> PoolingRequestOutput[Any]:
-        """A result as `encode` gives it."""
+        """The result of one text in the form of `encode`."""
         return self.made(PoolingRequestOutput, tensor_output, output, asked)
 
     def made(
@@ -176,7 +176,7 @@ class Pooling:
         output: RequestOutput,
         asked: CheckedPooling,
     ) -> Output:
-        """One result of a kind, with what `make` makes of the numbers that were asked for."""
+        """One result of type `kind`, whose value `make` builds from the numbers."""
         values = self.pooled(output, asked)
         return kind(
             output.request_id,
@@ -189,20 +189,20 @@ class Pooling:
 
 
 def tensor_output(values: Floats) -> PoolingOutput:
-    """What `encode` gives: a tensor, which scripts stack and move."""
+    """The result of `encode`: a tensor, which scripts stack and move."""
     import torch
 
     return PoolingOutput(torch.from_numpy(values))
 
 
 def make_pooling(model: LoadedModel) -> Pooling:
-    """The pooling side of a model that was loaded."""
+    """The Pooling of a loaded model."""
     spec, config = model.spec, model.config
     pooler = PLAIN_GENERATOR if model.head is None else model.head.spec
     encoder = spec if isinstance(spec, EncoderSpec) else None
     most = model.facts.most_tokens(config.block_size, config.max_model_len)
     tokenizer = model.tokenizer
-    # Newer sentence-transformers directories say the longest text in the tokenizer's config alone.
+    # Newer sentence-transformers directories give the longest text only in the tokenizer's config.
     by_tokenizer = tokenizer.model_max_length if tokenizer is not None else None
     with_types = tokenizer is None or tokenizer.gives_types
     reader = PoolingReader(
@@ -217,7 +217,7 @@ def make_pooling(model: LoadedModel) -> Pooling:
 
 
 class PoolCall(Call[Any]):
-    """Texts whose hidden states are made into results, each when it is there."""
+    """Texts whose hidden states are made into results as they come."""
 
     def __init__(
         self,
@@ -228,8 +228,8 @@ class PoolCall(Call[Any]):
         first_number: int,
         strict: bool,
     ) -> None:
-        """`finish` makes a result of an output. `strict`: the first bad prompt raises, before any
-        work."""
+        """`finish` makes a result from an output. `strict`: the first bad prompt raises, before
+        any work."""
         self._asked, self._finish = asked, finish
         self._items: Window = []
         for i, one in enumerate(made):
@@ -249,7 +249,7 @@ class PoolCall(Call[Any]):
         return cut_windows(self._items)
 
     def keep(self, index: int, output: RequestOutput) -> None:
-        """Its states become its result, and are let go."""
+        """Make the result of an output, and free its hidden states."""
         self._done[index] = self._finish(output, self._asked[index])
         output.drop_hidden()
 
@@ -258,7 +258,7 @@ class PoolCall(Call[Any]):
 
 
 def task_of(pooling_task: str | None, params: Params) -> str:
-    """The task that is asked for, which has to be said."""
+    """The task that is asked for; InvalidRequest if there is none."""
     given = params if not isinstance(params, Sequence) else params[0] if params else None
     task = pooling_task or getattr(given, "task", None)
     if task is None:
@@ -270,7 +270,7 @@ def task_of(pooling_task: str | None, params: Params) -> str:
 
 
 def truncation(given: int | None, params: Params) -> int | None:
-    """How many tokens to keep: as a call says, or as all of its parameters do."""
+    """How many tokens to keep: from the call, or from its parameters if all agree."""
     listed = [params] if isinstance(params, PoolingParams) else params or ()
     said = {getattr(one, "truncate_prompt_tokens", None) for one in listed}
     if given is None and len(said) > 1:

@@ -23,7 +23,7 @@ from quire.step import Floats
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """What is to be read, and how: the prompts of a call, and what it says of all of them."""
+    """The prompts of a call, and its arguments for all of them."""
 
     prompts: Any
     params: Params
@@ -34,7 +34,7 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """What becomes of each text: the numbers of a task, as `make` gives them, in a `kind`."""
+    """How results are made: `make` turns a task's numbers into the value of a `kind`."""
 
     task: str
     kind: Callable[..., Any]
@@ -46,7 +46,7 @@ def _classes(values: Floats) -> ClassificationOutput:
 
 
 class PoolingMethods(ScoreMethod):
-    """Everything here works on the session that the LLM holds."""
+    """Methods that work on the session of the LLM."""
 
     def embed(
         self,
@@ -115,7 +115,7 @@ class PoolingMethods(ScoreMethod):
     def _pooled(
         self, texts: _Texts, results: _Results, use_tqdm: UseTqdm, lora: Any, on_error: OnError
     ) -> list[Any]:
-        """A result of this kind for each prompt."""
+        """The result of each prompt."""
         strict = raises(on_error)
         with self._session.turn():
             pooling = self._session.pooling

@@ -1,4 +1,4 @@
-"""Which functions edit the logits of a request: its own, and what the LLM's classes make."""
+"""The functions that edit the logits of a request: its own, and those of the LLM's classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.sampling_params import SamplingParams
 
 
 class RequestProcessors:
-    """The classes of `LLM(logits_processors=...)`, as far as single requests concern them."""
+    """The classes of `LLM(logits_processors=...)`, as they apply to single requests."""
 
     def __init__(self, config: EngineConfig, vocab_size: int) -> None:
         self._classes = (*config.batch_processors, *config.request_processors)

@@ -10,7 +10,7 @@ from quire.outputs import RequestOutput
 
 
 class Progress:
-    """A tqdm bar (or one of the caller's making), or nothing at all."""
+    """A tqdm bar, one of the caller's own, or none."""
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int | None) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""Whether what an option says of a checkpoint's weights is what its files say."""
+"""Checks the option `quantization` against how a checkpoint's weights are stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.weights.source import ModelFiles
 
 
 def weight_facts(files: ModelFiles) -> WeightFacts:
-    """What a model's weights were rounded to before they came here, and what they can stay in."""
+    """How a model's weights are quantised in its files, and the form that they can stay in."""
     if files.kind == "gguf":
         return WeightFacts("gguf")
     said = files.quantisation
@@ -19,7 +19,7 @@ def weight_facts(files: ModelFiles) -> WeightFacts:
 
 
 def _kept_as(said: Quantisation) -> str:
-    """ "fp8", "4 bits" by the kernels of backends/cuda_c, or "" for anything else."""
+    """ "fp8", "4 bits" if the kernels of backends/cuda_c can multiply with all, else ""."""
     layouts = [rule.layout for rule in said.rules if rule.layout is not None]
     if layouts and all(layout.kind == "fp8" for layout in layouts):
         return "fp8"
@@ -32,7 +32,7 @@ def _is_packed(layout: Layout) -> bool:
 
 
 def check_quantisation(files: ModelFiles, options: Options) -> None:
-    """Refuse an option that names another layout than the checkpoint has."""
+    """Refuse an option that names another format than the checkpoint's."""
     if "quantization_config" in (options.hf_overrides or {}):
         raise NotSupported(
             "hf_overrides with a quantization_config: how the tensors were rounded is a fact about "

@@ -1,7 +1,7 @@
 """A rank: a process that computes its share of every layer, started with `python -m`.
 
-It leaves by being killed, or when the engine's process is gone. That is watched from the first
-moment on: what comes next, torch with it, takes seconds to import, and so waits until then.
+It ends when it is killed, or when the engine's process has ended. That is watched from the first
+moment: the imports that follow, such as torch, take seconds, so they come later.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def main() -> None:
         channel.send(Kind.STARTED, first.number, rank_process.start())
         while (message := channel.receive()) is not None:
             channel.send(Kind.DONE, message.number, rank_process.do(message))
-    except BaseException as error:  # whatever it was, the engine's process has to know
+    except BaseException as error:  # every error must reach the engine's process
         traceback.print_exc()
         what = {"type": type(error).__name__, "text": str(error)[:_MOST_TEXT]}
         channel.send(Kind.ERROR, 0, to_json({**what, "at": time.monotonic()}))
     sys.stderr.flush()
-    os._exit(1)  # without the farewells of libraries, which wait for ranks that are gone
+    os._exit(1)  # without exit handlers of libraries, which would wait for ranks that are gone
 
 
 def _leave_at_end(lifeline: int) -> None:
-    """Wait until the engine's process is gone, then leave, whatever this one waits for."""
+    """Wait until the engine's process has ended, then exit at once."""
     while os.read(lifeline, 1):
         pass
     os._exit(1)

@@ -1,5 +1,5 @@
-"""What a rank computes: its share of the weights is read, the other ranks are met, and plans are
-run in the order in which they come."""
+"""What a rank does: it loads its share of the weights, connects to the other ranks, and runs plans
+in the order in which they come."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What a rank is to compute, as it is sent."""
+    """What a rank has to compute; sent to it at its start."""
 
     files: ModelFiles
     spec: ModelSpec  # of the whole model
     config: EngineConfig
     share: RankShare
     num_threads: int
-    meeting: str  # a file by which ranks find each other
-    media: str = ""  # how the model sees, where it does (session/media.py)
-    transformers: str = ""  # as what Transformers computes it, where it does (session/fallback.py)
+    meeting: str  # a file through which ranks find each other
+    media: str = ""  # how the model reads media, or "" (session/media.py)
+    transformers: str = ""  # how Transformers computes the model, or "" (session/fallback.py)
 
 
 class RankProcess:
@@ -76,7 +76,7 @@ class RankProcess:
         return b""
 
     def _run(self, message: Message) -> bytes:
-        """Run a plan. Only the first rank's result is sent, but all must have drawn the same."""
+        """Run a plan. The first rank sends its result; a checksum shows that all drew alike."""
         self._board.write(self._rank, Column.BEGUN, message.number, message.checksum)
         given: RankPlan = decode(message.data)
         sampler = self.samplers[-1]
@@ -93,8 +93,8 @@ class RankProcess:
         return None if self._media is None else partial(self._load_tower, self._media)
 
     def _load_tower(self, media: ModelMedia) -> Tower:
-        """Every rank encodes all media, which may take minutes and needs no other rank: each part
-        of the tower that begins is a move."""
+        """Every rank encodes all media, which may take minutes and needs no other rank. Each part
+        of the tower that begins is reported on the board as progress."""
         tower = media.tower(self.job.config, self.job.share)
         for part in tower.module.modules():
             part.register_forward_pre_hook(self._encodes)
@@ -120,7 +120,7 @@ class RankProcess:
         from quire.session.gpu_weights import load_gpu_weights
 
         job, config = self.job, self.job.config
-        # Fewer GPUs than ranks only where torch's own switch for tests allows it.
+        # There may be fewer GPUs than ranks only where torch's switch for tests allows it.
         torch.cuda.set_device(job.share.rank % torch.cuda.device_count())
         check_fp8(config)
         dtype: torch.dtype = getattr(torch, config.dtype)
@@ -158,7 +158,7 @@ class RankProcess:
     def _share(
         self, tp: TensorParallel, own: Callable[[], Weights]
     ) -> tuple[ModelSpec, Callable[[], Weights | LoadedModule]]:
-        """The spec of what this rank computes, and what reads the weights of it: by `own`, unless
+        """The spec of this rank's share, and the function that reads its weights: `own`, unless
         Transformers computes the model."""
         job = self.job
         if not job.transformers:

@@ -1,4 +1,4 @@
-"""Ranks for a model: what is asked is checked, decided, and sent to a process for each."""
+"""Ranks for a model: checks options, decides the config, and gives each rank's process its job."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from quire.models.fallback.planning import FallbackPlan
 
 MODULE = "quire.session.rank"
-# Torch's own word for several ranks on one GPU, which is good for tests and for nothing else.
+# Torch's switch for several ranks on one GPU, which is only useful for tests.
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 GPU_SILENCE = 300.0  # seconds: kernels are compiled when they are first used
 
 
 def refuse_ranks(options: Options, what: str) -> None:
-    """NotSupported where ranks are asked for of something that is not divided yet."""
+    """Raise NotSupported if ranks are asked for `what`, which cannot be divided yet."""
     if options.tensor_parallel_size > 1:
         raise NotSupported(
             f"{OPTION}={options.tensor_parallel_size} is not built for {what}. Leave it out, and "
@@ -46,7 +46,7 @@ def ranks_executor(
     options: Options,
     media: ModelMedia | None = None,
 ) -> tuple[EngineConfig, ModelExecutor]:
-    """Decide how ranks run the model, and start them; they load it while this goes on."""
+    """Decide how ranks run the model, and start them; they load it in the background."""
     from quire.executor.ranks.executor import RanksExecutor  # torch
     from quire.executor.ranks.processes import SILENCE
 
@@ -71,7 +71,7 @@ def ranks_executor(
     config = replace(config, notes=(*config.notes, *_few_cores(size, facts)))
     own = config
     if facts.device == "cpu" and config.kv_cache_memory_bytes is not None:
-        # One memory for all ranks.
+        # The memory is shared by all ranks.
         own = replace(config, kv_cache_memory_bytes=config.kv_cache_memory_bytes // size)
     jobs = [
         {
@@ -90,9 +90,9 @@ def ranks_executor(
 
 
 def _facts(spec: ModelSpec | None, options: Options, shares: list[RankShare]) -> DeviceFacts:
-    """`spec` is of the whole model; None where quire's own layers do not compute it."""
+    """`spec` is of the whole model; None if quire's own layers do not compute it."""
     gpu = None if options.device == "cpu" or not torch_knows_cuda() else first_gpu()
-    if gpu is not None:  # asked of the driver: this process opens no GPU
+    if gpu is not None:  # found through the driver, so that this process opens no GPU
         _check_gpus(len(shares))
         return gpu.facts()
     with short_spins():

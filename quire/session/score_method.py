@@ -19,7 +19,7 @@ from quire.session.session import Session
 
 
 class ScoreMethod:
-    """Works on the session that the LLM holds."""
+    """A method that works on the session of the LLM."""
 
     _session: Session
 
@@ -39,10 +39,10 @@ class ScoreMethod:
     ) -> list[ScoringRequestOutput]:
         """How well texts belong together, pair by pair: `output.outputs.score`.
 
-        One text and one, one and many, or as many as many. A model with one label reads a pair as
-        one text (`chat_template`, where given, writes it out of a message of the role "query" and
-        one of the role "document"); of an embedding model the score is the cosine, and where each
-        token has its own vector the sum of the best products.
+        Pass one text and one, one and many, or equally many of both. A model with one label reads a
+        pair as one text (`chat_template`, if given, writes it from a message with the role "query"
+        and one with the role "document"). For an embedding model the score is the cosine, or, if
+        each token has a vector, the sum of the best products.
         """
         strict = raises(on_error)
         pairs = _pairs(data_1, data_2)
@@ -51,7 +51,7 @@ class ScoreMethod:
         with self._session.turn():
             pooling, adapters = self._session.pooling, self._session.asked_adapters(lora_request)
             keep = truncation(truncate_prompt_tokens, pooling_params)
-            # Texts that are embedded each by itself are no queries of a pair: they begin as given.
+            # Texts that are embedded one by one are not queries: no prompt is put before them.
             named = None if pooling.spec.is_cross_encoder else ""
             options = text_options(pooling, tokenization_kwargs, keep, named)
             if adapters is not None:
@@ -80,8 +80,8 @@ class ScoreMethod:
     def _score_apart(
         self, task: Task, pairs: list[tuple[Any, Any]], params: Params, options: Any, strict: bool
     ) -> list[ScoringRequestOutput]:
-        """Scores of pairs whose texts are embedded each by itself, and once however many pairs
-        they are in: equal texts are computed once."""
+        """Scores of pairs whose texts are embedded one by one; equal texts are computed once, in
+        however many pairs they are."""
         pooling, count = self._session.pooling, len(pairs)
         prompts = [one for pair in pairs for one in pair]
         asked = pooling.asked(params if params is None else _twice(params, count), task, 2 * count)
@@ -137,7 +137,7 @@ def _texts(pairs: list[tuple[Any, Any]]) -> list[tuple[str, str]]:
 
 
 def _twice(params: Params, count: int) -> Params:
-    """The parameters of pairs as those of their texts."""
+    """The parameters of pairs, repeated for both texts of each."""
     if not isinstance(params, Sequence) or len(params) != count:
         return params
     return [one for one in params for _ in range(2)]

@@ -1,4 +1,4 @@
-"""`LLM.score_continuations`: scores in the shape of what the caller passed."""
+"""`LLM.score_continuations`: scores in the same shape as the caller's lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scored = list[ContinuationScore]
 
 
 class ScoreCall(Call[Scored]):
-    """Contexts, each with the scores of its continuations, which several requests may hold."""
+    """Contexts with the scores of their continuations; a context may need several requests."""
 
     def __init__(self, batch: ContinuationBatch) -> None:
         self._batch = batch
@@ -41,7 +41,7 @@ class ScoreCall(Call[Scored]):
     def _of(
         self, places: Sequence[tuple[int, int]], outputs: Sequence[RequestOutput | None]
     ) -> Scored | None:
-        """None where one of them is not there."""
+        """The scores of one context; None if an output is missing."""
         found: Scored = []
         for number, place in places:
             output = outputs[number] if number < len(outputs) else None

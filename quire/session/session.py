@@ -1,4 +1,4 @@
-"""One loaded model with its engine, planner and intake: what an LLM holds, put together."""
+"""One loaded model with its engine, planner and intake: everything that an LLM holds."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from quire.session.turns import Turns
 if TYPE_CHECKING:
     from torch import Tensor
 
-PROBE_ROWS = 16  # prompts run to measure the machine, when nothing ran before
+PROBE_ROWS = 16  # prompts that are run to measure the machine, if nothing ran before
 
 
 @dataclass(frozen=True, slots=True)
 class KvCacheView:
-    """The KV cache of an LLM: how large it is, and how much of it was ever in use at once."""
+    """The KV cache of an LLM: its size, and the most blocks that were ever used at once."""
 
     num_blocks: int
     block_size: int
@@ -70,7 +70,7 @@ class Session:
             make_scheduler(self.model, self._lengths, self._guides),
             model.executor,
             depth=config.depth,
-            # Not a method of this object: a cycle would keep it all until a full collection.
+            # Not a method of self: that cycle would keep everything until a full collection.
             observe=partial(observe_step, self._times, self._metrics),
         )
         self._planner = Planner(
@@ -104,7 +104,7 @@ class Session:
 
     @property
     def supported_tasks(self) -> tuple[str, ...]:
-        """What the model can be asked for."""
+        """The tasks that the model supports."""
         writes = ("generate",) if self.model.no_text is None else ()
         hears = ("transcription",) if self.sound_rate is not None else ()
         scores = ("score",) if self.pooling.spec.is_cross_encoder else ()
@@ -112,14 +112,14 @@ class Session:
 
     @property
     def sound_rate(self) -> int | None:
-        """Samples in a second of sounds that the model transcribes; None: it transcribes none."""
+        """Samples per second of sounds that the model transcribes; None if it transcribes none."""
         return self.media.sound_rate
 
     def turn(self) -> AbstractContextManager[None]:
         return self.turns.turn()
 
     def check(self) -> None:
-        """Refuse what cannot work: a closed engine, or one from before a fork."""
+        """Raise if the engine was closed, or made before a fork."""
         self.turns.check()
 
     def run(
@@ -129,7 +129,7 @@ class Session:
         return self.new_run(between_steps).outputs(windows)
 
     def new_run(self, between_steps: Callable[[], None], *, telling: Telling | None = None) -> Run:
-        """A run that is yet to be given its windows."""
+        """A run that has not got its windows yet."""
         return Run(
             self.engine,
             self._planner,
@@ -149,7 +149,7 @@ class Session:
         probe: int | None,
         between_steps: Callable[[], None],
     ) -> Plan:
-        """The plan of these prompts, after running `probe` of them where that is wanted."""
+        """The plan of these prompts, after running `probe` of them to measure times."""
         if probe is not None:
             probe = whole(InvalidOption, "probe", probe, low=0)
         windows, _ = self.intake.read(prompts, params, strict=True)
@@ -181,7 +181,7 @@ class Session:
         concurrency_limit: int | None,
         lora_request: Any = None,
     ) -> BeamCall:
-        """Prompts to search answers for, read and checked."""
+        """A beam search call for these prompts, read and checked."""
         return BeamCall(
             prompts,
             params,
@@ -194,7 +194,7 @@ class Session:
         )
 
     def score_call(self, contexts: Any, continuations: Any, lora_request: Any = None) -> ScoreCall:
-        """Contexts and continuations, read and checked."""
+        """A call for scores of these continuations, read and checked."""
         model, config = self.model, self.model.config
         if self.sound_rate is not None:
             raise NotSupported(
@@ -219,7 +219,7 @@ class Session:
         priority: int,
         lora_request: Any = None,
     ) -> Request | Refused:
-        """One prompt whose hidden states are wanted."""
+        """The request of one prompt for hidden states, or why it is refused."""
         number = self.intake.take_numbers(1)
         made = self.pooling.read_one(prompt, params, tokenization_kwargs, number)
         if (adapters := self.asked_adapters(lora_request)) is not None:
@@ -229,7 +229,7 @@ class Session:
         return replace(made, priority=priority)
 
     def read_metrics(self) -> list[Metric]:
-        """Counters, gauges and histograms of all that was done."""
+        """Counters, gauges and histograms since the LLM was made."""
         return self._metrics.read(self.engine.scheduler)
 
     def kv_cache(self) -> KvCacheView:
@@ -252,24 +252,24 @@ class Session:
         return config_object(self.model.hf_config, self.model.spec.family)
 
     def hf_tokenizer(self) -> Any:
-        """The tokenizer as Transformers has it."""
+        """The tokenizer as an object of Transformers."""
         if self.model.tokenizer is None:
             raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
         return self.model.tokenizer.hf_tokenizer()
 
     def prepare_grammars(self) -> None:
-        """Do now what would hold up all rows when the first asks for a structured output: a second
-        for a vocabulary of 150,000 tokens."""
+        """Do now what would block all rows when the first asks for a structured output: it takes a
+        second for a vocabulary of 150,000 tokens."""
         if self.model.no_text is None:
             self._guides.prepare()
 
     def prepare_media(self) -> None:
-        """Do now, and aside from here on, what would hold up all rows when one has an image:
-        seconds for the tower, and on a CPU as many for what it makes of a large one."""
+        """Load the encoder of media now, and encode on other threads from now on: each would block
+        all rows for seconds, the second on a CPU for every large image."""
         self.media.encode_aside(self.model.executor)
 
     def set_tokenizer(self, tokenizer: Any) -> None:
-        """Read and write text with another tokenizer; what was cached is forgotten."""
+        """Use another tokenizer from now on; caches are cleared."""
         made = tokenizer_of(tokenizer)
         with self.turns.turn(needs_all=False):
             self._guides.close()
@@ -291,14 +291,14 @@ class Session:
             if level == 0:
                 self.turns.asleep |= {"scheduling"}
                 return
-            # Marked first: whatever fails on the way down, waking puts it in order.
+            # Marked first: if a step below fails, wake_up restores everything.
             self.turns.asleep |= {*PARTS}
             self.engine.scheduler.pool.forget_cache()
             self.engine.scheduler.media.clear()
             self.model.executor.sleep(keep_weights=level == 1)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
-        """Bring back what sleeps, or of it what `tags` name; see LLM.wake_up."""
+        """Wake all parts that sleep, or those in `tags`; see LLM.wake_up."""
         known = {*PARTS, "scheduling"}
         wanted = known if tags is None else {*tags}
         if isinstance(tags, str) or wanted - known:
@@ -319,7 +319,7 @@ class Session:
         return bool(self.turns.asleep)
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Exchange weights by name; what was cached of the old ones is forgotten."""
+        """Replace weights by name; caches of the old weights are cleared."""
         with self.turns.turn(needs_all=False):
             if "weights" in self.turns.asleep:
                 raise EngineAsleep("the weights sleep: call wake_up(tags=['weights']) first")
@@ -331,7 +331,7 @@ class Session:
 
     @property
     def num_replicas(self) -> int:
-        """Engines that each have the whole model, of one rank or several."""
+        """How many engines have the whole model each, on one rank or several."""
         return 1
 
     @property

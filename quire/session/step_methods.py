@@ -1,4 +1,4 @@
-"""Adding requests and computing them step by step, as LLMEngine and `llm.llm_engine` have it."""
+"""Adding requests and computing them step by step: methods of LLMEngine and `llm.llm_engine`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quire.session.stepping import Added, Stepping
 
 
 class StepMethods:
-    """The part of vLLM's LLMEngine that takes requests and computes them."""
+    """The part of vLLM's LLMEngine that adds requests and computes them."""
 
     _session: Session
 
@@ -36,8 +36,8 @@ class StepMethods:
         trace_headers: Any = None,
         priority: int = 0,
     ) -> str:
-        """Check a prompt now and let the next steps compute it; returns its id. `step` gives
-        what it has written so far, or as the `output_kind` of its parameters says."""
+        """Check a prompt now and let the next steps compute it; returns its id. `step` returns its
+        text so far, or what the `output_kind` of its parameters says."""
         session = self._session
         with session.turns.turn(stepping=True):
             stepping = session.turns.stepping
@@ -68,9 +68,9 @@ class StepMethods:
         return request_id
 
     def step(self) -> list[RequestOutput | PoolingRequestOutput[Any]]:
-        """Compute one step, and return what it added to requests: an output for each of those.
+        """Compute one step; returns an output for each request that it changed.
 
-        Ctrl-C is raised when the step is done; the next call returns what it made.
+        Ctrl-C is raised after the step; the next call then returns its outputs, too.
         """
         session = self._session
         with session.turns.turn(stepping=True), CtrlC() as ctrl_c:
@@ -98,7 +98,7 @@ class StepMethods:
         return pooling.request_output(output, wanted)
 
     def abort_request(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """Give requests up: no more outputs of theirs. Ids of no unfinished request are ignored."""
+        """Cancel requests: they get no more outputs. Unknown or finished ids are ignored."""
         turns = self._session.turns
         with turns.turn(stepping=True):
             if (stepping := turns.stepping) is None:

@@ -1,4 +1,4 @@
-"""Requests of a caller who keeps the loop: added one by one, computed a step at a time."""
+"""Requests of a caller with a loop of its own: added one by one, computed a step at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.run import Run
 
 @dataclass(eq=False, slots=True)
 class Added:
-    """A request, and the parameters of those whose hidden states are wanted."""
+    """A request; `pooled` are its parameters if hidden states are wanted."""
 
     request_id: str
     request: Request
@@ -21,7 +21,7 @@ class Added:
 
 
 class Stepping:
-    """What was added to a session and is not finished; gone when nothing is left of it."""
+    """The unfinished requests of a session; dropped when none is left."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -52,7 +52,7 @@ class Stepping:
                 self._run.cancel(added.request.number)
 
     def compute(self) -> None:
-        """One step; what it made is kept until it is taken."""
+        """Compute one step; its outputs are kept until `take`."""
         new, self._new = self._new, []
         for added in new:
             self._by_place[self._num_entered] = added
@@ -73,8 +73,8 @@ class Stepping:
         return made
 
     def is_over(self) -> bool:
-        """Whether nothing is left of it, in the engine neither: what was planned ahead for
-        requests that ended is waited for."""
+        """Whether no request is left. If so, waits for plans in flight that were made for requests
+        that have ended."""
         if not self._by_id:
             while not self._run.is_empty:
                 self._run.step([])

@@ -1,6 +1,6 @@
-"""How a model that attends to sounds is asked for what is said in a piece of one: how the piece
-begins (its language, and whether anyone speaks), then what is said, again at a higher temperature
-where that is not believed, and again from where the model stopped before the piece ends."""
+"""Transcribes a piece of sound in several requests: first one for its language and whether anyone
+speaks; then one for the text, again at a higher temperature if the text is not plausible, and again
+from where the model stopped before the end of the piece."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from quire.outputs import CompletionOutput
     from quire.session.session import Session
 
-_LEAST_REST = 1 / 30  # of a piece; less is not heard by itself
+_LEAST_REST = 1 / 30  # of a piece; a shorter rest is left out
 
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """How far a piece is that begins at `start`: what its beginning told, once it did, which
-    temperature it is at, and what was said before the seconds that are heard now."""
+    """The state of transcribing the piece that begins at `start`: what its opening showed, the
+    current temperature, and the segments found before the part that is heard now."""
 
     wanted: Wanted
     start: float
     piece: SoundPiece
     seed: int | None
-    earlier: tuple[int, ...]  # tokens that stand for what was said before the sound
+    earlier: tuple[int, ...]  # tokens of the text before the sound
     is_opened: bool
     language: str | None
     no_speech: float = 0.0
     attempt: int = 0
-    hottest: int = 0  # of the attempts at what was said before
+    hottest: int = 0  # the highest attempt that earlier segments needed
     segments: tuple[Segment, ...] = ()
     num_tokens: int = 0
     is_over: bool = False
@@ -50,23 +50,23 @@ class Hearing:
 
     @property
     def temperature(self) -> float:
-        """The highest that an answer was drawn at."""
+        """The highest temperature that an answer was drawn at."""
         return self.wanted.temperatures[max(self.hottest, self.attempt)]
 
     def after(self, num_tokens: int, segments: Sequence[Segment] = ()) -> Hearing:
-        """With an answer that stands."""
+        """The state after an answer that was accepted."""
         said = (*self.segments, *segments)
         return replace(self, segments=said, num_tokens=self.num_tokens + num_tokens)
 
     def going_on(self, rest: SoundPiece, *, is_opened: bool) -> Hearing:
-        """With what is left of the piece, in the language that it began with."""
+        """The state before hearing the rest of the piece, in the same language."""
         hottest = max(self.hottest, self.attempt)
         return replace(self, piece=rest, is_opened=is_opened, attempt=0, hottest=hottest)
 
 
 class Transcriber:
-    """`begin` a piece, ask the engine what `asked` says, and let `after` take the answer, until the
-    hearing is over."""
+    """Call `begin` for a piece, send the engine what `asked` returns, and give the answer to
+    `after`, until the Hearing is over."""
 
     def __init__(self, session: Session) -> None:
         model = session.model
@@ -85,17 +85,17 @@ class Transcriber:
         }
 
     def check(self, wanted: Wanted) -> None:
-        """InvalidOption for what the model cannot do."""
+        """Raise InvalidOption for options that the model does not support."""
         self._tokens.check(wanted.language, wanted.task)
         self._earlier(wanted)
 
     def is_asked_once(self, wanted: Wanted) -> bool:
-        """Whether the first answer is the last."""
+        """Whether one request is enough."""
         once = len(wanted.temperatures) == 1 and not wanted.timestamps
         return once and self._opening(wanted.language) is None
 
     def begin(self, wanted: Wanted, sound: Mapping[str, Any], seed: int | None) -> Hearing:
-        """A piece of a file: {"path", "stamp", "start", "end"}."""
+        """Begin with a piece of a file: {"path", "stamp", "start", "end"}."""
         place = Path(sound["path"]), sound["start"], sound["end"], sound["stamp"]
         known = None if self._tokens.needs_language(wanted.language) else wanted.language or "en"
         return Hearing(
@@ -109,7 +109,7 @@ class Transcriber:
         )
 
     def asked(self, hearing: Hearing) -> tuple[dict[str, Any], SamplingParams]:
-        """The next prompt of a piece, and its parameters: how it begins, or what is said."""
+        """The next prompt of a piece, and its parameters: for its opening, or for the text."""
         wanted = hearing.wanted
         ids, params = [self._tokens.start], self._opening(wanted.language)
         if hearing.is_opened or params is None:
@@ -118,7 +118,7 @@ class Transcriber:
         return {"prompt_token_ids": ids, "multi_modal_data": {"audio": [hearing.piece]}}, params
 
     def after(self, hearing: Hearing, answer: CompletionOutput) -> Hearing:
-        """With the answer to what was asked."""
+        """The state after the answer to what was asked."""
         if not hearing.is_opened:
             return self._opened(hearing, answer)
         written, doubts = answer.token_ids, hearing.wanted.doubts
@@ -154,8 +154,8 @@ class Transcriber:
         return self._openings[self._tokens.needs_language(language)]
 
     def _opening_params(self, *, asks: bool) -> SamplingParams | None:
-        """For what the beginning of an answer tells: whether anyone speaks, and the language, where
-        the sound must tell it."""
+        """Parameters for the opening of an answer, which shows whether anyone speaks and, where
+        the caller did not say it, the language. None if neither is needed."""
         tokens = self._tokens
         if not asks and tokens.no_speech is None:
             return None
@@ -167,7 +167,7 @@ class Transcriber:
         )
 
     def _opened(self, hearing: Hearing, answer: CompletionOutput) -> Hearing:
-        """The same with what its beginning told."""
+        """The state with what the opening showed."""
         language, no_speech = hearing.language, 0.0
         if language is None:
             language = self._tokens.language_of(answer.token_ids[0])
@@ -176,7 +176,7 @@ class Transcriber:
         return replace(hearing, is_opened=True, language=language, no_speech=no_speech)
 
     def _segments(self, hearing: Hearing, written: Sequence[int], logprob: float) -> list[Segment]:
-        """From the beginning of the piece on."""
+        """The segments of an answer, in seconds from the beginning of the piece."""
         piece = hearing.piece
         seconds = round(piece.end - piece.start, 4)
         found = self._tokens.segments(written, seconds, self._tokenizer.decode)
@@ -196,8 +196,8 @@ class Transcriber:
     def _rest(
         self, hearing: Hearing, written: Sequence[int]
     ) -> tuple[SoundPiece | None, int | None]:
-        """What is still to be heard of a piece where the model stopped early, and how much of what
-        it wrote stands: texts that have ended."""
+        """The rest of a piece if the model stopped early, and how many of the tokens it wrote
+        belong to segments that have ended."""
         stop = self._tokens.stopped_at(written) if hearing.wanted.timestamps else None
         if stop is None:
             return None, None

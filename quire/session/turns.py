@@ -1,4 +1,4 @@
-"""One call at a time on an LLM: a second thread waits, a call from inside a call is refused."""
+"""One call at a time per LLM: a second thread waits, a call from inside a call is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Turns:
-    """Whose turn it is. Made in the process that may use it."""
+    """Lets one call in at a time. Only the process that made it may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,10 +29,10 @@ class Turns:
 
     @contextmanager
     def turn(self, *, needs_all: bool = True, stepping: bool = False) -> Iterator[None]:
-        """Wait for the turn and hold it; raises where waiting would be for ever. `needs_all`: it
-        cannot be done while anything sleeps. `stepping`: it is one of the calls between which
-        requests stay in the engine; whatever else is called needs it empty. Ctrl-C is Interrupted
-        here wherever it falls, as programs that look at its outputs expect."""
+        """Hold the turn, after waiting for it; raises where the wait would never end. `needs_all`:
+        the call needs all parts awake. `stepping`: requests may stay in the engine after it; all
+        other calls need the engine empty. Ctrl-C always becomes Interrupted here, because programs
+        read its outputs."""
         self.check()
         if self._owner is not None and self._owner in (threading.get_ident(), on_behalf_of()):
             raise EngineBusy(
@@ -63,7 +63,7 @@ class Turns:
                 self._owner = None
 
     def check(self) -> None:
-        """Refuse what cannot work: a closed engine, or one from before a fork."""
+        """Raise if the engine was closed, or made before a fork."""
         if self.closed:
             raise EngineClosed("this LLM was closed; make a new one to go on")
         if os.getpid() != self._process:

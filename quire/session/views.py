@@ -1,4 +1,4 @@
-"""What scripts read off an LLM besides its results, under the names they use."""
+"""Objects that scripts read beside an LLM's results, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class MadeOfArgs:
-    """What is made of a model and options, as scripts for vLLM make it."""
+    """Class methods of vLLM that make an object from a model and options."""
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *ignored: Any, **more: Any) -> Self:
-        """With the options that an EngineArgs holds; what else is passed is about logging."""
+        """Make one with the options of an EngineArgs; other arguments (logging) are ignored."""
         make: Any = cls
         made: Self = make(**engine_args.given())
         return made
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any, *ignored: Any, **more: Any) -> Self:
-        """With what `EngineArgs.create_engine_config` returned."""
+        """Make one from the result of `EngineArgs.create_engine_config`."""
         from quire.session.engine_args import given_args  # takes a while to import
 
         return cls.from_engine_args(given_args(vllm_config))
@@ -48,7 +48,7 @@ class CacheConfigView(ListsAttributes):
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfigView(ListsAttributes):
-    """`vllm_config.parallel_config`; its world is one replica."""
+    """`vllm_config.parallel_config`; `world_size` counts the ranks of one replica."""
 
     tensor_parallel_size: int
     data_parallel_size: int
@@ -83,7 +83,7 @@ class VllmConfigView(ListsAttributes):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationView:
-    """Tokens that were guessed ahead since the LLM was made, and how many of them were right."""
+    """How many tokens were guessed since the LLM was made, and how many of them were right."""
 
     num_guessed: int
     num_accepted: int
@@ -156,7 +156,7 @@ class EngineView(StepMethods, RestingView, ListsAttributes):
         return self._session.read_metrics()
 
     def do_log_stats(self) -> None:
-        """Nothing: quire logs no statistics, and `get_metrics` has them."""
+        """Does nothing: quire logs no statistics; `get_metrics` returns them."""
 
     def reset_mm_cache(self) -> None:
         self._session.forget_media()
@@ -169,8 +169,7 @@ class EngineView(StepMethods, RestingView, ListsAttributes):
 
     @property
     def model_executor(self) -> ExecutorView:
-        """The way to the model; there is none any more once the LLM was closed, which deleting
-        this does."""
+        """The executor view. Deleting this attribute closes the LLM; then there is none."""
         if self._session.is_closed:
             raise AttributeError("model_executor: this LLM was closed")
         return ExecutorView(self._session)

@@ -1,7 +1,7 @@
-"""The way down to a model as scripts for vLLM walk it: executor, worker, model runner, model.
+"""Views of executor, worker, model runner and model, as scripts for vLLM reach the model.
 
-quire runs in one process, so there is one worker and it is here. What can be done along the way
-is to exchange weights; the tensors themselves are packed and do not show.
+quire shows one worker, in this process. Only exchanging weights is supported; the tensors
+themselves are packed, and cannot be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RestingView:
-    """A view from which the engine can be put to rest, as from the LLM itself."""
+    """A view with the LLM's methods to sleep and wake up."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -32,14 +32,14 @@ class RestingView:
 
 
 class ModelView:
-    """The model, as far as its weights can be exchanged."""
+    """The model: its weights can be replaced."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Write (name, tensor) pairs, with the names of Hugging Face checkpoints, into the
-        model; returns the names that were."""
+        """Write (name, tensor) pairs, named as in Hugging Face checkpoints, into the model; returns
+        the names that were written."""
         return self._session.load_weights(weights)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -50,7 +50,7 @@ class ModelView:
 
 
 class ModelRunnerView(ListsAttributes):
-    """What holds the model."""
+    """The object that holds the model."""
 
     def __init__(self, session: Session) -> None:
         self.model = ModelView(session)
@@ -60,7 +60,7 @@ class ModelRunnerView(ListsAttributes):
 
 
 class WorkerView(RestingView, ListsAttributes):
-    """The one worker: what functions of `collective_rpc` are called with."""
+    """The one worker, which functions of `collective_rpc` are called with."""
 
     rank = local_rank = 0
 
@@ -70,7 +70,7 @@ class WorkerView(RestingView, ListsAttributes):
 
     @property
     def worker(self) -> WorkerView:
-        """Itself: some walk through a wrapper that is not needed here."""
+        """Itself: some scripts expect a wrapper around the worker."""
         return self
 
     @property
@@ -104,7 +104,7 @@ class WorkerView(RestingView, ListsAttributes):
             self._session.load_weights(self._session.model.stored(weights_path))
 
     def update_config(self, overrides: Mapping[str, Any]) -> None:
-        """What programs say before `reload_weights`, which reads the model's files in any case."""
+        """Programs call this before `reload_weights`, which reads the model's files in any case."""
         if overrides != {"load_config": {"load_format": "auto"}}:
             raise NotSupported(
                 f"update_config({overrides!r}) is not built: what was decided stays. Make another "
@@ -133,7 +133,7 @@ class ExecutorView(RestingView, ListsAttributes):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """[what came of it]: a method of the worker by name, or a function that takes it."""
+        """Call a method of the worker by name, or a function with the worker; returns [result]."""
         self._session.check()
         worker = self.driver_worker
         if not isinstance(method, str):
@@ -161,7 +161,7 @@ class EngineCoreView(ListsAttributes):
 
     @property
     def engine_core(self) -> EngineCoreView:
-        """Itself: a client and what it asks are one here."""
+        """Itself: some scripts expect a client around the engine core."""
         return self
 
     def shutdown(self, timeout: float | None = None) -> None:
