@@ -1,5 +1,5 @@
-"""Several engines behind one stream of rows: which engine gets which row, what crosses to its
-process and back, and what is left of it when it dies.
+"""Several engines behind one stream of rows: which engine gets which row, the messages to and from
+its process, and what happens to its rows when it dies.
 
-Torch-free, but for `child`: what an engine's process runs.
+Torch-free, except `child`: the code of an engine's process.
 """

@@ -1,7 +1,7 @@
 """A small piece of memory that supervisor and engine share, readable after the engine died.
 
-The engine writes what it is at, when it last moved, and which rows are on the device. Where it
-is found dead or silent, that says which rows to suspect.
+The engine writes its phase, the time of its last move, and which rows are on the device. If it is
+found dead or silent, these rows are suspected.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from enum import IntEnum
 MOST_ROWS = 1 << 14
 HEADER = struct.Struct("=qqqq")  # phase, nanoseconds of the last move, median step, row count
 SIZE = HEADER.size + 8 * MOST_ROWS
-SILENCE, SLOW_STEPS = 60.0, 20  # no move for so many seconds, or so many times the median step
+SILENCE, SLOW_STEPS = 60.0, 20  # hung after so many seconds, or median steps, without a move
 
 
 class Phase(IntEnum):
     LOADING = 0
-    IDLE = 1  # it waits for rows
+    IDLE = 1  # waiting for rows
     WORKING = 2
 
 
 class Board:
-    """One engine's board. Times are of the monotonic clock, which processes share."""
+    """One engine's board. Times are of the monotonic clock, which all processes share."""
 
     def __init__(self, file: int) -> None:
         self.number = file
@@ -37,24 +37,24 @@ class Board:
 
     @classmethod
     def create(cls) -> Board:
-        """A fresh board in a file without a name, whose number a child inherits."""
+        """A new board in an unnamed file, whose descriptor a child inherits."""
         with tempfile.TemporaryFile(prefix="quire-board-") as file:
             number = os.dup(file.fileno())
         os.ftruncate(number, SIZE)
         return cls(number)
 
     def move(self, phase: Phase, median_step: float = 0.0) -> None:
-        """Say what the engine is at, now."""
+        """Write the engine's phase, and that it moved now."""
         self.moved_at = time.monotonic()
         _, _, _, count = HEADER.unpack_from(self._memory)
         HEADER.pack_into(self._memory, 0, phase, time.monotonic_ns(), int(median_step * 1e9), count)
 
     def beat(self) -> None:
-        """Say that it is still at it."""
+        """Write that the engine moved now."""
         struct.pack_into("=q", self._memory, 8, time.monotonic_ns())
 
     def show_rows(self, rows: Iterable[int]) -> None:
-        """Say which rows the engine holds from now on."""
+        """Write which rows the engine holds from now on."""
         shown = list(rows)[:MOST_ROWS]
         struct.pack_into(f"={len(shown)}q", self._memory, HEADER.size, *shown)
         struct.pack_into("=q", self._memory, HEADER.size - 8, len(shown))
@@ -67,8 +67,8 @@ class Board:
         return Phase(HEADER.unpack_from(self._memory)[0])
 
     def is_hung(self, watched: float = math.inf) -> bool:
-        """Whether it works on rows and has not moved for far too long, of the `watched` seconds
-        that count."""
+        """Whether the engine works on rows and has not moved for far too long. `watched`: seconds
+        for which this process itself was able to read the engine's messages."""
         _, moved, median, _ = HEADER.unpack_from(self._memory)
         silent = (time.monotonic_ns() - moved) / 1e9 if moved else 0.0
         is_long = min(silent, watched) > max(SILENCE, SLOW_STEPS * median / 1e9)

@@ -1,6 +1,6 @@
-"""The engine's process as the supervisor sees it: messages out, messages in, and how it ended.
+"""The engine's process as the supervisor sees it: messages to it, messages from it, and its end.
 
-Nothing here blocks: a process that stopped reading must not stop the one that watches it.
+Nothing here blocks: a process that stopped reading must not stop the supervisor.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quire.replicas.board import Board
 from quire.replicas.stderr_tail import StderrTail
 from quire.replicas.wire import Lines, Message, pack, unpack
 
-ABSENCE = 5.0  # seconds between two looks, after which the silence may be our own
-_LEAVING = 10.0  # seconds that it may take to end after its last message
+ABSENCE = 5.0  # seconds between two polls, after which we were the ones who did not read
+_LEAVING = 10.0  # seconds that the process may take to end after its last message
 _CHUNK = 1 << 16
 
 
 class EngineProcess:
-    """One life of the engine."""
+    """One process of an engine."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class EngineProcess:
         hear: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. `hear` gets each line that it writes to stderr; `environment` is all of its
+        """Start it. `hear` gets each line that it writes to stderr; `environment` is its whole
         environment, ours if None."""
         self.board = Board.create()
         self._process = subprocess.Popen(
@@ -45,7 +45,7 @@ class EngineProcess:
             stderr=subprocess.PIPE,
             pass_fds=[self.board.number],
             env=environment,
-            process_group=0,  # a Ctrl-C in the terminal is the supervisor's to act on
+            process_group=0,  # so that Ctrl-C in the terminal reaches only the supervisor
         )
         self._in, self._out, self._err = (
             pipe.fileno()
@@ -70,7 +70,7 @@ class EngineProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """What can be waited on until there is something to poll."""
+        """A descriptor that is readable when `poll` has something to do."""
         return self._selector.fileno()
 
     def send(self, message: Message) -> None:
@@ -80,7 +80,7 @@ class EngineProcess:
             self._selector.register(self._in, selectors.EVENT_WRITE)
 
     def poll(self, timeout: float) -> list[Message]:
-        """Wait at most so long for something to happen; the messages that came."""
+        """Wait at most `timeout` seconds for something to happen; returns new messages."""
         messages: list[Message] = []
         for key, _ in self._selector.select(timeout):
             if key.fd == self._in:
@@ -105,7 +105,7 @@ class EngineProcess:
                     self._outgoing.popleft()
         except BlockingIOError:
             return
-        except BrokenPipeError:  # it died, as the end of its output will show
+        except BrokenPipeError:  # it died; the end of its output will show that, too
             self._outgoing.clear()
         self._selector.unregister(self._in)
 
@@ -118,13 +118,13 @@ class EngineProcess:
         try:
             messages.extend(self._lines.feed(data or b""))
         except (ValueError, RecursionError):
-            # Half a message and then something else: nothing that follows can be trusted.
+            # Half a message and then something else: nothing after that can be trusted.
             self.kill()
             self.ended = self.killed = True
         return messages
 
     def _listen(self) -> bool:
-        """Hear what it wrote to stderr; whether there may be more."""
+        """Read its stderr; returns whether there may be more."""
         data = _available(self._err)
         if data == b"" and self._err in self._selector.get_map():
             self._selector.unregister(self._err)
@@ -132,21 +132,21 @@ class EngineProcess:
         return bool(data)
 
     def is_hung(self) -> bool:
-        """While we do not read what it says (stopped by Ctrl-Z, or waiting for a disk) it cannot
-        move, so that time does not count."""
+        """Whether it does not move. Time in which we did not read its messages (after Ctrl-Z, or
+        while waiting for a disk) does not count, because it cannot move then."""
         return self.board.is_hung(time.monotonic() - self._back)
 
     def kill(self) -> None:
-        if self._process.returncode is None:  # else its number may be another process's by now
+        if self._process.returncode is None:  # else another process may have its id by now
             kill_group(self._process.pid)
 
     def end(self) -> int:
-        """Make sure that it is gone; its exit code, negative for a signal. Twice is fine."""
+        """Make sure that it has ended (twice is fine); returns its exit code, -N for signal N."""
         if self._code is not None:
             return self._code
         if not self.ended or not await_exit(self._process, _LEAVING):
             self.killed = True
-        self.kill()  # with whatever it started; if it left by itself, its own code stands
+        self.kill()  # with all that it started; its own exit code stays if it had ended
         self._code = code = self._process.wait()
         while self._listen():
             pass
@@ -164,7 +164,7 @@ class EngineProcess:
 
 
 def _available(number: int) -> bytes | None:
-    """What can be read now: None if nothing, b"" at the end."""
+    """Bytes that can be read now: None if there are none, b"" at the end."""
     try:
         return os.read(number, _CHUNK)
     except BlockingIOError:

@@ -1,13 +1,13 @@
-"""Which replica gets which row, and when a row changes hands.
+"""Which replica gets which row, and when a row moves to another replica.
 
-Rows are dealt, not filled in: each goes to the replica with the least predicted seconds ahead of
-it, the longest row first, and a replica holds little more than it runs. Rows that begin alike stay
-on one replica until they are more than an equal share of what is left. Near the end, rows that
-have not begun are asked back from the busiest, and a replica with places free runs rows that
-another is late with: the first result counts.
+Rows are dealt out step by step: each goes to the replica with the least predicted seconds of work,
+the longest row first, and a replica holds few more rows than it runs. Rows with a common beginning
+stay on one replica until they are more than an equal share of what is left. Near the end, rows that
+have not begun are recalled from the busiest replicas, and a replica with free places also runs rows
+that another is late with: the first result counts.
 
-Knows nothing of processes: `Feeder` decides, `ReplicaSet` and the simulation of benchmarks/scale.py
-do what it says.
+Knows nothing of processes: `Feeder` decides, and `ReplicaSet`, or the simulation of
+benchmarks/scale.py, acts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from quire.replicas.load import Load, Out
 from quire.replicas.pool import Pool
 from quire.replicas.task import Task
 
-# Times the rows that a replica runs at once, held by it. One alone orders its rows by itself, and
-# wants to see more of them.
+# A replica holds so many times the rows that it runs at once. A single replica orders its rows by
+# itself, and needs to see more of them.
 DEPTH, DEPTH_ALONE = 2, 6
 FEWEST_OUT, FEWEST_OUT_ALONE = 4, 64
-# Rows that wait here to be dealt: enough to find the long ones, little beside an engine's memory.
+# Rows that wait here to be dealt: enough to find the long ones, and small beside an engine.
 POOL_ROWS, POOL_BYTES = 32_768, 32 << 20
 IN_FLIGHT_BYTES = 64 << 20
-DEAL_ROWS = 256  # for one replica in one go, so that everything else has its turn
-SPEEDS_SECONDS = 0.1  # how long measured speeds are good for
+DEAL_ROWS = 256  # to one replica at a time, so that messages are handled in between
+SPEEDS_SECONDS = 0.1  # how long measured speeds are used before they are measured again
 
 
 class Feeder:
-    """Deals rows to `num_replicas`, numbered from 0, as they open and close."""
+    """Deals rows to `num_replicas` replicas, numbered from 0, which open and close."""
 
     def __init__(self, num_replicas: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._num_replicas, self._clock = num_replicas, clock
@@ -41,11 +41,11 @@ class Feeder:
         self._pool = Pool(in_order=num_replicas == 1)
         self._speeds_known: tuple[float, dict[int, float]] = (-math.inf, {})
         self._copied: set[int] = set()  # rows that two replicas have, or had
-        self._recalled: set[int] = set()  # rows that were asked back once
-        self._recalling: set[int] = set()  # replicas that were asked for rows and have not answered
+        self._recalled: set[int] = set()  # rows that were recalled once
+        self._recalling: set[int] = set()  # replicas whose answer to a recall is awaited
         self.exhausted = False  # no more rows will be added
 
-    # What is where.
+    # What is known.
 
     def __len__(self) -> int:
         """Rows without an answer."""
@@ -62,8 +62,8 @@ class Feeder:
 
     @property
     def num_wanted(self) -> int:
-        """Rows that it should be given now; 0 where it has enough to choose from. One replica needs
-        no choice: it gets what it can hold."""
+        """How many more rows to add now; 0 if there are enough to choose from. A single replica
+        needs no choice: it gets as many as it can hold."""
         if self._num_replicas == 1:
             out = sum(load.num_bytes for load in self._loads.values())
             room = sum(self._room(load) for load in self._loads.values()) - len(self._pool)
@@ -77,15 +77,15 @@ class Feeder:
             most = max(FEWEST_OUT, DEPTH * load.capacity)
         return max(0, most - len(load.out))
 
-    # Replicas come and go.
+    # Replicas open and close.
 
     def open(self, replica: int, capacity: int) -> None:
-        """The replica is ready and runs so many rows at once."""
+        """The replica is ready, and runs `capacity` rows at once."""
         self._loads[replica] = Load(capacity, self._clock())
 
     def lose(self, replica: int, running: Collection[int]) -> list[Task]:
-        """The replica is gone. Its rows that were not running are dealt again; those that were
-        are returned, but for rows that another replica has as well."""
+        """The replica died. Its rows that were not running are dealt again; those that were are
+        returned, except rows that another replica has as well."""
         load = self._loads.pop(replica, None)
         self._recalling.discard(replica)
         self._pool.forget(replica)
@@ -93,46 +93,46 @@ class Feeder:
             return []
         mine = [out.task for n, out in load.out.items() if not self._has_it_elsewhere(n)]
         suspects = [task for task in mine if task.number in running]
-        if load.trial and not suspects:  # it died before it could say which of them it ran
+        if load.trial and not suspects:  # it died before it could write which rows it ran
             return mine
-        for task in reversed(mine):  # what is put back last is taken first
+        for task in reversed(mine):  # the row that is put back last is taken first
             if task.number not in running:
                 self._pool.put(task, back=True)
         return suspects
 
     def end_run(self, replica: int) -> None:
-        """The replica is through with what it had; a row without an answer is dealt again."""
+        """The replica has finished its run; rows without an answer are dealt again."""
         if (load := self._loads.get(replica)) is not None:
             load.trial, load.run_began = False, self._clock()
             self.take_back(replica, list(load.out))
 
     def seconds(self, replica: int) -> tuple[float, float] | None:
-        """Since the replica was ready, and since the run that it is at began; None if it is not."""
+        """Seconds since the replica was ready, and since its run began; None if it is not ready."""
         load, now = self._loads.get(replica), self._clock()
         return None if load is None else (now - load.opened, now - load.run_began)
 
     def remove_replica(self) -> None:
-        """One replica less, for good: the others' shares grow."""
+        """One replica is gone for good: the others' shares grow."""
         self._num_replicas -= 1
 
     def _has_it_elsewhere(self, number: int) -> bool:
         return number in self._copied and any(number in o.out for o in self._loads.values())
 
-    # Rows come in and answers come out.
+    # Rows are added, and answers come.
 
     def add(self, task: Task, *, back: bool = False) -> None:
         self._pool.put(task, back=back)
 
     def hold(self, replica: int, tasks: Iterable[Task]) -> None:
-        """These rows are tried on this replica alone, and stay there."""
+        """Try these rows on this replica only; they stay there."""
         load, now = self._loads[replica], self._clock()
         load.trial, load.run_began = True, now
         for task in tasks:
             load.send(task, now)
 
     def land(self, replica: int, number: int) -> tuple[Task | None, list[int]]:
-        """A replica answered a row: the row, if it still waits for one, and the other replicas that
-        have it and may give it up."""
+        """A replica answered a row. Returns the row if it had no answer yet, and the other replicas
+        that have it, which may cancel it."""
         load = self._loads.get(replica)
         task = None if load is None else load.land(number, self._clock(), answered=True)
         if task is None:
@@ -157,7 +157,7 @@ class Feeder:
                 self._pool.put(task, back=True)
 
     def abandon(self) -> dict[int, list[int]]:
-        """Forget every row; which of them each replica has."""
+        """Forget every row; returns which rows each replica has."""
         now, had = self._clock(), dict[int, list[int]]()
         for replica, load in self._loads.items():
             had[replica] = list(load.out)
@@ -171,7 +171,7 @@ class Feeder:
     # Dealing.
 
     def deal(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:
-        """Rows to send now, for each replica, among those that are `able` to take some."""
+        """Rows to send now, by replica; only to replicas that are `able` to take some."""
         if not len(self._pool) or not self._loads:
             return {}
         speeds = self._speeds()
@@ -204,7 +204,7 @@ class Feeder:
         return {replica: tasks for replica, tasks in given.items() if tasks}
 
     def _speeds(self) -> dict[int, float]:
-        """Work in a second, of each replica; at first they are taken to be equally fast."""
+        """Work per second of each replica; at first all are assumed to be equally fast."""
         now = self._clock()
         at, known = self._speeds_known
         if now - at < SPEEDS_SECONDS and known.keys() == self._loads.keys():
@@ -219,8 +219,8 @@ class Feeder:
         return speeds
 
     def _fair_end(self, speeds: dict[int, float]) -> float:
-        """Seconds until all replicas would end together, those that still load among them; none
-        is given work beyond that once all rows are known."""
+        """Seconds until all replicas, those still loading included, would end together. When all
+        rows are known, no replica gets work beyond that."""
         if not self.exhausted or self._num_replicas == 1:
             return math.inf
         left = self._pool.cost + sum(load.cost for load in self._loads.values())
@@ -231,8 +231,8 @@ class Feeder:
     # The end of a job.
 
     def recalls(self) -> dict[int, list[int]]:
-        """Rows to ask back, for each replica: those that wait where they would end later than all
-        others do. A row is asked back once, and a replica has one question at a time."""
+        """Rows to recall, by replica: rows that wait where they would end later than `_fair_end`.
+        A row is recalled once, and a replica has one open recall at a time."""
         if not self.exhausted or len(self._loads) < 2:
             return {}
         speeds = self._speeds()
@@ -249,7 +249,7 @@ class Feeder:
         return asked
 
     def copies(self, able: Collection[int] | None = None) -> dict[int, list[Task]]:
-        """Rows that a replica with half of its places free should run as well, because another is
+        """Rows that a replica with half of its places free should run, too, because another is
         late with them."""
         if not self._is_ending() or self._recalling or len(self._loads) < 2:
             return {}
@@ -268,7 +268,7 @@ class Feeder:
         return self.exhausted and not len(self._pool)
 
     def _late_rows(self, replica: int) -> list[Task]:
-        """Rows of others that this replica would probably answer first, the latest first."""
+        """Rows of other replicas that this one would probably answer first, the latest first."""
         paces = [load.pace for load in self._loads.values() if load.pace is not None]
         if not paces:
             return []
@@ -288,9 +288,9 @@ class Feeder:
 
 
 def _seconds_ahead(cost: float, passed: float, pace: float, mine: float) -> float:
-    """How much earlier a second replica would answer a row than the one that has it, which is
-    `passed` (of `cost`) on with it. Predictions are rough, so half of the cost may be left however
-    far it is; a row that takes twice what it should is stuck for a reason that is not known."""
+    """How many seconds earlier a second replica would answer a row than the one that has it, where
+    it has done `passed` of `cost`. Predictions are rough: half of the cost may be left however far
+    it is, and a row that took twice its cost is assumed to be stuck."""
     whole = max(cost, passed + cost / 2)
     if passed > 2 * cost:
         return passed * pace
@@ -298,7 +298,7 @@ def _seconds_ahead(cost: float, passed: float, pace: float, mine: float) -> floa
 
 
 def _up_to(cost: float, rows: Collection[Out], not_these: Collection[int]) -> list[int]:
-    """Rows of so much work together, from the last one on."""
+    """The last rows that together have at most this much work."""
     taken = []
     for out in reversed(list(rows)):
         if cost < out.task.cost:

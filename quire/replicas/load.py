@@ -1,4 +1,4 @@
-"""What one replica has to do, and how fast it does it."""
+"""The rows of one replica, and how fast it answers them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from dataclasses import dataclass
 
 from quire.replicas.task import Task
 
-# Work of so many rows is taken on trust before a replica's own speed counts for more.
+# A replica's own speed counts as if so many more rows had been answered at the usual speed.
 TRUSTED_ROWS = 4.0
-MEMORY_SECONDS = 60.0  # what is known of a speed counts half after so long
+MEMORY_SECONDS = 60.0  # after so long, earlier measurements count half
 
 
 @dataclass(slots=True)
 class Out:
-    """A row that a replica has, and since when it probably runs; None while it waits there."""
+    """A row that a replica has, and when it probably began to run; None while it waits there."""
 
     task: Task
     began: float | None = None
 
 
 class Load:
-    """One replica's rows without an answer. `trial`: they are suspects, and stay where they are."""
+    """One replica's rows without an answer. `trial`: they are suspects, and stay there."""
 
     def __init__(self, capacity: int, now: float) -> None:
         self.capacity = capacity
         self.out: dict[int, Out] = {}
-        self.waiting: dict[int, Out] = {}  # of these, in the order in which they will run
+        self.waiting: dict[int, Out] = {}  # rows of `out` that wait, in the order they will run
         self.cost = 0.0
         self.num_bytes = 0
         self.trial = False
-        self._done, self._busy = 0.0, 0.0  # work that was answered, in seconds with rows
+        self._done, self._busy = 0.0, 0.0  # answered work, and seconds in which it had rows
         self.opened = self.run_began = now
-        self._since = now  # until when `_busy` is counted
-        self._row_seconds = 0.0  # of all rows that ran
+        self._since = now  # the time up to which `_busy` is counted
+        self._row_seconds = 0.0  # the sum over all rows that ran
 
     def send(self, task: Task, now: float) -> None:
         self._count(now)
@@ -45,7 +45,7 @@ class Load:
         self.num_bytes += task.size
 
     def land(self, number: int, now: float, *, answered: bool) -> Task | None:
-        """The row is no longer here: it was answered, or taken away."""
+        """The row is gone from here: it was answered, or taken away."""
         self._count(now)
         out = self.out.pop(number, None)
         if out is None:
@@ -69,19 +69,19 @@ class Load:
             self._row_seconds /= 2
 
     def measured(self, now: float) -> tuple[float, float]:
-        """Work that was answered, and the seconds it took."""
+        """Answered work, and the seconds it took."""
         self._count(now)
         return self._done, self._busy
 
     def speed(self, usual: float, mean_cost: float, now: float) -> float:
-        """Work in a second; `usual` where little is known."""
+        """Work per second; close to `usual` while little was measured."""
         done, busy = self.measured(now)
         trusted = TRUSTED_ROWS * max(mean_cost, 1e-9)
         return (done + trusted) / (busy + trusted / max(usual, 1e-9))
 
     @property
     def pace(self) -> float | None:
-        """Seconds that a row runs, for each unit of its cost; None while nothing was answered. The
-        time of rows that still run counts as well: the short ones end first, and would make every
-        replica look fast."""
+        """Seconds per unit of cost that a row runs; None before the first answer. The time of rows
+        that still run is included: short rows end first, and would make every replica look
+        fast."""
         return self._row_seconds / self._done if self._done and self._row_seconds else None

@@ -1,4 +1,4 @@
-"""Engines that died for want of memory, and what the next one is given instead."""
+"""Recognises engines that the kernel killed for memory, and gives the next one smaller options."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _FEWEST_BLOCKS = 64
 
 
-# Sent from outside: nothing that an engine computes sends them to itself.
+# Signals from outside: nothing that an engine computes sends them to itself.
 _FOREIGN = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def memory_kills() -> int | None:
-    """A count that grows with every process the kernel kills for memory; None where none is
-    kept."""
+    """A count that grows with every process that the kernel kills for memory; None if the system
+    has none."""
     counts: list[int] = []
     for path in _COUNTERS:
         try:
@@ -29,24 +29,24 @@ def memory_kills() -> int | None:
 
 
 class MemoryKills:
-    """Tells whether the kernel killed an engine for its memory, or something else ended it. Made
+    """Tells whether the kernel killed an engine for its memory, or something else did. Must be made
     when the engine starts."""
 
     def __init__(self) -> None:
         self._before = memory_kills()
 
     def is_why(self, code: int) -> bool:
-        """Whether this exit code is the kernel's doing. A SIGKILL alone proves nothing: any
-        process of the user can send one."""
+        """Whether the kernel killed the engine. A SIGKILL alone does not prove it: any process of
+        the user can send one."""
         return code == -signal.SIGKILL and (memory_kills() or 0) > (self._before or 0)
 
     def is_foreign(self, code: int) -> bool:
-        """Whether an engine that we did not kill was killed from outside, for certain."""
+        """Whether an engine that we did not kill was certainly killed from outside."""
         return code in _FOREIGN and memory_kills() == self._before is not None
 
 
 def smaller(options: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine options with half the rows and half the KV blocks that the last engine had."""
+    """The options with half the rows and half the KV blocks of the last engine."""
     return {
         **options,
         "max_num_seqs": max(1, int(facts["capacity"]) // 2),

@@ -1,7 +1,7 @@
-"""Where replicas run: a share of the GPUs, or of the cores, and the environment that says so.
+"""Where replicas run: each has a share of the GPUs or of the cores, set by its environment.
 
-CUDA_VISIBLE_DEVICES bounds us, in any of its forms (indices, UUIDs, MIG instances), and each
-replica gets its share of it.
+CUDA_VISIBLE_DEVICES limits the GPUs we use, in any of its forms (indices, UUIDs, MIG instances),
+and each replica gets its share of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.errors import InvalidOption
 
 MOST_REPLICAS = 256
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MEMORY_SHARE, _MOST_MEMORY = 4, 4 << 30  # of what is available, for KV blocks in main memory
+_MEMORY_SHARE, _MOST_MEMORY = 4, 4 << 30  # KV blocks on CPUs: a 4th of free memory, at most 4 GiB
 _COUNT = (
     "import ctypes; d = ctypes.CDLL('libcuda.so.1'); n = ctypes.c_int();"
     "print(); print(0 if d.cuInit(0) or d.cuDeviceGetCount(ctypes.byref(n)) else n.value)"
@@ -29,7 +29,7 @@ _COUNT = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One replica's environment, and the engine options that its share asks for."""
+    """One replica's environment, and options for its share of the machine."""
 
     environment: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -43,9 +43,9 @@ def places(
     environment: Mapping[str, str] | None = None,
     count_gpus: Callable[[], int] | None = None,
 ) -> tuple[Place, ...]:
-    """A place for each replica; InvalidOption where there is no room for so many.
+    """A place for each replica; InvalidOption if there is no room for so many.
 
-    `gpus` is "all" or a list such as "0,2", which counts the GPUs that this process may use. On a
+    `gpus` is "all" or a list such as "0,2": indices among the GPUs that this process may use. On a
     machine without GPUs, and with device="cpu", replicas share the cores.
     """
     given = dict(os.environ if environment is None else environment)
@@ -65,26 +65,26 @@ def places(
 
 
 def visible_gpus(environment: Mapping[str, str], count: int) -> tuple[str, ...]:
-    """The GPUs that this process may use, each by a name that CUDA_VISIBLE_DEVICES takes."""
+    """The GPUs that this process may use, each by a name for CUDA_VISIBLE_DEVICES."""
     given = environment.get(VISIBLE)
     if given is None:
         return tuple(str(i) for i in range(count))
     names = []
     for name in (part.strip() for part in given.split(",")):
-        if not name or name.startswith("-"):  # CUDA itself reads no further
+        if not name or name.startswith("-"):  # CUDA itself ignores the rest
             break
         names.append(name)
-    # Of MIG instances CUDA shows one to a process, however many are named.
+    # A process sees only one MIG instance, however many are named.
     is_mig = bool(names) and names[0].startswith("MIG-")
     return tuple(names if is_mig else names[:count])
 
 
 def number_of_gpus() -> int:
-    """What the driver counts, asked in a process of its own: ours never opens a GPU."""
+    """How many GPUs the driver has, counted in another process: ours never opens a GPU."""
     done = subprocess.run(
         [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=False, timeout=60
     )
-    *_, last = ["", *done.stdout.splitlines()]  # before it: what a Python prints when it starts
+    *_, last = ["", *done.stdout.splitlines()]  # Python may print lines at its start
     return int(last) if last.isdigit() else 0
 
 
@@ -136,10 +136,10 @@ def _on_gpus(
 
 
 def _on_cores(replicas: int, base: dict[str, str], options: Mapping[str, Any]) -> tuple[Place, ...]:
-    """Each gets its share of the cores, and of the memory for KV blocks."""
+    """Each replica gets its share of the cores, and of the memory for KV blocks."""
     if replicas > MOST_REPLICAS:
         raise _wrong("replicas", replicas, f"the most on one machine are {MOST_REPLICAS}")
-    # A number that was given counts for each process, as it does everywhere.
+    # OMP_NUM_THREADS, if set, is the number for each process, as usual.
     threads = base.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // replicas))
     environment = {**base, "OMP_NUM_THREADS": threads}
     sized = {"kv_cache_memory_bytes", "num_gpu_blocks_override"} & options.keys()

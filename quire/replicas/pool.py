@@ -1,6 +1,6 @@
-"""Rows that no replica has yet: the longest first, those that begin alike together.
+"""Rows that no replica has yet: the longest first, rows with a common beginning together.
 
-A row without company is a group of its own, so there is one rule for both.
+A row that shares its beginning with none is a group of its own, so one rule serves both.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from itertools import count
 
 from quire.replicas.task import Task
 
-REMEMBERED = 4096  # groups that ran out of rows, and who has their beginnings
+REMEMBERED = 4096  # empty groups whose homes are remembered
 
 
 @dataclass(slots=True)
 class Group:
-    """Rows that begin alike, the longest first; `homes` are the replicas that have the beginning
-    in their caches."""
+    """Rows with a common beginning, the longest first; `homes` are the replicas that have this
+    beginning in their caches."""
 
     name: Hashable
     tasks: list[tuple[float, int, Task]] = field(default_factory=list)  # a heap
@@ -31,15 +31,15 @@ class Group:
 
 
 class Pool:
-    """Groups of rows, by their longest one. What is put back is taken first among equals."""
+    """Groups of rows, by their longest row. Of equals, rows that were put back are taken first."""
 
     def __init__(self, *, in_order: bool = False) -> None:
-        """`in_order`: as they came, for one replica alone, which orders them itself."""
+        """`in_order`: keep the order of adding, for a single replica, which orders rows itself."""
         self._in_order = in_order
         self._groups: dict[Hashable, Group] = {}
         self._heap: list[tuple[float, int, Hashable]] = []  # entries may be stale
         self._at_home: dict[int, dict[Hashable, Group]] = {}  # replica -> groups, oldest first
-        self._last_homes: dict[Hashable, set[int]] = {}  # of groups that ran out, oldest first
+        self._last_homes: dict[Hashable, set[int]] = {}  # of empty groups, oldest first
         self._ticket, self._ticket_back = count(1), count(-1, -1)
         self.num_tasks, self.num_bytes, self.cost = 0, 0, 0.0
 
@@ -47,7 +47,7 @@ class Pool:
         return self.num_tasks
 
     def put(self, task: Task, *, back: bool = False) -> None:
-        """Add a row; `back`: it was out already."""
+        """Add a row; `back`: a replica had it before."""
         alone = self._in_order or task.beginning is None
         name: Hashable = ("row", task.number) if alone else task.beginning
         group = self._groups.get(name)
@@ -66,9 +66,9 @@ class Pool:
             heapq.heappush(self._heap, (-rank, ticket, name))
 
     def take(self, replica: int, *, most_shared: float) -> Task | None:
-        """The row that this replica should have next: of a group whose beginning it has, else of
-        the group with the longest row. A group at home elsewhere is left there, unless it is more
-        work than `most_shared`; then this replica computes its beginning once more."""
+        """The next row for this replica: of a group whose beginning it has, else of the group with
+        the longest row. A group that is at home on another replica is left there, unless it is more
+        work than `most_shared`; then this replica computes the beginning once more."""
         group = self._own(replica) or self._free(replica, most_shared)
         if group is None:
             return None
@@ -91,7 +91,7 @@ class Pool:
             entry = heapq.heappop(self._heap)
             group = self._groups.get(entry[2])
             if group is None or not group.tasks or group.longest != -entry[0]:
-                continue  # stale: a newer entry stands for it
+                continue  # stale: the group has a newer entry
             passed.append(entry)
             if not group.homes or group.cost > most_shared:
                 found = group
@@ -117,7 +117,7 @@ class Pool:
         return task
 
     def forget(self, replica: int) -> None:
-        """The replica's cache is gone."""
+        """The replica is gone, with its cache."""
         for group in self._at_home.pop(replica, {}).values():
             group.homes.discard(replica)
         for homes in self._last_homes.values():

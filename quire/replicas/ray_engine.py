@@ -1,8 +1,8 @@
-"""An engine's process on a node of a Ray cluster, as the feeder's side sees it.
+"""An engine's process on a node of a Ray cluster, as the supervisor sees it.
 
-One actor for each replica, without restarts: what becomes of its rows is decided here. The actor
-starts the same process that a replica of this machine is, and passes messages on. A thread holds
-one long call to it, so that nothing here waits.
+There is one actor per replica, which Ray never restarts: that is decided here. The actor starts the
+same process as a replica on this machine, and passes messages on. A thread makes one long call to
+the actor after another, so that nothing here blocks.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from quire.replicas.engine_process import EngineProcess
 from quire.replicas.replica_set import ReplicasLost
 from quire.replicas.wire import Message
 
-SILENCE = 40.0  # seconds without an answer of the actor, after it has begun
-CALL_SECONDS = 0.5  # that one call waits for something to happen
-HEAD_SECONDS, HEAD_LOOKS = 3.0, 3  # between two looks at the head, and how many may fail
+SILENCE = 40.0  # seconds without an answer after which an actor that answered before is lost
+CALL_SECONDS = 0.5  # the longest wait of one call
+HEAD_SECONDS, HEAD_LOOKS = 3.0, 3  # between two checks of the head; failed checks until it is lost
 _CONNECT_SECONDS = 5.0
-_lost: list[str] = []  # heads that are gone
+_lost: list[str] = []  # addresses of heads that are lost
 
 
 def connect(address: str) -> None:
-    """Join the cluster; InvalidOption where there is none."""
+    """Join the cluster; InvalidOption if there is none."""
     host, _, port = address.rpartition(":")
     if "://" in address or (address != "auto" and not (host and port.isdecimal())):
         raise InvalidOption(
@@ -57,8 +57,8 @@ def connect(address: str) -> None:
 
 
 def _watch(head: str) -> None:
-    """Notice that the head is gone. Ray ends this whole process a minute after that, whatever it is
-    doing: the job has to be stopped, with what it has on disk, before."""
+    """Notice when the head is lost. A minute later Ray ends this whole process, so the job must be
+    stopped, with its results on disk, before that."""
     host, _, port = head.rpartition(":")
     failures = 0
     while failures < HEAD_LOOKS:
@@ -72,7 +72,7 @@ def _watch(head: str) -> None:
 
 
 def head_is_lost() -> bool:
-    """Whether this process has a cluster whose head is gone."""
+    """Whether the head of this process's cluster is lost."""
     return bool(_lost)
 
 
@@ -98,7 +98,7 @@ def _ray() -> Any:
 
 
 class EngineRelay:
-    """What runs in the actor: it starts the engine's process on its node and passes messages."""
+    """The actor: it starts the engine's process on its node and passes messages on."""
 
     def __init__(self, opening: Message, command: Sequence[str], version: str) -> None:
         self._said: list[str] = []
@@ -121,7 +121,7 @@ class EngineRelay:
         )
 
     def exchange(self, messages: list[Message]) -> dict[str, Any]:
-        """Pass these on, and return what came."""
+        """Pass these messages on, and return what came."""
         engine, found = self._engine, self._out
         self._out = []
         if engine is None:
@@ -147,7 +147,7 @@ class EngineRelay:
 
 
 def _with_hashes(message: Message) -> Message:
-    """A node's files are known by what is in them: its inodes say nothing elsewhere."""
+    """Add hashes to the facts about files: inodes of another node mean nothing here."""
     if message["kind"] != "ready":
         return message
     kept = dict(message)
@@ -158,7 +158,7 @@ def _with_hashes(message: Message) -> Message:
 
 
 class _Rows:
-    """The rows that the engine showed last."""
+    """The rows that the engine's board showed last."""
 
     def __init__(self) -> None:
         self.shown: list[int] = []
@@ -168,7 +168,7 @@ class _Rows:
 
 
 class RayEngine:
-    """One life of an engine on the cluster."""
+    """One process of an engine on the cluster."""
 
     def __init__(
         self,
@@ -179,8 +179,8 @@ class RayEngine:
         num_gpus: float = 0,
     ) -> None:
         self.board = _Rows()
-        self.ended = self.place_lost = False  # the latter: Ray's actor is gone, or does not answer
-        self.killed = True  # the counts of another machine's kernel are not known here
+        self.ended = self.place_lost = False  # place_lost: the actor is gone, or does not answer
+        self.killed = True  # unknown here: the counts of another machine's kernel cannot be read
         self._hear = hear
         self._stderr_tail: list[str] = []
         self._code = 1
@@ -203,7 +203,7 @@ class RayEngine:
             os.close(self._write_end)
 
     def _hold_calls(self, *arguments: Any) -> None:
-        """One after the other, until the actor or this engine ends."""
+        """Make one call after another, until the actor or this engine ends."""
         ray = _ray()
         options = {**self._needs, "max_restarts": 0, "max_task_retries": 0}
         while not self._closing:
@@ -215,9 +215,9 @@ class RayEngine:
                 if self._actor is None:
                     self._actor = ray.remote(EngineRelay).options(**options).remote(*arguments)
                 answer = ray.get(self._actor.exchange.remote(messages))
-            except Exception as error:  # whatever Ray says: this replica is gone
+            except Exception as error:  # for any error of Ray this replica is gone
                 answer = {"messages": [], "said": [str(error)], "ended": True, "code": 1}
-                # But for an actor that could not be made: there, starting it failed.
+                # If the actor could not be made, the place is not lost: starting it failed.
                 is_actors = isinstance(error, ray.exceptions.RayActorError)
                 self.place_lost = is_actors and not getattr(error, "actor_init_failed", False)
             self._incoming.put(answer)
@@ -260,7 +260,7 @@ class RayEngine:
         return found
 
     def is_hung(self) -> bool:
-        """Whether its engine does not move, or the actor's node is silent."""
+        """Whether its engine does not move, or the actor does not answer."""
         if self._heard is not None and time.monotonic() - self._heard > SILENCE:
             self.place_lost = True
         return self._hung or self.place_lost

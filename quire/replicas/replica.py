@@ -1,8 +1,8 @@
-"""One replica: an engine's process and those that take its place when it dies.
+"""One replica: an engine's process, and those that replace it when it dies.
 
-Whatever ends an engine (a crash, the kernel's memory killer, a hang) costs one restart. Rows that
-it had not begun are dealt again; those that it ran are tried in halves, here, until the one that
-brings it down is found.
+Whatever ends an engine (a crash, the kernel's out-of-memory killer, a hang) costs one restart. Rows
+that it had not begun are dealt again. Rows that it ran are tried in halves, on this replica, until
+the row that ends the engine is found.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from quire.replicas.suspects import Death, Suspects
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
-MOST_FAILURES = 16  # in a row, without a single result
+MOST_FAILURES = 16  # in succession, without a single result
 MOST_LOAD_FAILURES = 3
-MOST_CULPRITS = 3  # in a row: then it is not the rows
+MOST_CULPRITS = 3  # in succession: then the rows are not the cause
 
 
 class BoardView(Protocol):
@@ -28,11 +28,11 @@ class BoardView(Protocol):
 
 
 class EngineLink(Protocol):
-    """An engine somewhere: messages out, messages in, and how it ended."""
+    """An engine somewhere: messages to it, messages from it, and how it ended."""
 
     ended: bool
-    place_lost: bool  # it did not end by itself: the machine that it ran on is gone
-    killed: bool  # by us, as `end` found out, or where it cannot be told by whom
+    place_lost: bool  # it did not end by itself: the machine that it ran on is lost
+    killed: bool  # by us, as `end` found, or True if that is not known
 
     @property
     def board(self) -> BoardView: ...
@@ -45,7 +45,7 @@ class EngineLink(Protocol):
     def poll(self, timeout: float) -> list[Message]: ...
 
     def fileno(self) -> int:
-        """What can be waited on until there is something to poll."""
+        """A descriptor that is readable when `poll` has something to do."""
         ...
 
     def is_hung(self) -> bool: ...
@@ -54,7 +54,7 @@ class EngineLink(Protocol):
 
 
 class Receiver(Protocol):
-    """What results and news go to."""
+    """Takes results and news."""
 
     def answered(self, task: Task, message: Message) -> None: ...
 
@@ -68,7 +68,7 @@ class Receiver(Protocol):
 
 
 class Hopeless(Exception):
-    """This replica cannot go on; `error` says why, in words for the user."""
+    """This replica cannot go on; `error` is the reason, in words for the user."""
 
     def __init__(self, error: QuireError | None, how: str, stderr_tail: str) -> None:
         super().__init__(how)
@@ -76,7 +76,7 @@ class Hopeless(Exception):
 
 
 class Replica:
-    """Its engine, the rows that it is tried with, and how often it died."""
+    """A replica's engine, the suspects it tries, and how often it died."""
 
     def __init__(
         self,
@@ -87,24 +87,24 @@ class Replica:
         feeder: Feeder,
         receiver: Receiver,
     ) -> None:
-        """`name` stands before what is said of it; "" where there is one replica alone."""
+        """`name` begins the notes about it; "" if there is only one replica."""
         self.number, self.name, self._start, self._feeder = number, name, start, feeder
         self._opening, self._receiver = opening, receiver
         self.engine: EngineLink | None = None
-        self.facts: Message = {}  # of the engine that runs; empty until it is ready
+        self.facts: Message = {}  # about the running engine; empty until it is ready
         self._memory, self._said_memory = MemoryKills(), False
         self._num_out_of_memory = 0  # engines that ran out of memory
-        self._fuller: Message | None = None  # the opening to go back to
+        self._fuller: Message | None = None  # the opening to return to, with more memory
         self._suspects = Suspects()
         self._culprits: list[tuple[Task, str, str]] = []
         self.run_open = self.trial = self._end_sent = self.was_ready = False
-        self.place_lost = False  # until it is ready in another place
+        self.place_lost = False  # True until it is ready in another place
         self._failures = self._load_failures = 0
         self.num_restarts = 0
 
     @property
     def able(self) -> bool:
-        """Whether it can take rows as they come."""
+        """Whether it can take new rows."""
         idle = bool(self.facts) and not self.trial and not self._end_sent
         return idle and not len(self._suspects)
 
@@ -118,7 +118,7 @@ class Replica:
         self.engine = self._start(self._opening) if engine is None else engine
 
     def restart_with(self, options: Message) -> None:
-        """Exchange an engine that has just loaded for one with these options."""
+        """Replace an engine that has just loaded by one with these options."""
         if self.engine is not None:
             self.engine.end()
         self._opening = {**self._opening, "options": {**self._opening["options"], **options}}
@@ -138,7 +138,7 @@ class Replica:
             self.end_run()
 
     def take_suspects_of(self, other: Replica) -> None:
-        """Try the rows that it ran: another place for it may never be found."""
+        """Try the suspects of a replica that may never find another place to run."""
         self._suspects.join(other._suspects)
         self.end_run()
 
@@ -149,20 +149,20 @@ class Replica:
             self.run_open, self._end_sent = True, False
 
     def end_run(self) -> None:
-        """No more rows in this run: the engine says when it is through."""
+        """End the run: no more rows come, and the engine answers when it has finished."""
         if self.engine is not None and self.run_open and not self._end_sent:
             self.engine.send({"kind": "end"})
             self._end_sent = True
 
     def recall(self, rows: Collection[int], *, running: bool) -> None:
-        """Ask rows back; those that it runs only if `running`."""
+        """Recall rows; rows that it runs only if `running`."""
         if self.engine is not None and self.run_open:
             self.engine.send({"kind": "recall", "rows": list(rows), "running": running})
 
     # Messages in.
 
     def take(self, message: Message) -> list[tuple[int, int]]:
-        """What the engine said; (replica, row) for rows that others may give up because of it."""
+        """Handle a message; returns (replica, row) of rows that other replicas may cancel."""
         kind = message["kind"]
         if kind == "result":
             return self._result(message)
@@ -197,7 +197,7 @@ class Replica:
         return [(other, task.number) for other in others]
 
     def _engine_failed(self, message: Message) -> None:
-        """It said why it cannot go on. What no restart can mend ends this replica."""
+        """The engine sent why it cannot go on. If no restart can help, this replica ends."""
         family, text = message["error_type"], message["error"]
         if not self.facts and family != "death":
             kinds = {"usage": InvalidOption, "memory": NotEnoughMemory}
@@ -208,7 +208,7 @@ class Replica:
     # When the engine dies.
 
     def recover(self) -> None:
-        """Put its rows where they belong; a new engine may be started then."""
+        """Put back the rows of an engine that ended; after that a new engine may be started."""
         engine = self.engine
         if engine is None:
             return
@@ -225,21 +225,21 @@ class Replica:
             "starting it again"
         )
         culprit = None
-        if lived is not None:  # one that was never ready had no rows
+        if lived is not None:  # an engine that was never ready had no rows
             is_foreign = not engine.killed and self._memory.is_foreign(code)
             death = Death(*lived, len(held) > len(running), engine.place_lost or is_foreign)
             culprit = self._suspects.accuse(running, death)
         if out_of_memory and self.facts:
             self._spare_memory(alone=len(running) == 1, is_culprit=culprit is not None)
-        # Machines that come and go say nothing about what was to be loaded there.
+        # A machine that was lost says nothing about loading.
         self._load_failures += not self.facts and not engine.place_lost
         self.facts, self.place_lost = {}, engine.place_lost
         self.run_open = self.trial = self._end_sent = False
         self._failures += 1
         self.num_restarts += 1
         if culprit is not None:
-            # Held back until another row succeeds here: an engine that can do nothing at all
-            # would find every row to be one.
+            # Held back until another row succeeds here: with an engine that cannot do anything,
+            # every row would look like the culprit.
             self._failures = 0
             times = self._suspects.times_alone(culprit)
             text = f"the engine {how} with this row alone running, {times} times"
@@ -262,7 +262,7 @@ class Replica:
         self._culprits.clear()
 
     def give_up(self) -> None:
-        """End it for good; every row that it had goes back."""
+        """End the replica for good; all its rows are put back."""
         if self.engine is not None:
             self.engine.end()
             self.engine = None
@@ -274,9 +274,9 @@ class Replica:
         self._feeder.remove_replica()
 
     def _spare_memory(self, *, alone: bool, is_culprit: bool) -> None:
-        """The next engine gets half from the second time on that memory ran out, and where a
-        single row was too much. If less and less does not help that row, it is the row: the
-        others get back what they had when the search for it began."""
+        """Give the next engine half the memory if memory ran out twice, or with a single row
+        running. If that row still fails with less and less, the row is the cause: then the engine
+        gets back what it had when the search began."""
         if is_culprit:
             self._opening = self._fuller or self._opening
             self._fuller, self._num_out_of_memory = None, 0

@@ -1,6 +1,6 @@
-"""Several replicas as one: rows in, answers out as they come, whatever dies meanwhile.
+"""Several replicas as one: rows go in, answers come out, even if engines die meanwhile.
 
-One loop, nothing blocking in it but the wait for the next message of any engine.
+It is one loop, in which only the wait for the next message of any engine blocks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from quire.replicas.replica import EngineLink, Hopeless, Receiver, Replica
 from quire.replicas.task import Task
 from quire.replicas.wire import Message
 
-END_LOOK = 0.1  # seconds between two looks at who could help at the end
+END_LOOK = 0.1  # seconds between two checks, near the end, for rows to move
 
-# Starts an engine for the replica of this number.
+# Starts an engine for the replica with this number.
 Start = Callable[[int, Message], EngineLink]
 
 
 class ReplicasLost(EngineError):
-    """No replica is left that could go on."""
+    """No replica is left that can go on."""
 
 
 class ReplicaSet:
-    """The replicas of one job or LLM, over one feeder."""
+    """The replicas of one job or LLM, with one feeder."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ReplicaSet:
         receiver: Receiver,
         engines: Sequence[EngineLink] = (),
     ) -> None:
-        """An opening for each replica. `engines` may have been started already, with the same
+        """`openings` has one per replica. `engines` may have been started already, with the same
         openings, to save time."""
         self.feeder = Feeder(len(openings))
         self._receiver = receiver
@@ -49,8 +49,8 @@ class ReplicaSet:
             self._replicas.append(replica)
             self._by_number[number] = replica
         self._looked_at_end = 0.0
-        self._arithmetic: Message | None = None  # of the first engine, for all of them
-        self._aligned: set[Replica] = set()  # those that had to be started again for it
+        self._arithmetic: Message | None = None  # of the first engine; all others must use it
+        self._aligned: set[Replica] = set()  # replicas that were started again for that
 
     @property
     def num_restarts(self) -> int:
@@ -58,7 +58,7 @@ class ReplicaSet:
 
     @property
     def idle(self) -> bool:
-        """Whether every row that was added has its answer, and every engine knows that."""
+        """Whether every row that was added has its answer, and every engine's run has ended."""
         return not self._has_rows() and not any(replica.run_open for replica in self._replicas)
 
     @property
@@ -67,11 +67,11 @@ class ReplicaSet:
 
     @property
     def all_ready(self) -> bool:
-        """Whether every replica that is left has loaded its model."""
+        """Whether every remaining replica has loaded its model."""
         return all(replica.facts for replica in self._replicas)
 
     def turn(self, wait: float) -> None:
-        """Send what there is to send, wait at most so long for a message, act on what came."""
+        """Send rows, wait at most `wait` seconds for a message, and handle what came."""
         if self._send():
             wait = 0.0
         if len(self._replicas) > 1 and wait > 0:
@@ -89,12 +89,12 @@ class ReplicaSet:
     # One turn.
 
     def _send(self) -> bool:
-        """Whether something was sent, and there may be more."""
+        """Send rows; returns whether rows were sent, so that there may be more."""
         for replica in self._replicas:
             if replica.engine is None and self._is_needed(replica):
                 replica.begin()
             ready = [other for other in self._replicas if other.facts]
-            # It may never be ready again; and where nothing else is left, the others need not wait.
+            # It may never be ready again; and if no other rows are left, others can try these.
             is_away = replica.place_lost or self.feeder.exhausted and not len(self.feeder)
             if is_away and not replica.facts and replica.has_suspects and ready:
                 min(ready, key=lambda one: one.has_suspects).take_suspects_of(replica)
@@ -106,7 +106,7 @@ class ReplicaSet:
         return bool(dealt)
 
     def _is_needed(self, replica: Replica) -> bool:
-        """An engine that died is started again if there is something for it to do."""
+        """Whether an engine that died should be started again: only if it would have rows."""
         if replica.has_suspects or not self.feeder.exhausted or self.feeder.num_waiting:
             return True
         return self._has_rows() and not any(r.facts for r in self._replicas)
@@ -134,7 +134,7 @@ class ReplicaSet:
             self._by_number[number].send(tasks)
 
     def _wait(self, seconds: float) -> None:
-        """Until one of several engines has something to say."""
+        """Wait until an engine sends something, for at most `seconds`."""
         poll = select.poll()
         for replica in self._replicas:
             if replica.engine is not None:
@@ -154,8 +154,8 @@ class ReplicaSet:
             replica.recover()
 
     def _differs(self, replica: Replica, facts: Message) -> bool:
-        """An engine that would compute with other numbers than the first one is started again
-        with the first one's."""
+        """Whether an engine computes with other numbers than the first one; it is then started
+        again with the first one's arithmetic."""
         arithmetic = facts.get("arithmetic", {})
         if self._arithmetic is None:
             self._arithmetic = arithmetic
@@ -170,7 +170,7 @@ class ReplicaSet:
         return True
 
     def _give_up(self, replica: Replica, hopeless: Hopeless) -> None:
-        """Go on without this replica, if there is another one that works."""
+        """Go on without this replica, if another one works."""
         others = [r for r in self._replicas if r is not replica]
         why: QuireError = hopeless.error or ReplicasLost(
             f"the engine {hopeless.how}, again and again without a result in between, so it is no "
@@ -186,19 +186,19 @@ class ReplicaSet:
         )
 
     def abandon(self) -> None:
-        """Give up every row that has no answer: the engines are left with none of them."""
+        """Cancel every row that has no answer, on the engines, too."""
         for replica in self._replicas:
             replica.forget_suspects()
         for number, rows in self.feeder.abandon().items():
             self._by_number[number].recall(rows, running=True)
 
     def confirm_culprits(self) -> None:
-        """At the end: no other row will come that could."""
+        """Report the culprits; called at the end, when no other row can succeed any more."""
         for replica in self._replicas:
             replica.confirm_culprits()
 
     def close(self) -> None:
-        """End every engine. Twice is fine."""
+        """End every engine. It may be called twice."""
         for replica in self._replicas:
             if replica.engine is not None:
                 replica.engine.end()

@@ -1,16 +1,16 @@
-"""What an engine writes to stderr: every line is passed on, and the last ones are kept, because
-they may say why it died."""
+"""The stderr of an engine: every line is passed on, and the last ones are kept, because they may
+show why it died."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-MOST_LINES, LONGEST_LINE = 20, 1 << 16  # that are kept, and bytes of each
+MOST_LINES, LONGEST_LINE = 20, 1 << 16  # lines that are kept; bytes of each
 
 
 class StderrTail:
-    """Fed with bytes as they come; `hear` gets each line of them."""
+    """Takes bytes as they come; `hear` gets each line."""
 
     def __init__(self, hear: Callable[[str], None]) -> None:
         self._hear, self._half_line = hear, b""

@@ -1,4 +1,4 @@
-"""The two streams of an engine's process: messages in, read by a thread, and messages out."""
+"""The two streams of an engine's process: messages from the parent, read by a thread, and to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Send = Callable[[Message], None]
 
 
 class Inbox:
-    """What the parent sent, read by a thread of its own so that the parent never has to wait."""
+    """Messages from the parent, read by a thread of their own so that the parent never waits."""
 
     def __init__(self, file: int) -> None:
         self._messages: queue.Queue[Message] = queue.Queue()
@@ -26,7 +26,7 @@ class Inbox:
         while data := os.read(self._file, 1 << 16):
             for message in lines.feed(data):
                 self._messages.put(message)
-        os._exit(0)  # the parent is gone, and nothing else wants an answer
+        os._exit(0)  # the parent has ended, and nothing else waits for answers
 
     def get(self, timeout: float | None = None) -> Message | None:
         """The next message; None if none came in time."""
@@ -37,7 +37,7 @@ class Inbox:
 
 
 def sender(file: int) -> Send:
-    """What writes messages to this file, each of them whole."""
+    """A function that writes whole messages to this file."""
 
     def send(message: Message) -> None:
         write_all(file, pack(message))

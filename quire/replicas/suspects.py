@@ -1,12 +1,12 @@
-"""Finding the row that brings the engine down: by halves, each half a run of its own.
+"""Finds the row that ends the engine: suspects are tried in halves, each half in a run of its own.
 
-A half that finishes is cleared, and its answers count. A row is the culprit when engines died with
-it alone running, twice at least, and so soon that what else ends engines here does not explain it.
-How often that happens is known from the ends in which the row had no part.
+A half that finishes is cleared, and its answers count. A row is the culprit if engines died with it
+alone running, at least twice, and sooner than other causes of engines' deaths here explain. How
+often these occur is known from deaths in which the row had no part.
 
-64 rows running, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times. Where
-others kill engines, too, a few times more: half a second alone, again and again, says much where
-engines else live for an hour, and little where one is killed every second.
+64 rows running, one culprit: 32, 16, 8, 4, 2, 1 and once more: the engine fails 8 times. It takes
+more tries where other causes end engines, too: deaths after half a second alone prove much where
+engines otherwise live for an hour, and little where one is killed every second.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from dataclasses import dataclass
 from quire.replicas.task import Task
 
 STRIKES = 2  # once may have any cause
-# It will not be answered here, whatever the cause. With the halves of 512 rows before, that is
-# less than what replicas and servers give up an engine after.
+# After so many deaths with it alone, a row fails whatever the cause. With the halves of 512 rows
+# before, that is fewer restarts than replicas and servers allow an engine.
 MOST_STRIKES = 6
-CHANCE = 1e-3  # of so many ends so soon, were they no row's fault: then it is the row's
-RECENT = 16  # ends that tell how often engines die here these days
+CHANCE = 1e-3  # of deaths this soon without the row's fault; below it, the row is the culprit
+RECENT = 16  # deaths from which it is known how often engines die here now
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How an engine ended. Seconds since it was ready, and since it got the rows that it ran."""
+    """How an engine ended: seconds since it was ready, and since it got the rows that it ran."""
 
     life: float
     run: float
-    others: bool = False  # rows were running that are not suspected
-    outside: bool = False  # nothing that it computed can have ended it so
+    others: bool = False  # rows that are not suspected were running, too
+    outside: bool = False  # nothing that it computed can have been the cause
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
     seconds: float
-    rows: frozenset[int]  # that may have ended it
+    rows: frozenset[int]  # rows that may have ended it
 
 
 class Suspects:
-    """Groups of rows that are still to be cleared, the narrowest first."""
+    """Groups of rows that are still to be tried, the smallest first."""
 
     def __init__(self) -> None:
         self._groups: list[list[Task]] = []
-        # Row -> seconds that engines lived with it alone; infinite where it did not end them.
+        # Row -> seconds that engines lived with it alone; infinite if it was not the cause.
         self._alone: dict[int, list[float]] = {}
         self._lives: deque[_Life] = deque(maxlen=RECENT)
 
     def accuse(self, rows: list[Task], death: Death) -> Task | None:
-        """The engine failed with these rows running. The culprit, if that is now certain."""
+        """The engine failed with these rows running. Returns the culprit, if it is certain now."""
         blamed = frozenset(() if death.outside else (row.number for row in rows))
         self._lives.append(_Life(death.life, blamed))
         if len(rows) != 1:
@@ -63,7 +63,7 @@ class Suspects:
             seconds = math.inf if death.outside else death.run
             self._alone.setdefault(row.number, []).append(seconds)
             if self._is_culprit(row.number):
-                # What it did says nothing about the next row.
+                # Deaths caused by this row must not count for other rows.
                 left = (life for life in self._lives if row.number not in life.rows)
                 self._lives = deque(left, maxlen=RECENT)
                 return row
@@ -76,7 +76,7 @@ class Suspects:
         self._groups += [group for group in (rows[half:], rows[:half]) if group]
 
     def times_alone(self, row: Task) -> int:
-        """Engines that died with this row alone running."""
+        """How many engines died with this row alone running."""
         return len(self._alone.get(row.number, ()))
 
     def _is_culprit(self, row: int) -> bool:
@@ -89,11 +89,11 @@ class Suspects:
         return len(strikes) >= STRIKES and chance < CHANCE
 
     def take(self) -> list[Task] | None:
-        """The next group to try, if any."""
+        """The next group to try; None if there is none."""
         return self._groups.pop() if self._groups else None
 
     def join(self, other: Suspects) -> None:
-        """Take over all that is still to be tried elsewhere."""
+        """Take over everything that is still to be tried from another replica."""
         self._groups += other._groups
         for row, seconds in other._alone.items():
             self._alone.setdefault(row, []).extend(seconds)
@@ -101,7 +101,7 @@ class Suspects:
         other._alone.clear()
 
     def clear(self) -> list[Task]:
-        """All rows that are left, for another replica to try."""
+        """Remove and return all rows that are left, for another replica to try."""
         rows = [row for group in self._groups for row in group]
         self._groups.clear()
         return rows
@@ -111,8 +111,8 @@ class Suspects:
 
 
 def _deaths_per_second(lives: Collection[float]) -> float:
-    """How often engines with such lives die, the last of them or all, whichever is worse: hours
-    in peace say nothing about a minute in which engines are killed. 0 where none died.
+    """How often engines with such lives die: by the last of them or by all, whichever is more.
+    Hours without deaths say nothing about a minute in which engines are killed. 0 if none died.
 
     [3600, 1, 1] -> 1.0
     """

@@ -1,4 +1,4 @@
-"""One row as the feeder sees it: what it probably costs, and what it begins with."""
+"""One row as the feeder sees it: its predicted cost, and the beginning of its prompt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`cost` is predicted work, in tokens; rows of one `beginning` share a prompt's first part, and
-    None shares with no other row. `asked` goes to the engine with the row's number; `row` is the
-    caller's own."""
+    """`cost` is predicted work, in tokens. Rows with the same `beginning` share the first part of
+    their prompts; None shares with no other row. `asked` is sent to the engine with the row's
+    number; `row` belongs to the caller."""
 
     number: int
     cost: float

@@ -1,4 +1,4 @@
-"""What supervisor and engine say to each other: one JSON object per line, nothing else.
+"""The messages between supervisor and engine: one JSON object per line, nothing else.
 
 To the engine      open, rows, recall, end, close
 From the engine    ready, result, returned, metrics, plan, drained, failed
@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 Message = dict[str, Any]
 Read = TypeVar("Read")
-_MESSAGE = b'{"kind":'  # how each begins
+_MESSAGE = b'{"kind":'  # the beginning of every message
 
 
 def pack(message: Message) -> bytes:
@@ -23,17 +23,17 @@ unpack: Callable[[bytes], Message] = json.loads
 
 
 class Lines(Generic[Read]):
-    """Bytes as they come, cut into messages. What comes before the first of them goes to `hear`: a
-    Python may have been set up to print when it starts, and need not end its line."""
+    """Cuts bytes into messages as they come. Bytes before the first message go to `hear`: Python
+    may be set up to print at its start, and need not end its line."""
 
     def __init__(
         self, unpack: Callable[[bytes], Read], hear: Callable[[bytes], object] | None = None
     ) -> None:
         self._unpack, self._hear = unpack, hear
-        self._parts: list[bytes] = []  # of a line whose end has not come
+        self._parts: list[bytes] = []  # of a line whose end has not come yet
 
     def feed(self, data: bytes) -> Iterator[Read]:
-        """The messages that `data` completes; raises what `unpack` does where one is none."""
+        """The messages that `data` completes; raises what `unpack` raises for other lines."""
         *whole, rest = data.split(b"\n")
         if whole:
             whole[0] = b"".join([*self._parts, whole[0]])

@@ -1,2 +1,2 @@
-"""What runs in an engine's own process, whatever it is asked: the only part of this room that
-knows sessions and everything below them."""
+"""The code that runs in an engine's own process: the only part of this room that imports sessions
+and everything below them."""

@@ -1,4 +1,4 @@
-"""A replica of an LLM: `python -m quire.replicas.child`. Requests in, their outputs back."""
+"""A replica of an LLM: `python -m quire.replicas.child`. Requests come in, outputs go back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class RequestEngine:
-    """Answers requests that were made and checked elsewhere."""
+    """Answers requests that another process made and checked."""
 
     def __init__(self, session: Session, board: Board) -> None:
         self._session = session
         self._driver = Driver(session, board)
 
     def facts(self) -> Message:
-        """With the decisions that the process which makes the requests has to know."""
+        """Facts for the process that makes the requests, with the decisions in the config."""
         config = self._session.model.config
         plain = {f.name: getattr(config, f.name) for f in fields(config)}
         chosen = {n: v for n, v in plain.items() if v is None or isinstance(v, int | float | str)}

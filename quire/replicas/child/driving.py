@@ -1,4 +1,4 @@
-"""Rows through the session's one drive loop: windows in, each row's result out as it finishes."""
+"""Runs rows through the session's one drive loop, and sends each row's result as it finishes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from quire.run import Refused, Run, Window
     from quire.session.session import Session
 
-# What rows of the feed become: windows of (row, request); an empty window lets the engine go on.
+# Windows of (row, request), made from rows of the feed; an empty window lets the engine go on.
 NumberedRequests = list[tuple[int, "Request | Refused"]]
 
 
 class Driver:
-    """Knows which request is which row, writes to the board which rows are on the device, and
-    sends metrics."""
+    """Maps requests to rows, writes to the board which rows are on the device, and sends
+    metrics."""
 
     def __init__(self, session: Session, board: Board) -> None:
         self._session, self._board = session, board
         self._rows: dict[int, int] = {}  # request number -> row
         self._given_up: set[int] = set()  # rows whose outputs are not wanted any more
-        # The next requests of rows whose last answer was not their result, where there are such.
+        # The next requests of rows that need several.
         self.follow: NumberedRequests = []
         self.rows_go_on = False
         self._tally = Tally(session)
@@ -51,9 +51,9 @@ class Driver:
         ask: Callable[[Rows], Iterable[NumberedRequests]],
         result: Callable[[int, RequestOutput], Message | None],
     ) -> None:
-        """Answer every row of the feed: `ask` makes windows of rows, `result` a message of what
-        became of each; None where the row's next request is in `follow`."""
-        indices: dict[int, int] = {}  # place in the run -> row
+        """Answer every row of the feed. `ask` makes windows of rows; `result` makes the message of
+        a row's output, or returns None if the row's next request is in `follow`."""
+        indices: dict[int, int] = {}  # index in the run -> row
 
         def between_steps() -> None:
             feed.look()
@@ -71,10 +71,10 @@ class Driver:
                 self._tally.count(output)
                 if (message := result(row, output)) is not None:
                     send(message)
-            self._tally.tell(send, at_once=True)  # what came after the last second
+            self._tally.tell(send, at_once=True)  # includes the rows since the last message
 
     def _give_up(self, run: Run, rows: Collection[int], running: bool) -> list[int]:
-        """Take rows out of the engine, those on the device only if `running`; which they are."""
+        """Cancel rows in the engine, those on the device only if `running`; returns which."""
         on_device = set() if running else set(self._held())
         mine = [(n, row) for n, row in self._rows.items() if row in rows and row not in on_device]
         for number, row in mine:
@@ -86,7 +86,7 @@ class Driver:
         self, feed: Feed, ask: Callable[[Rows], Iterable[NumberedRequests]], indices: dict[int, int]
     ) -> Iterator[Window]:
         def is_idle() -> bool:
-            # Not the engine's own word: rows whose grammar is being compiled are not in it yet.
+            # Not engine.idle: rows whose grammar is being compiled are not in the engine yet.
             return not self._rows and not self.follow
 
         places = count()
@@ -114,8 +114,8 @@ class Driver:
 
 
 def timings_of(output: RequestOutput) -> list[float | None]:
-    """Seconds from the queue to the device, to the first token (None where none is drawn) and to
-    the end."""
+    """Seconds from queueing to the device, to the first token (None if none is drawn) and to the
+    end."""
     metrics = output.metrics
     moments = (metrics.scheduled_ts, metrics.first_token_ts, metrics.last_token_ts)
     return [round(max(at - metrics.queued_ts, 0.0), 4) if at else None for at in moments]

@@ -1,5 +1,5 @@
-"""Rows as the supervisor sends them: handed to the engine in windows, and given back
-where another engine has room for them."""
+"""Rows that the supervisor sends: given to the engine in windows, and back to the supervisor when
+it recalls them for another engine."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Feed:
         self._inbox, self._board, self._window, self._send = inbox, board, window, send
         self._waiting: deque[Message] = deque(first["rows"] if first else ())
         self._ended = first is None
-        # Takes these rows out of the engine, running ones only if asked to; returns which it took.
+        # Cancels rows in the engine, running ones only if the flag is set; returns which.
         self.give_up: Callable[[Collection[int], bool], Collection[int]] = lambda rows, running: ()
 
     def windows(self, is_idle: Callable[[], bool]) -> Iterator[Rows]:
-        """Up to a window of rows each time; an empty one where more may come but has not yet,
-        which happens only while the engine is busy."""
+        """At most a window of rows each time; an empty one if none has come but more may, which
+        happens only while the engine is busy."""
         while True:
             self._gather(wait=is_idle())
             if not self._waiting and self._ended:
@@ -49,7 +49,7 @@ class Feed:
         self._board.move(Phase.WORKING)
 
     def look(self) -> None:
-        """Read what came, without waiting: between two steps."""
+        """Read the messages that came, without waiting; called between two steps."""
         while not self._ended and (message := self._inbox.get(0)) is not None:
             self._take(message)
 
@@ -62,14 +62,14 @@ class Feed:
             self._waiting.extend(message["rows"])
 
     def _recall(self, wanted: set[int], running: bool) -> None:
-        """Every question gets one answer, which may be that no row can be given back."""
+        """Give rows back; every recall gets one answer, maybe with no rows."""
         here = {row["row"] for row in self._waiting} & wanted
         self._waiting = deque(row for row in self._waiting if row["row"] not in here)
         given = here.union(self.give_up(wanted - here, running))
         self._send({"kind": "returned", "rows": sorted(given)})
 
     def rest(self) -> Rows:
-        """All the rows, waiting for the end."""
+        """All rows, after waiting for the end of the run."""
         while not self._ended:
             self._gather(wait=True)
             self._window = len(self._waiting) + 1024

@@ -1,7 +1,7 @@
-"""Signs of life within a step: a large one on a slow CPU takes longer than any fixed patience.
+"""Signs of life within a step, because a large step on a slow CPU may take very long.
 
-A thread looks where the working one is. As long as that changes, the engine computes; one that
-waits for ever, or is lost inside a kernel, stays where it is, and so does the board's clock.
+A thread checks where in the code the working thread is. While that changes, the engine computes.
+One that waits for ever, or is stuck in a kernel, stays at one place: then nothing is written.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from types import CodeType, FrameType
 
 from quire.replicas.board import Board
 
-SECONDS = 0.5  # between two looks
-LONGEST_STEP = 3600.0  # then it moves in a circle
+SECONDS = 0.5  # between two checks
+LONGEST_STEP = 3600.0  # a longer one counts as an endless loop
 
 
 class Heartbeat(threading.Thread):
-    """Beats on the board while the thread that works gets somewhere: the main one, or another."""
+    """Calls `beat` of the board while the working thread (by default the main one) moves."""
 
     def __init__(self, board: Board, working: threading.Thread | None = None) -> None:
         super().__init__(name="quire-heartbeat", daemon=True)
@@ -36,7 +36,7 @@ class Heartbeat(threading.Thread):
 
 
 def _whereabouts(working: threading.Thread) -> list[tuple[CodeType, int]]:
-    """The calls that the thread is in, and where in each."""
+    """The thread's stack: code objects, and the instruction in each."""
     frame: FrameType | None = sys._current_frames().get(working.ident or 0)
     found = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What every process of an engine needs: streams of its own, and words for what ended it."""
+"""What every process of an engine needs: private streams, and messages about fatal errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quire.replicas.streams import Send
 
 
 def private(number: int) -> int:
-    """Our own copy of a stream; libraries that print or read from here on get another one."""
+    """A private copy of a stream; libraries that print or read from now on use a replacement."""
     own = os.dup(number)
     if number == 0:
         empty = os.open(os.devnull, os.O_RDONLY)
@@ -30,7 +30,7 @@ def private(number: int) -> int:
 
 
 def exit_code(serve: Callable[[], None], send: Send) -> int:
-    """Serve: 0 at the end, 1 where an error ended it that the parent was told of."""
+    """Serve; returns 0 at the end, 1 after an error that the parent was sent."""
     try:
         serve()
         return 0
@@ -45,14 +45,14 @@ def exit_code(serve: Callable[[], None], send: Send) -> int:
 
 
 def is_about_memory(error: BaseException) -> bool:
-    """Torch has no type of its own for a CPU that gives no more; its allocators say so in words."""
+    """Whether an error means too little memory. Torch has no type for that on a CPU, only texts."""
     described = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in described)
 
 
 def error_family(error: QuireError) -> str:
-    """What the supervisor makes of it: whether the model is to blame, memory, the request, or a
-    process that died, which the next one need not."""
+    """The kind of an error for the supervisor: about memory, the model, the request, or a process
+    that died, which may not happen again."""
     families: dict[str, Any] = {
         "memory": NotEnoughMemory,
         "model": ModelError,

@@ -1,4 +1,4 @@
-"""An engine's process from its first message to its last."""
+"""The main loop of an engine's process, from its first message to its last."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from quire.replicas.wire import Message
 
 
 class RowEngine(Protocol):
-    """What answers rows."""
+    """An engine that answers rows."""
 
     def facts(self) -> Message:
-        """What the parent is told when it is ready."""
+        """Facts that are sent to the parent when the engine is ready."""
         ...
 
     def run(self, feed: Feed, send: Send) -> None:
         """Answer every row of the feed with a "result"."""
 
     def plan(self, rows: Rows) -> str:
-        """What answering these rows would take, in words."""
+        """What it would take to answer these rows, in words."""
         ...
 
 
 def serve(board_number: int, make: Callable[[Message, Board], RowEngine]) -> int:
-    """Make the engine that the first message asks for, and answer runs until the parent closes;
-    the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what a Ctrl-C means
+    """Make the engine that the first message asks for, and answer runs until the parent closes its
+    end; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     board = Board(board_number)
     inbox, send = Inbox(private(0)), sender(private(1))
     opening = inbox.get()
@@ -51,7 +51,7 @@ def _answer_runs(engine: RowEngine, inbox: Inbox, send: Send, board: Board) -> N
         message = inbox.get()
         if message is None or message["kind"] == "close":
             return
-        if message["kind"] != "rows":  # about a run that has ended meanwhile
+        if message["kind"] != "rows":  # it belongs to a run that has ended meanwhile
             if message["kind"] == "recall":
                 send({"kind": "returned", "rows": []})
             continue

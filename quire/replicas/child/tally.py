@@ -1,4 +1,4 @@
-"""What an engine says about itself: what it is when it is ready, and how it goes, once a second."""
+"""What an engine reports: facts when it is ready, and metrics once a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def session_facts(session: Session) -> Message:
-    """How much it runs at once, and in which arithmetic."""
+    """How many rows it runs at once, its blocks, and its arithmetic."""
     scheduler = session.engine.scheduler
     return {
         "capacity": scheduler.rows.capacity,
@@ -24,10 +24,10 @@ def session_facts(session: Session) -> Message:
 
 
 def _arithmetic(session: Session) -> dict[str, Any]:
-    """The options that give the same numbers again, whatever another machine would choose."""
+    """Options with which another machine computes the same numbers, whatever it would choose."""
     config = session.model.config
     chosen: dict[str, Any] = {"device": config.device, "batch_invariant": config.batch_invariant}
-    if config.tensor_parallel_size > 1:  # sums of parts, and bytes with a scale for each part
+    if config.tensor_parallel_size > 1:  # it changes sums, and 8-bit scales, which are per part
         chosen["tensor_parallel_size"] = config.tensor_parallel_size
     if config.quantization is not None:
         return {**chosen, "quantization": config.quantization}
@@ -35,11 +35,11 @@ def _arithmetic(session: Session) -> dict[str, Any]:
 
 
 class Tally:
-    """Counts what was done, and tells it once a second."""
+    """Counts what was done, and sends it once a second."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._next = session, time.monotonic() + 1
-        self._began = time.time()  # names this engine among those that a job may have had
+        self._began = time.time()  # distinguishes this engine from others of a job
         self._finished = self._prompt = self._cached = self._output = 0
 
     def count(self, output: RequestOutput) -> None:

@@ -1,4 +1,4 @@
-"""An executor under watch: what it is about to do stands on the board before it does it."""
+"""An executor that writes to the board what it is about to do, before it does it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WatchedExecutor:
-    """Does what the executor inside it does; `held` tells which rows the engine has."""
+    """Wraps an executor; `held` returns the rows that the engine has."""
 
     def __init__(self, inner: Executor, board: Board, held: Callable[[], list[int]]) -> None:
         self._inner, self._board, self._held = inner, board, held

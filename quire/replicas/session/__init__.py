@@ -1,1 +1,1 @@
-"""What an LLM with replicas holds instead of an engine of its own."""
+"""A session for an LLM with replicas, without an engine of its own."""

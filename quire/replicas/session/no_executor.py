@@ -1,4 +1,4 @@
-"""An executor that computes nothing: the engines are elsewhere."""
+"""An executor that computes nothing: the engines are in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoExecutor:
-    """Stands where a session wants an executor."""
+    """Takes the place of a session's executor."""
 
     def __init__(self, num_blocks: int) -> None:
         self.handles = Handles()
@@ -28,10 +28,10 @@ class NoExecutor:
         self._refuse()
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing: there is no state."""
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Does nothing: there is no memory to free."""
 
     def sleep(self, *, keep_weights: bool) -> None:
         self._refuse()

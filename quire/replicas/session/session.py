@@ -1,7 +1,7 @@
-"""A session without an engine: it reads and numbers the requests, replicas answer them.
+"""A session without an engine: it reads and numbers requests, and replicas answer them.
 
-`LLM(data_parallel_size=d)` holds it in place of a Session. Requests are made, checked and given
-their noise here, so that an answer does not depend on the replica that writes it.
+`LLM(data_parallel_size=d)` holds it instead of a Session. Requests are made, checked and given
+their noise keys here, so that an answer does not depend on the replica that computes it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from quire.session.loading import ModelParts, read_parts
 from quire.session.session import Session
 
 COMMAND = (sys.executable, "-m", "quire.replicas.child")
-PROMPT_SHARE = 0.125  # what a prompt's token costs of one that is written
-_WAIT = 0.05  # seconds between two looks at Ctrl-C
+PROMPT_SHARE = 0.125  # the cost of a prompt's token, as a share of that of a written token
+_WAIT = 0.05  # seconds between two checks for Ctrl-C
 _ALONE = "is not built for data_parallel_size > 1: use an LLM without replicas"
 
 
@@ -79,8 +79,8 @@ class ReplicaSession(Session):
     def run(
         self, windows: Iterable[Window], between_steps: Callable[[], None]
     ) -> Generator[Result, None, None]:
-        """Deal these windows to the replicas; each result as it comes."""
-        feeder, waiting = self._replicas.feeder, dict[int, int]()  # request -> its place
+        """Deal these windows to the replicas; yields each result as it comes."""
+        feeder, waiting = self._replicas.feeder, dict[int, int]()  # request number -> its index
         source, seen = iter(windows), 0
         feeder.exhausted = False
         try:
@@ -104,7 +104,7 @@ class ReplicaSession(Session):
             self._replicas.abandon()
 
     def _whole(self, request: Request, output: RequestOutput) -> RequestOutput:
-        """With what never left this process; and learn from it."""
+        """Add to an output what never left this process, and learn from it."""
         output.prompt, output.prompt_token_ids = request.prompt, request.prompt_ids.tolist()
         for answer in output.outputs:
             stopped = answer.finish_reason == "stop"
@@ -140,7 +140,7 @@ class ReplicaSession(Session):
 
 
 class _Receiver:
-    """Collects outputs until the call that waits for them takes them."""
+    """Collects outputs until a call takes them."""
 
     def __init__(self) -> None:
         self.facts: Message = {}
@@ -165,7 +165,7 @@ class _Receiver:
         self.facts = self.facts or facts
 
     def metrics(self, message: Message) -> None:
-        """Each replica's own; what was asked of all of them is counted here."""
+        """Ignored: they are about one replica; requests of all replicas are counted here."""
 
     def note(self, line: str) -> None:
         _hear(line)
@@ -179,7 +179,7 @@ def _hear(line: str) -> None:
 
 
 def _as_chosen(name: str, parts: ModelParts, options: Options, facts: Message) -> LoadedModel:
-    """The model with the decisions of the replicas' engines."""
+    """The model's description, with the decisions that the replicas' engines made."""
     device = DeviceFacts(options.device or "cpu", 1 << 34, 1 << 34, num_cores=1)
     plain = replace(options, quantization=None, dtype=None, kv_cache_dtype="auto")
     config = resolve(plain, parts.spec, device)
@@ -199,7 +199,7 @@ def _as_chosen(name: str, parts: ModelParts, options: Options, facts: Message) -
 
 
 def _beginnings(requests: Sequence[Request], block_size: int) -> list[int | None]:
-    """For each request, the smallest group of prompts that begin as it does."""
+    """For each request a number that names the smallest group of prompts with its beginning."""
     found: list[int | None] = [None] * len(requests)
     tree = PrefixTree.of(
         [r.prompt_ids for r in requests],
