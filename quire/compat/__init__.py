@@ -1,7 +1,7 @@
-"""Module names that scripts know, each a list of names that are elsewhere.
+"""Module names that scripts import from vLLM; each holds names that are defined elsewhere in quire.
 
-They stand in a table and not among the modules of quire, so that a reader of quire does not take
-them for parts of it.
+They are listed in a table and are no modules among quire's own, so that readers of quire do not
+take them for parts of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMPILED = "CUDAGraphMode CompilationLevel CompilationMode"
 _NETWORK = "get_distributed_init_method get_ip get_open_port"
 _TOKENIZERS = "cached_get_tokenizer=get_tokenizer get_tokenizer"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
-# Modules of ours that scripts know, and what they look for in them that is elsewhere.
+# Modules of quire that scripts also know from vLLM, and the names in them that are elsewhere.
 OURS = {
     "config": {
         _NOT_BUILT: "CacheConfig DeviceConfig LoRAConfig LoadConfig MultiModalConfig "
@@ -36,7 +36,7 @@ OURS = {
     "outputs": {},
     "sampling_params": {"compat.logits_process": "LogitsProcessor"},
 }
-# By module: where its names come from; OTHER=NAME is a name under which scripts know it.
+# For each module the home of its names; OTHER=NAME: scripts know NAME as OTHER.
 MODULES = {
     "assets.audio": {_NOT_BUILT: "AudioAsset"},
     "assets.image": {_NOT_BUILT: "ImageAsset"},
@@ -141,11 +141,11 @@ MODULES = {
 
 
 class ScriptNames:
-    """Finds and makes `quire.NAME` for the modules above and the packages that they are in.
+    """Finds and makes `quire.NAME` for the modules above and the packages that contain them.
 
-    Where `vllm` is another name of quire, `vllm.NAME` is `quire.NAME`, the same module: a class
-    has one identity under both. A finder and a loader by its methods alone: the classes of
-    importlib.abc bring half of the standard library with them."""
+    Where `vllm` is another name of quire, `vllm.NAME` is `quire.NAME`, the same module, so a class
+    has one identity under both names. This has the methods of a finder and a loader, but does not
+    inherit from importlib.abc, whose import loads half of the standard library."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -159,8 +159,8 @@ class ScriptNames:
         if name not in MODULES and not is_package and name not in OURS:
             return None
         if name not in MODULES and (own := PathFinder.find_spec(fullname, path)) is not None:
-            # A module of ours that scripts know as a package; those of ours are found in it still.
-            # As a package it has the finders asked for a name that it lacks, and so NotHere.
+            # One of quire's modules that scripts know as a package: its own names are still found.
+            # As a package it lets finders be asked for names that it lacks, and so NotHere.
             own.submodule_search_locations = own.submodule_search_locations or []
             if OURS.get(name):
                 own.loader = cast("Loader", _WithMore(own.loader, OURS[name]))
@@ -168,7 +168,7 @@ class ScriptNames:
         return ModuleSpec(fullname, cast("Loader", self), is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """One of the usual kind."""
+        """Make a module of the usual kind."""
 
     def exec_module(self, module: ModuleType) -> None:
         homes = MODULES.get(module.__name__.removeprefix("quire."), {})
@@ -179,7 +179,7 @@ class ScriptNames:
                 setattr(module, known or own, found)
 
     def find_distributions(self, context: Any) -> Iterator[Any]:
-        """What importlib.metadata says of `vllm` where that is a name of quire."""
+        """The metadata of `vllm`, for importlib.metadata, where that is a name of quire."""
         if context.name in (None, "vllm") and is_vllm():
             from quire.compat.spoken import Spoken
 
@@ -187,15 +187,15 @@ class ScriptNames:
 
 
 class _WithMore:
-    """Loads a module of ours, which then has names of others, too, when they are asked for: it
-    lies below them and cannot import them itself."""
+    """Loads one of quire's modules and adds names from other modules, which are imported when first
+    used: the module is below them and cannot import them itself."""
 
     def __init__(self, loader: Any, homes: Mapping[str, str]) -> None:
         self._loader = loader
         self._home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """One of the usual kind."""
+        """Make a module of the usual kind."""
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
@@ -208,10 +208,10 @@ class _WithMore:
 
 
 class _OtherName:
-    """Loads `vllm.NAME` by putting `quire.NAME` in its place."""
+    """Loads `vllm.NAME` by replacing it with `quire.NAME`."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """None of its own."""
+        """Make a module of the usual kind, which is replaced."""
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -219,19 +219,19 @@ class _OtherName:
 
 
 class NotHere:
-    """The last finder: says of what nobody found in quire that programs will not find it.
+    """The last finder: raises an error for modules of quire that no other finder found.
 
     `from quire.utils import name` asks it, too, because the modules above are packages, and so
-    ends in these words instead of "cannot import name"."""
+    gets this error instead of "cannot import name"."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
         package, _, name = fullname.partition(".")
-        # importlib.util.find_spec, two frames up, only asks whether there is one: None says no.
+        # importlib.util.find_spec, two frames up, only asks whether there is one: None means no.
         is_asked = sys._getframe(2).f_globals.get("__name__") == "importlib.util"
         if package == "quire" and not is_asked:
-            # Without `name=`: Python keeps such an error of a from-import to itself if it has one.
+            # Without `name=`, because a from-import would hide an error that has it.
             raise ModuleNotFoundError(
                 f"{'vllm' if is_vllm() else 'quire'}.{name} is not among what quire has for "
                 "programs written for vLLM: docs/clients.md lists the modules"
@@ -247,7 +247,7 @@ def is_vllm() -> bool:
 
 
 def serve_script_names() -> None:
-    """Once: `import quire` again, after a test took it out of sys.modules, adds no second one."""
+    """Called at import. `import quire` again, after a test removed it, adds no second finder."""
     if not any(type(finder).__name__ == "ScriptNames" for finder in sys.meta_path):
         sys.meta_path.insert(0, ScriptNames())
         sys.meta_path.append(NotHere())

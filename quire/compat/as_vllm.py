@@ -1,9 +1,9 @@
-"""`vllm` as another name of quire in this process, for libraries that import it themselves:
+"""Makes `vllm` another name of quire in this process, for libraries that import vllm themselves:
 
     import quire.compat.as_vllm                                  # before the library
     python -m quire.compat.as_vllm lm_eval --model vllm ...      # a module that is run, or a file
 
-`vllm.__version__` and importlib.metadata then name the release whose API quire has.
+`vllm.__version__` and importlib.metadata then give the release whose API quire has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.errors import InvalidOption
 
 
 class QuireAsVllm(ModuleType):
-    """quire, under the version that libraries compare with."""
+    """quire, with the version number that libraries compare with."""
 
     def __init__(self) -> None:
         super().__init__("vllm", quire.__doc__)
@@ -39,7 +39,7 @@ class QuireAsVllm(ModuleType):
 
 
 def stand_in() -> None:
-    """Once; where the other one was imported already, both would be in use."""
+    """Install quire as `vllm`; an error if the real vllm was imported before."""
     if is_vllm() and isinstance(sys.modules["vllm"], QuireAsVllm):
         return
     if "vllm" in sys.modules and not is_vllm():
@@ -52,7 +52,7 @@ def stand_in() -> None:
 
 
 def _run(words: list[str]) -> None:
-    """A module's name or a file, and its own arguments."""
+    """Run a module or a file, with its own arguments."""
     if not words:
         raise SystemExit("usage: python -m quire.compat.as_vllm MODULE_OR_FILE [ARGUMENTS]")
     sys.argv = words

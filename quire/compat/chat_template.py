@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.inputs.chat import read_template
 
-# What scripts write as the type of a message.
+# The type of a message, as scripts write it.
 ChatCompletionMessageParam = ConversationMessage = dict[str, Any]
 
 
@@ -21,7 +21,7 @@ def resolve_chat_template(
 ) -> str | None:
     """The template text: the one given (or named), else the tokenizer's own, None without one.
 
-    `model_config` is taken because callers pass it; the tokenizer knows all that is needed.
+    `model_config` is accepted because callers pass it; it is not needed.
     """
     if chat_template is None and getattr(tokenizer, "chat_template", None) is None:
         return None
@@ -30,7 +30,7 @@ def resolve_chat_template(
 
 
 def load_chat_template(chat_template: str | os.PathLike[str] | None) -> str | None:
-    """The text of a template, from a file where it names one."""
+    """The text of a template; read from a file if it names one."""
     if chat_template is None:
         return None
     return read_template(chat_template if isinstance(chat_template, str) else Path(chat_template))

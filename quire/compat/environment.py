@@ -1,6 +1,6 @@
-"""`vllm.envs`: what scripts read of their environment, by the names and defaults that they know.
+"""`vllm.envs`: environment variables that scripts read, with the names and defaults they know.
 
-quire itself reads none of these; docs/api.md has an option for what they would decide.
+quire itself reads none of these; docs/api.md has an option for each thing they would decide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logits processors of single requests, under the name scripts know."""
+"""Logits processors of single requests, under the name that scripts know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModelRegistry: which architectures can be run, and naming classes for more of them."""
+"""ModelRegistry: lists architectures that can be run, and registers classes for others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ModelRegistry:
 
     @staticmethod
     def register_model(model_arch: str, model_cls: Any) -> None:
-        """Models whose config names `model_arch` are run as this: a Family, a causal class of
-        Transformers, or "module:Class", which is imported when a model asks for it."""
+        """Run models whose config names `model_arch` as `model_cls`: a Family, a causal class of
+        Transformers, or "module:Class", which is imported when a model needs it."""
         if not isinstance(model_arch, str) or not model_arch:
             raise InvalidOption(
                 f"an architecture is a name, not {model_arch!r}.",
@@ -38,8 +38,8 @@ class ModelRegistry:
 
     @staticmethod
     def get_supported_archs() -> set[str]:
-        """Every architecture that may run: quire's families, what was registered, and the causal
-        classes of Transformers, of which a few are refused when a model is loaded."""
+        """Every architecture that can be run: quire's families, registered classes, and the causal
+        classes of Transformers, a few of which are refused when a model is loaded."""
         names = {*BY_ARCHITECTURE, *CLASSES}
         if find_spec("transformers") is not None:
             from quire.models.fallback.classes import architectures
@@ -52,7 +52,7 @@ def _is_class(given: Any) -> bool:
     if isinstance(given, str):
         module, colon, name = given.partition(":")
         return bool(module and colon and name.isidentifier())
-    # By its names: a class of Transformers is there only if somebody imported it.
+    # Compared by name, because Transformers may not be imported.
     return isinstance(given, type) and any(
         base.__name__ == "PreTrainedModel" for base in given.__mro__
     )

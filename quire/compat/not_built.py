@@ -1,4 +1,4 @@
-"""Names that scripts import and that are not built: each says so, and the way out, when used."""
+"""Names that scripts import but that are not built: their use raises an error that says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FETCHED = (
 )
 _MEDIA = "Media are read by the model's own processor: pass them with the prompt."
 _OPTIONS = "Say it as options: LLM(max_model_len=..., block_size=...); docs/api.md lists them."
-# Names by what to do instead.
+# What to do instead -> names.
 REFUSED = {
     _WEIGHTS: "IPCTrainerSendWeightsArgs IPCWeightTransferEngine NCCLTrainerSendWeightsArgs "
     "NCCLWeightTransferEngine PyNcclCommunicator StatelessProcessGroup WeightTransferInitRequest "
@@ -29,7 +29,7 @@ REFUSED = {
 
 
 class _Refusing(type):
-    """Importing and naming such a class is fine; making one, or asking it for anything, is not."""
+    """A class of this kind can be imported and named; creating or using it raises an error."""
 
     way_out: str
 
@@ -48,12 +48,12 @@ for _way_out, _names in REFUSED.items():
 
 
 class Worker:
-    """What trainers change while they make an LLM, so that memory of their own is no error."""
+    """Trainers patch this class while they make an LLM, so that their own memory is no error."""
 
     def _assert_memory_footprint_increased_during_profiling(self) -> None:
-        """Nothing: what others have of a GPU does not count here."""
+        """Does nothing: memory that others use on a GPU is not counted."""
 
 
 def initialize_ray_cluster(*args: Any, **kwargs: Any) -> NoReturn:
-    """Many machines behind one LLM."""
+    """Not built: many machines behind one LLM."""
     raise NotSupported("Ray clusters are not built. Run one LLM per machine on its own prompts.")

@@ -1,16 +1,16 @@
-"""Ways in which scripts take process groups apart after an LLM. quire makes none, so there is
-nothing to do: `LLM.close()` frees everything."""
+"""Functions by which scripts destroy process groups after an LLM. quire makes none, so they do
+nothing: `LLM.close()` frees everything."""
 
 from __future__ import annotations
 
 
 def destroy_model_parallel() -> None:
-    """Nothing."""
+    """Does nothing."""
 
 
 def destroy_distributed_environment() -> None:
-    """Nothing."""
+    """Does nothing."""
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Nothing."""
+    """Does nothing."""

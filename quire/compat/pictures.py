@@ -1,4 +1,4 @@
-"""Pillow images as scripts pass them on: of another mode, or written into a URL."""
+"""Functions for Pillow images: change their mode, or encode them for a URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def convert_image_mode(image: Image, to_mode: str) -> Image:
-    """In RGB what is clear becomes white, as in every image that quire reads."""
+    """Change the mode; in RGB transparent pixels become white, as in all images quire reads."""
     return rgb(image) if to_mode == "RGB" else image.convert(to_mode)
 
 

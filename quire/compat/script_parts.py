@@ -1,4 +1,4 @@
-"""Small things that scripts import beside the LLM: a parser of flags, ids, a logger, the device."""
+"""Small things that scripts import beside the LLM: a flag parser, ids, a logger, the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FlexibleArgumentParser(ArgumentParser):
 
 
 class UsageContext(StrEnum):
-    """For whom an engine is made; quire reports nothing to anyone and does not ask."""
+    """The purpose of an engine; quire reports no usage, so it has no effect."""
 
     LLM_CLASS = "LLM_CLASS"
     OPENAI_API_SERVER = "OPENAI_API_SERVER"
@@ -46,7 +46,7 @@ class UsageContext(StrEnum):
     ENGINE_CONTEXT = "ENGINE_CONTEXT"
 
 
-# What a CompilationConfig may name: how much vLLM compiles (CompilationLevel in older scripts), and
+# Values in a CompilationConfig: how much vLLM compiles (CompilationLevel in older scripts), and
 # which steps it captures. quire decides both itself.
 CompilationMode = IntEnum(
     "CompilationMode", "NONE STOCK_TORCH_COMPILE DYNAMO_TRACE_ONCE VLLM_COMPILE", start=0
@@ -60,7 +60,7 @@ CUDAGraphMode = Enum(
 
 
 class Platform:
-    """What scripts ask of the device before they make an LLM."""
+    """Facts about the device that scripts read before they make an LLM."""
 
     @property
     def device_type(self) -> str:
@@ -109,7 +109,7 @@ def init_logger(name: str) -> logging.Logger:
 
 
 class Counter:
-    """0, 1, 2, ...: numbers for requests."""
+    """Returns 0, 1, 2, ... as numbers for requests."""
 
     def __init__(self, start: int = 0) -> None:
         self.counter = start
@@ -123,13 +123,13 @@ class Counter:
 
 
 def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
-    """Its first 16 numbers, and how many there are."""
+    """Print the first 16 numbers, and how many there are."""
     shown = ", ".join(map(str, embeds[:16])) + (", ..." if len(embeds) > 16 else "")
     print(f"{prefix}: [{shown}] (size={len(embeds)})")  # noqa: T201
 
 
 def set_random_seed(seed: int | None) -> None:
-    """Of Python, numpy and torch, for what the script draws; LLM(seed=...) is the engine's."""
+    """Seed Python, numpy and torch for the script's own draws; the engine has LLM(seed=...)."""
     if seed is not None:
         import numpy as np
         import torch
@@ -144,7 +144,7 @@ def random_uuid() -> str:
 
 
 def get_ip() -> str:
-    """An address of this machine; the loopback's where its name has none."""
+    """An address of this machine; that of the loopback if its name has none."""
     try:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
@@ -152,12 +152,12 @@ def get_ip() -> str:
 
 
 def get_distributed_init_method(ip: str, port: int) -> str:
-    """Where the processes of a trainer meet, as torch.distributed writes it."""
+    """The address at which processes of torch.distributed meet."""
     return f"tcp://{f'[{ip}]' if ':' in ip else ip}:{port}"
 
 
 def get_open_port() -> int:
-    """A port that nothing listens on now."""
+    """A free port."""
     with socket.socket() as found:
         found.bind(("", 0))
         port: int = found.getsockname()[1]

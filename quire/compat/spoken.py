@@ -1,4 +1,4 @@
-"""What importlib.metadata finds of `vllm` where that is another name of quire."""
+"""The metadata of `vllm` for importlib.metadata, where that is another name of quire."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
-# The release whose names quire has: what a library hears that asks for the version of `vllm`.
+# The release whose names quire has: the version of `vllm` that libraries see.
 SPOKEN_VERSION = "0.25.0"
 _TEXTS = {
     "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {SPOKEN_VERSION}\n",

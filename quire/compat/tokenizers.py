@@ -1,4 +1,4 @@
-"""get_tokenizer: a model's tokenizer without its weights, as Transformers has it."""
+"""get_tokenizer: a model's tokenizer without its weights, as a Transformers tokenizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from quire.errors import NotSupported
 from quire.params.rules import show
 
-TokenizerLike = Any  # what scripts write as the type of a tokenizer
+TokenizerLike = Any  # the type of a tokenizer, as scripts write it
 
 
 def get_tokenizer(
@@ -22,7 +22,7 @@ def get_tokenizer(
 ) -> Any:
     """The `transformers.PreTrainedTokenizerFast` of a folder, GGUF file, alias or Hub id.
 
-    `trust_remote_code` is taken and not needed: no code of a model is run.
+    `trust_remote_code` is accepted and has no effect: no code of a model is run.
     """
     from quire.inputs.gguf_tokenizer import load_gguf_tokenizer
     from quire.inputs.hf_tokenizer import load_hf_tokenizer

@@ -2,8 +2,8 @@
 
     from quire.ray import build_processor, vLLMEngineProcessorConfig
 
-takes the place of `from ray.data.llm import ...`: the fields, the keys of rows and the columns of
-results are the same. Ray is imported when a processor is used.
+replaces `from ray.data.llm import ...`: the fields, the keys of rows and the columns of results are
+the same. Ray is imported when a processor is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers kept in a folder: a file for each batch, under a name that says what was asked."""
+"""Keeps answers in a folder: a file for each batch, named by a hash of what was asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire.ray.config import Row, vLLMEngineProcessorConfig
 from quire.session.fingerprint import file_hash
 from quire.weights.made_of import made_of
 
-# Columns by which a row asks, beside its id; the others are the pipeline's own.
+# Columns that are part of what a row asks, with its id; other columns belong to the pipeline.
 ASKING = (
     *("messages", "prompt", "prompt_token_ids", "tokenized_prompt", "model"),
     *("sampling_params", "pooling_params", "tokenization_kwargs"),
@@ -34,8 +34,8 @@ ASKING = (
 
 
 class AnswerFiles:
-    """The answers of batches in a folder, whichever actor answers them. Another model, tokenizer,
-    adapter, option, template or row is another question, and so has another file."""
+    """The answers of batches in a folder, shared by all actors. The file's name is a hash of model,
+    tokenizer, adapters, options, template and rows, so a change of one gives another file."""
 
     def __init__(self, config: vLLMEngineProcessorConfig, rendering: Row) -> None:
         self._folder, self._id = Path(str(config.journal)), str(config.id_column)
@@ -54,7 +54,7 @@ class AnswerFiles:
         ]
 
     def file(self, rows: list[Row]) -> Path:
-        """Where the answers of these rows are, or will be."""
+        """The file of the answers to these rows, whether it exists or not."""
         asked = [[self._key(row), *(row.get(name) for name in ASKING)] for row in rows]
         paths = sorted({path for row in rows if (path := self._config.adapter_path(row))})
         about = [*self._about, [[path, self._adapter(path)] for path in paths]]
@@ -69,7 +69,7 @@ class AnswerFiles:
         return str(row[self._id])
 
     def _adapter(self, path: str) -> list[str]:
-        """What its files hold; nothing where there is none, as its rows will say."""
+        """Hashes of an adapter's files; none if it is missing, an error that its rows will get."""
         options = self._config.options
         try:
             folder = adapter_directory(
@@ -81,7 +81,7 @@ class AnswerFiles:
 
 
 def _urls(value: Any) -> Iterator[str]:
-    """The files of media that are named in what is asked."""
+    """The URLs of media files in a value."""
     if isinstance(value, str) and value.startswith("file:"):
         yield value
     elif isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def _urls(value: Any) -> Iterator[str]:
 
 
 def _file(url: str) -> list[int]:
-    """Whether it is the same still, without reading it: which ones may be read, the engine says."""
+    """Size and time of a file, to see changes without reading it; none if it cannot be read."""
     try:
         found = os.stat(unquote(urlsplit(url).path))
         return [found.st_size, found.st_mtime_ns]
@@ -101,8 +101,8 @@ def _file(url: str) -> list[int]:
 
 
 def _named(value: Any) -> Any:
-    """What JSON has no form for, by its content. A thing that has none to show is named as Python
-    does, and hardly twice alike: then the batch is only computed again."""
+    """A JSON form of other values, by their content. An object without content that can be read
+    gets its repr, which may change between runs: then the batch is only computed again."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject or value.size <= 1:
             return value.tolist()
@@ -115,8 +115,8 @@ def _named(value: Any) -> Any:
 
 
 def write_answers(path: Path, answers: list[Row]) -> None:
-    """Whole or not at all: another actor may write the same. Where there is no room the answers
-    are given all the same: Ray would else compute the batch again, and find no more room."""
+    """Write a whole file or none, as another actor may write the same. If that fails the answers
+    are still returned: otherwise Ray would compute the batch again, and fail again."""
     data, aside = (
         json.dumps(answers, default=np.ndarray.tolist),
         path.with_suffix(f".{uuid.uuid4().hex}"),
@@ -139,8 +139,8 @@ def write_answers(path: Path, answers: list[Row]) -> None:
 
 
 def read_answers(path: Path, count: int) -> list[Row] | None:
-    """The answers of so many rows, with the same values: JSON has no arrays of float32, and its
-    keys are all text. None where there is no such file, or where a disk lost what was in it."""
+    """`count` answers from a file, with their types restored: JSON has no float32 arrays, and its
+    keys are text. None if there is no such file, or if it is damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, list) or len(found) != count:

@@ -1,4 +1,4 @@
-"""Answers as columns of a row, under Ray Data LLM's names."""
+"""Answers as columns of a row, under the names of Ray Data LLM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ NOTHING: Row = {
 
 
 def plain(value: Any) -> Any:
-    """What a column of Ray Data made of plain data, as it was: lists became arrays, and each dict
-    got the keys of all others, with None where it had none."""
+    """Plain data again from a column of Ray Data, which turns lists into arrays and gives each dict
+    the keys of all others, with None as value."""
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items() if each is not None}
     if isinstance(value, list | tuple | np.ndarray):

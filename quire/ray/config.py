@@ -1,4 +1,4 @@
-"""What a processor may be asked for: the fields of Ray Data LLM's config, and two of quire's."""
+"""The config of a processor: the fields of Ray Data LLM's config, and two of quire's own."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from quire.ray.stages import (
     warn_of_moot,
 )
 
-DATA, ERROR = "__data", "__inference_error__"  # columns: a packed row, and why it failed
+DATA, ERROR = "__data", "__inference_error__"  # columns: a packed row, and its error
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A row on its way through the engine. Ray carries it as it is: of plain dicts it would make
-    one type for the whole column, with the keys of all rows in each, and some it cannot join."""
+    """A row on its way through the engine, which Ray carries as one object. From plain dicts it
+    would build one type for the column, with the keys of all rows, which fails for some."""
 
     row: Row
 
 
-# Kinds of tasks, with the pooling task of each. A score is what a classifier of one class says.
+# Kinds of tasks, with the pooling task of each. A score is the output of a one-class classifier.
 TASKS = {"generate": None, "embed": "embed", "classify": "classify", "score": "classify"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
     """`engine_kwargs` are options of `LLM`. With `journal` (a folder that all nodes share) and
-    `id_column`, a batch that Ray runs again is read and not computed again."""
+    `id_column`, the answers of a batch that Ray runs again are read instead of computed."""
 
     model_source: str
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
     log_engine_metrics: bool = True
     dynamic_lora_loading_path: str | None = None
     placement_group_config: Mapping[str, Any] | None = None
-    # Older spellings of the stages below; None where a stage says it.
+    # Older spellings of the stages below; None: the stage decides.
     apply_chat_template: bool | None = None
     chat_template: str | None = None
     tokenize: bool | None = None
@@ -90,14 +90,14 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the engine. Ray Data LLM puts the model and the task among them."""
+        """The options of the engine, without the model and the task, which Ray Data LLM adds."""
         kept = {k: v for k, v in self.engine_kwargs.items() if k not in ("model", "task_type")}
         if TASKS[self.task_type] is not None:
             kept = {"runner": "pooling", "convert": TASKS[self.task_type], **kept}
         return kept
 
     def adapter_path(self, row: Row) -> str | None:
-        """Where the adapter is that a row names as its model, as Ray Data LLM has it."""
+        """The path of the adapter that a row names as its model; None if it names the model."""
         name = row.get("model")
         if name is None or name == self.model_source:
             return None
@@ -114,14 +114,14 @@ class vLLMEngineProcessorConfig:  # noqa: N801 - the name that pipelines import
 
     @property
     def chat(self) -> ChatTemplateStageConfig | None:
-        """How messages are written out; None where rows bring their prompts."""
+        """How messages are written out; None if rows have prompts instead."""
         stage = self._stage(ChatTemplateStageConfig)
         is_on = stage.enabled if self.apply_chat_template is None else self.apply_chat_template
         return stage if is_on else None
 
     @property
     def detokenizes(self) -> bool:
-        """Whether tokens become text whatever the parameters of a row say."""
+        """Whether tokens always become text, whatever the parameters of a row say."""
         stage = self._stage(DetokenizeStageConfig)
         return stage.enabled if self.detokenize is None else self.detokenize
 

@@ -1,5 +1,5 @@
-"""What an actor of the pool runs: all its batches go into one engine, which never waits for one of
-them to end."""
+"""The class that an actor of the pool runs: all its batches go into one engine, so that no batch
+waits for another to end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quire.ray.stages import ChatTemplateStageConfig
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.async_llm import AsyncLLM
 
-# Columns that rows may bring beside a prompt, by the name that prompts have for them.
+# Columns for media of a row, with their names in prompts.
 _MEDIA_COLUMNS = {
     "multimodal_data": "multi_modal_data",
     "mm_processor_kwargs": "mm_processor_kwargs",
@@ -32,7 +32,7 @@ Output = TypeVar("Output")
 
 
 class EngineUDF:
-    """Answers batches of packed rows, several at once."""
+    """Answers batches of packed rows, several at the same time."""
 
     def __init__(
         self, config: vLLMEngineProcessorConfig, chat_template_kwargs: Mapping[str, Any] | None
@@ -80,7 +80,7 @@ class EngineUDF:
                 )
                 made = pooled_answer(await _last(asking), prompt)
         except EngineError:
-            os._exit(1)  # Ray starts another actor, and gives the batch to a healthy one
+            os._exit(1)  # Ray then starts another actor, and gives the batch to it
         except QuireError as error:
             if not self._config.should_continue_on_error:
                 raise
@@ -90,7 +90,7 @@ class EngineUDF:
         return {**made, "batch_uuid": batch, "time_taken_llm": spent, "params": said, ERROR: ""}
 
     def _prompt(self, row: Row) -> tuple[Any, dict[str, Any] | None]:
-        """What is asked, and how its text becomes tokens."""
+        """The prompt of a row, and the options for its tokenization."""
         more = plain(row.get("tokenization_kwargs"))
         if self._config.chat is not None and row.get("messages") is not None:
             special = {**(more or {}), "add_special_tokens": False}
@@ -151,7 +151,7 @@ def _sampling_params(row: Row, *, detokenizes: bool) -> SamplingParams:
             given[name] = _made(StructuredOutputsParams, name, given[name])
     fixed: Row = {"output_kind": RequestOutputKind.FINAL_ONLY}
     if detokenizes:
-        fixed["detokenize"] = True  # pipelines turn it off to leave it to a stage
+        fixed["detokenize"] = True  # pipelines turn it off because they have a stage for it
     return _made(SamplingParams, "sampling_params", {**given, **fixed})
 
 
@@ -163,5 +163,5 @@ def _pooling_params(row: Row, task: str) -> PoolingParams:
 def _made(kind: Callable[..., Output], column: str, given: Row) -> Output:
     try:
         return kind(**given)
-    except TypeError as error:  # a name that it does not have
+    except TypeError as error:  # a name that `kind` does not have
         raise InvalidParams(f"{column}: {error}", parameter=column) from None

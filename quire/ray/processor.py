@@ -1,4 +1,4 @@
-"""A processor: rows of a Ray data set in, rows with answers out."""
+"""A processor: takes a Ray data set of rows, gives a data set of rows with answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RowMap = Callable[[Row], Row]
 
 @dataclass(frozen=True)
 class Processor:
-    """Call it with a data set; what comes back is lazy, as Ray's data sets are."""
+    """Call it with a data set; the result is lazy, as Ray's data sets are."""
 
     config: vLLMEngineProcessorConfig
     preprocess: RowMap | None
@@ -52,7 +52,7 @@ class Processor:
         return answered.map(unpacked, **self.postprocess_map_kwargs)
 
     def log_input_column_names(self) -> None:
-        """Say which columns rows are read from, beside their own."""
+        """Print the columns that rows are read from."""
         note(
             "messages, prompt or prompt_token_ids; sampling_params or pooling_params; and, where "
             "there is any, multimodal_data, mm_processor_kwargs, tokenization_kwargs, model (an "
@@ -68,12 +68,12 @@ def build_processor(
     postprocess_map_kwargs: Mapping[str, Any] | None = None,
     builder_kwargs: Mapping[str, Any] | None = None,
 ) -> Processor:
-    """What answers the rows of a data set.
+    """A processor that answers the rows of a data set.
 
     `preprocess` makes of each row what is asked: `messages`, `prompt` or `prompt_token_ids`, and
-    `sampling_params` or `pooling_params` as a dict; the columns of the data set stay beside that.
-    `postprocess` gets the row with `generated_text`, `embeddings` and the like; one that failed has
-    `__inference_error__` and goes past it.
+    `sampling_params` or `pooling_params` as a dict; the columns of the data set are kept.
+    `postprocess` gets the row with `generated_text`, `embeddings` and so on. A row that failed has
+    `__inference_error__`, and is not given to `postprocess`.
     """
     builder = dict(builder_kwargs or {})
     chat_template_kwargs = builder.pop("chat_template_kwargs", None)
@@ -94,7 +94,7 @@ build_llm_processor = build_processor  # the older name
 
 def _packed(preprocess: RowMap | None) -> RowMap:
     def pack(row: Row) -> Row:
-        """The columns of the data set stay; what is asked comes to them."""
+        """Keep the columns of the data set, and add what is asked."""
         return {DATA: Packed(row if preprocess is None else {**row, **preprocess(row)})}
 
     return pack
@@ -106,13 +106,13 @@ def _unpacked(postprocess: RowMap | None, goes_on: bool) -> RowMap:
         if postprocess is None or row.get(ERROR):
             return row
         made = postprocess(row)
-        return {**made, ERROR: ""} if goes_on else made  # as rows have it that failed
+        return {**made, ERROR: ""} if goes_on else made  # as rows that failed have this column
 
     return unpack
 
 
 def _num_gpus(ray: Any, config: vLLMEngineProcessorConfig) -> float:
-    """For each actor: what its ranks need, where the cluster has GPUs."""
+    """GPUs for each actor: as many as it has ranks, if the cluster has GPUs."""
     if config.engine_kwargs.get("device") == "cpu":
         return 0.0
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0

@@ -1,5 +1,5 @@
-"""The stages of Ray Data LLM by name. What they do happens inside the engine here; what is said of
-them counts where it changes an answer."""
+"""The stages of Ray Data LLM by name. Their work is done inside the engine; their settings count if
+they change an answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOOT = ("batch_size", "concurrency", "runtime_env", "num_cpus", "memory", "mode
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig:
-    """What every stage may be given. There are no workers of its own to size."""
+    """Settings of every stage. quire starts no workers for stages, so their sizes do nothing."""
 
     enabled: bool = True
     batch_size: int | None = None
@@ -51,7 +51,7 @@ class PrepareMultimodalStageConfig(StageConfig):
 
 
 def stage_of(kind: type[Stage], name: str, given: object) -> Stage:
-    """What was given for a stage (a truth value, a mapping, or its config), as its config."""
+    """The config of a stage from what was given: a bool, a mapping, or the config itself."""
     if isinstance(given, kind):
         return given
     if isinstance(given, bool):
