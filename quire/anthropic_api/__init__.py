@@ -1,5 +1,5 @@
-"""Anthropic's Messages, as one more way to write a chat: bodies become what openai_api asks of the
-engine, and what the engine gives becomes messages made of blocks.
+"""Anthropic's Messages API, translated to chats: bodies become the requests of openai_api, and the
+engine's outputs become messages made of blocks.
 
-Plain data on both sides: knows neither torch nor HTTP.
+It works on plain data and imports neither torch nor anything of HTTP.
 """

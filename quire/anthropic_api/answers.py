@@ -1,4 +1,4 @@
-"""Whole messages: what the engine gave -> the blocks that answer a body."""
+"""Whole messages: makes the blocks of an answer from the engine's output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ThinkingTokens(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """What was read is the sum of the first three."""
+    """The number of prompt tokens is the sum of the first three."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -62,7 +62,7 @@ def message_body(asked: Asked, output: Output, *, id: str, model: str) -> Messag
 
 
 def begun(asked: Asked, output: Output, *, id: str, model: str) -> MessageBody:
-    """A message of which nothing was said yet, but what was read."""
+    """A message without content yet; its usage counts the prompt."""
     return {
         "id": id,
         "type": "message",
@@ -99,17 +99,17 @@ def thinking_block(text: str) -> Block:
 
 
 def text_block(text: str) -> Block:
-    """Without citations: null in their place is refused by some clients."""
+    """A text block without the field `citations`: some clients refuse null there."""
     return {"type": "text", "text": text}
 
 
 def call_block(call: Call, message_id: str, i: int) -> Block:
-    """A call with its arguments read; they are those of an object."""
+    """A tool call with its arguments parsed; they are a JSON object."""
     return {**open_call(call, message_id, i), "input": json.loads(call.arguments)}
 
 
 def open_call(call: Call, message_id: str, i: int) -> Block:
-    """A call before its arguments."""
+    """A tool call without its arguments, as it begins in a stream."""
     id = call_id(message_id, 0, i)
     return {
         "type": "tool_use",
@@ -121,7 +121,7 @@ def open_call(call: Call, message_id: str, i: int) -> Block:
 
 
 def signature(thoughts: str) -> str:
-    """A name for thoughts: some clients send none back that have no signature. It is never
+    """A signature for thoughts, since some clients send back only thoughts with one. It is never
     checked."""
     digest = hashlib.sha256(thoughts.encode("utf-8", "replace")).digest()
     return base64.b64encode(digest).decode("ascii")

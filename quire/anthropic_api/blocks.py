@@ -1,7 +1,7 @@
-"""Messages made of blocks -> the messages of a chat.
+"""Makes the messages of a chat from messages made of blocks.
 
-Results of tools are messages of their own there, and turns of one speaker that follow each other
-are one turn: many templates take no others.
+In a chat the results of tools are separate messages. Consecutive turns of one speaker are joined,
+since many templates refuse them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _ROLES = {
 }
 _IN_RESULTS = ("text", "image")
 _IMAGE_TYPE = re.compile("image/[a-z0-9.+-]{1,40}")
-# Claude Code begins its system prompt with a line about accounts that is another for each request:
-# no prefix would ever be found again.
+# Claude Code begins its system prompt with a line about billing that changes with every request, so
+# no cached prefix could be used.
 _ACCOUNTS = "x-anthropic-billing-header"
-_ERROR = "Error:"  # before a result that is one: templates have no other place for it
+_ERROR = "Error:"  # put before a result with `is_error`: templates have no field for that
 Block = Mapping[str, Any]
 Part = dict[str, Any]
 
 
 def chat_messages(system: Any, messages: list[Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The conversation of a body, as a chat has it, and where the body has each image; raises
-    ApiError."""
+    """The conversation of a body as messages of a chat, and the place of each image in the body;
+    raises ApiError."""
     chat = _Chat()
     if system is not None:
         chat.add("system", system, "system")
@@ -49,7 +49,7 @@ def chat_messages(system: Any, messages: list[Any]) -> tuple[list[dict[str, Any]
 
 
 def _field(where: str) -> str:
-    """The field of the body that a place is in."""
+    """The name of the body's field in which a place is."""
     return re.split(r"[.\[]", where, maxsplit=1)[0]
 
 
@@ -63,7 +63,7 @@ class _Chat:
     def __init__(self) -> None:
         self._turns: list[dict[str, Any]] = []
         self._called: dict[str, str] = {}  # the function of each tool_use, by its id
-        self.places: dict[str, str] = {}  # of images: what is wrong with one is found out later
+        self.places: dict[str, str] = {}  # places of images, for errors that are found later
         self._adding = {
             "text": self._add_text,
             "image": self._add_image,
@@ -108,7 +108,7 @@ class _Chat:
         turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
 
     def _add_nothing(self, role: str, block: Block, where: str) -> None:
-        """What was redacted is for the server that wrote it."""
+        """Skip a redacted block: only the server that wrote it can read it."""
         self._turn(role)
 
     def _add_call(self, role: str, block: Block, where: str) -> None:
@@ -138,7 +138,7 @@ class _Chat:
 
 
 def _blocks(content: Any, where: str, known: tuple[str, ...]) -> list[tuple[Block, str]]:
-    """The blocks of a content, each with its place; a text is one block."""
+    """The blocks of a content, each with its place in the body; a plain text is one block."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)] if content else []
     if not isinstance(content, list):
@@ -171,7 +171,7 @@ def _text_part(block: Block, where: str) -> Part:
 
 
 def _image_part(block: Block, where: str) -> Part:
-    """An image as a chat has it; which may be fetched is for the one who fetches."""
+    """An image as a part of a chat; whether its URL is allowed is checked when it is fetched."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or kind not in ("base64", "url"):
@@ -191,8 +191,8 @@ def _image_part(block: Block, where: str) -> Part:
 
 
 def _message(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn with the least that says the same: one text is no list of parts. What an assistant
-    wrote goes on from one text to the next; others begin anew."""
+    """A turn in its simplest form: all texts of an assistant are joined to one string; in other
+    turns a single text becomes a string."""
     parts = turn["content"]
     content: Any = parts
     if turn["role"] == "assistant":

@@ -1,4 +1,4 @@
-"""Refusals as Anthropic's clients read them."""
+"""Errors in the form that Anthropic's clients read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from quire.openai_api.errors import ApiError
 
-# A server that loads, restarts or stops is what their clients know as one with too much to do.
+# A server that loads, restarts or stops: Anthropic's clients know this as "overloaded".
 _STATUS = {503: 529}
 _TYPES = {
     401: "authentication_error",
@@ -17,8 +17,7 @@ _TYPES = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
-# Clients that are told so get along without: tools are run over a conversation that the server
-# keeps, or else over one that is sent whole.
+# With these details clients work without `thread`: they send the whole conversation each time.
 _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
 
 
@@ -35,7 +34,7 @@ class MessageErrorBody(TypedDict):
 
 
 def status_of(status: int) -> int:
-    """What a status of ours is to their clients."""
+    """The status that Anthropic's API has for a status of ours."""
     return _STATUS.get(status, status)
 
 
@@ -49,8 +48,8 @@ def error_body(error: ApiError, request_id: str) -> MessageErrorBody:
 
 
 def _message(error: ApiError) -> str:
-    """There is no place for the field but here. Agents look for words of a prompt that is too
-    long, and make it shorter."""
+    """The message, with the name of the field, which has no place of its own. For a prompt that is
+    too long it has the words that agents search for to shorten it."""
     if error.code == "context_length_exceeded":
         return f"prompt is too long: {error.message}"
     if error.param is None or error.param in error.message:

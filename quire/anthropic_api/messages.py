@@ -1,4 +1,4 @@
-"""/v1/messages: a body in Anthropic's words -> what it asks of the engine, as a chat does."""
+"""/v1/messages: makes of a body in Anthropic's form the same request as of a chat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME = (
     *("model", "stream", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
     *("repetition_penalty", "service_tier", "priority", "cache_salt", "truncate_prompt_tokens"),
 )
-# Fields of a chat that are called otherwise here.
+# Fields of a chat that have another name here.
 _CALLED = {
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
@@ -31,7 +31,7 @@ _THINKING = ("enabled", "adaptive", "between_tools", "disabled")
 _EMPTY_EDITS = [
     {"type": "clear_thinking_20251015", "keep": keep} for keep in ("all", {"type": "all"})
 ]
-# What says how many tokens a prompt has, and what goes with it.
+# Fields that determine the number of a prompt's tokens, and fields that may come with them.
 COUNTED: Body = {
     name: TABLE[MESSAGES][name]
     for name in (
@@ -45,8 +45,8 @@ COUNTED: Body = {
 def read_message(
     body: Any, names: Collection[str] | None, *, bounds_thoughts: bool = False
 ) -> Asked:
-    """What a body asks for; raises ApiError. `bounds_thoughts`: whether the model marks its
-    thoughts, so that a budget for them means something."""
+    """Read a body; raises ApiError. `bounds_thoughts`: whether the model marks its thoughts, so
+    that a budget for them can be followed."""
     given = read_fields(MESSAGES, body, names)
     asked = _read(given, bounds_thoughts=bounds_thoughts)
     name_model(asked.rows, given.get("model"), names)
@@ -54,7 +54,7 @@ def read_message(
 
 
 def read_counted(body: Any, names: Collection[str] | None) -> tuple[Row, Mapping[str, str]]:
-    """The prompt whose tokens are to be counted, and what the body calls its fields."""
+    """The prompt whose tokens are to be counted, and the body's names for its fields."""
     given = checked_fields(COUNTED, body, elsewhere={MESSAGES: TABLE[MESSAGES]})
     check_model(given.get("model"), names)
     asked = _read(given)
@@ -80,7 +80,7 @@ def _read(given: Mapping[str, Any], *, bounds_thoughts: bool = False) -> Asked:
 
 
 def _refuse_edits(management: Mapping[str, Any]) -> None:
-    """What would change the prompt; agents send one that keeps it as it is."""
+    """Refuse edits that would change the prompt; agents send one that changes nothing."""
     edits = [] if management.get("edits") is None else management["edits"]
     if set(management) - {"edits"} or not isinstance(edits, list):
         raise bad("context_management has edits, a list", param="context_management")
@@ -94,13 +94,13 @@ def _refuse_edits(management: Mapping[str, Any]) -> None:
 
 
 def _called(field: str) -> str:
-    """What a field of a chat is called here."""
+    """The name of a chat's field in this API."""
     flat = re.sub(r"^response_format(\.json_schema)?\.", "output_config.format.", field)
     return _CALLED.get(flat, flat.replace(".function.parameters", ".input_schema"))
 
 
 def _conversation(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The messages, of which the last is gone on with where it is the assistant's."""
+    """The messages; if the last one is the assistant's, the answer continues it."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant":
         return {"messages": messages}
@@ -141,7 +141,7 @@ def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(tool: Any, i: int) -> dict[str, Any]:
-    """A function as a chat has it."""
+    """A tool as a function of a chat."""
     where = f"tools[{i}]"
     if not isinstance(tool, Mapping) or tool.get("type", "custom") not in (None, "custom"):
         raise no_function(tool, i)
@@ -155,7 +155,7 @@ def _tool(tool: Any, i: int) -> dict[str, Any]:
 
 
 def _output(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the answer must look like, and with how much effort it is written."""
+    """The format of the answer, and the effort for it."""
     config, found = given.get("output_config", {}), dict[str, Any]()
     for name in config:
         if name not in ("effort", "format"):
@@ -190,8 +190,8 @@ def _stops(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _thoughts(given: Mapping[str, Any], *, bounds: bool) -> dict[str, Any]:
-    """Whether the model thinks, by the names that templates have for it; what it thinks although it
-    should not, or what is not to be seen, is left out."""
+    """Whether the model thinks, as variables of chat templates. Thoughts are left out of the answer
+    if they were disabled or are to be omitted."""
     variables, thinking = given.get("chat_template_kwargs"), given.get("thinking")
     if thinking is None:
         return {} if variables is None else {"chat_template_kwargs": variables}

@@ -21,7 +21,7 @@ from quire.openai_api.shapes import Status
 
 
 class MessageStream(ItemStream):
-    """The events of one message; a block is opened before what it holds, and closed behind it."""
+    """The events of one message; events open each block before its content and close it after."""
 
     def __init__(self, asked: Asked, *, id: str, model: str) -> None:
         super().__init__(asked)

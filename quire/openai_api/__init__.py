@@ -1,5 +1,5 @@
-"""OpenAI's bodies and what they mean here: the one translator, of `quire serve` and `quire batch`.
+"""Translates the bodies of OpenAI's API, for `quire serve` and `quire batch`.
 
-A body becomes rows for the engine; what the engine gives becomes a body or the chunks of a stream.
-Plain data on both sides: knows neither torch nor HTTP.
+A request body becomes rows for the engine; the engine's outputs become a response body or chunks of
+a stream. It works on plain data and imports neither torch nor anything of HTTP.
 """

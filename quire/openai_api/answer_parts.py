@@ -1,4 +1,4 @@
-"""The parts of one streamed answer, as far as they can be shown: for chats and for responses."""
+"""Splits one streamed answer into its parts, as far as they are certain: chats and responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.openai_api.split_stream import Parts, SplitStream
 
 
 class AnswerParts:
-    """Fed with what is new of an answer, the `first` output of its row known."""
+    """Takes the new text of an answer piece by piece; `first` is the first output of its row."""
 
     def __init__(self, asked: Asked, first: Output) -> None:
         self._asked = asked
@@ -19,7 +19,7 @@ class AnswerParts:
         self._stream = SplitStream(
             began_reasoning=first.began_reasoning, tools=looks, at_most=asked.tools.at_most
         )
-        self._constrained: list[str] = []  # what it was is only known at its end
+        self._constrained: list[str] = []  # text whose kind is known only at its end
 
     def feed(self, answer: Answer) -> Iterator[Parts]:
         is_over = answer.finish_reason is not None

@@ -1,4 +1,4 @@
-"""A body -> what it asks of the engine: rows of plain data, one for each prompt."""
+"""Makes rows for the engine from a body: plain data, one row for each prompt."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Row = dict[str, Any]
 class Asked:
     """A body that was read. `rows` go to the engine:
 
-    {"prompt": text or token ids} or {"messages", "chat": how they are written out}, and "params";
-    "stream" for what is new at each step, "tools" to look for calls, "prompt_back" to have the
-    prompt with the output, "priority", "salt", "add_special_tokens", and "model" where it is not
-    the first of the names.
+    {"prompt": text or token ids} or {"messages", "chat": how to render them}, and "params";
+    "stream" to get new tokens at each step, "tools" to look for calls, "prompt_back" to get the
+    prompt with the output, "priority", "salt", "add_special_tokens", and "model" if it is not
+    the main name.
     """
 
     endpoint: str
@@ -47,13 +47,13 @@ class Asked:
     usage_always: bool = False  # and every other chunk has it too
     logprobs: bool = False
     echo: bool = False
-    only_echo: bool = False  # nothing but the prompt is wanted
-    is_batch: bool = False  # it asked for the batch lane
+    only_echo: bool = False  # only the prompt is wanted
+    is_batch: bool = False  # the body asked for the batch lane
     token_ids: bool = False
     prompt_logprobs: bool = False
     reasoning: bool = True
     tools: ToolUse = ToolUse()
-    # What the body calls that of which the engine speaks: "json" -> "guided_json".
+    # The engine's name of a field -> the name in the body: "json" -> "guided_json".
     fields: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -66,8 +66,8 @@ class Asked:
 
 
 def read_body(endpoint: str, body: Any, names: Collection[str] | None = None) -> Asked:
-    """What a body asks for; raises ApiError. `names` are those of the served model; None takes
-    any, and none."""
+    """Read a body; raises ApiError. `names` are those of the served model; with None the body may
+    have any name, or none."""
     given = read_fields(endpoint, body, names)
     asked = read_chat(given) if endpoint == CHAT else _read_completion(given)
     if asked.num_samples > MOST_SAMPLES:
@@ -86,7 +86,7 @@ def read_fields(endpoint: str, body: Any, names: Collection[str] | None) -> dict
 
 
 def common_to(rows: Iterable[Row], given: Mapping[str, Any]) -> bool:
-    """Let the rows have what every body may say of itself; whether it asks for the batch lane."""
+    """Add to the rows the fields that every body may have; True if it asks for the batch lane."""
     for row in rows:
         if "cache_salt" in given:
             row["salt"] = given["cache_salt"]
@@ -96,8 +96,7 @@ def common_to(rows: Iterable[Row], given: Mapping[str, Any]) -> bool:
 
 
 def name_model(rows: Iterable[Row], model: str | None, names: Collection[str] | None) -> None:
-    """Let the engine know where a body asks for another than its first name: it may be that of a
-    LoRA adapter."""
+    """Add the model's name to the rows if it is not the first name: it may be a LoRA adapter."""
     if model is not None and names is not None and model != next(iter(names), model):
         for row in rows:
             row["model"] = model
@@ -117,12 +116,12 @@ def check_model(model: str | None, names: Collection[str] | None) -> None:
 
 
 def read_chat(given: Mapping[str, Any]) -> Asked:
-    """What the checked fields of a chat ask for."""
+    """The request in the checked fields of a chat."""
     if not given["messages"]:
         raise bad("messages has at least one message", param="messages")
     tools = read_tools(given)
     texts = given
-    if tools.schema is not None:  # a response format is for texts, and this answer has none
+    if tools.schema is not None:  # the answer is a forced call, so a response format is ignored
         texts = {name: value for name, value in given.items() if name != "response_format"}
     params = sampling_fields(texts, is_chat=True)
     fields = prompt_fields("messages") | constraint_fields(texts)
@@ -149,7 +148,7 @@ def read_chat(given: Mapping[str, Any]) -> Asked:
 
 
 def _as_system(message: Any) -> Any:
-    """A developer is whom older chats call the system; templates know no other word."""
+    """The message with the role "developer" as "system", the only name that templates know."""
     if isinstance(message, Mapping) and message.get("role") == "developer":
         return {**message, "role": "system"}
     return message
@@ -165,7 +164,7 @@ def _refuse_two_constraints(params: Mapping[str, Any]) -> None:
 
 
 def _rendering(given: Mapping[str, Any], tools: ToolUse) -> dict[str, Any]:
-    """How the messages are written out."""
+    """The options for rendering the messages."""
     names = ("documents", "continue_final_message", "add_generation_prompt")
     options = {name: given[name] for name in names if name in given}
     if options.get("continue_final_message") and "add_generation_prompt" not in options:
@@ -186,7 +185,7 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
     params = sampling_fields(given, is_chat=False)
     echo, only_echo = bool(given.get("echo")), False
     if params["max_tokens"] == 0 and echo:
-        params["max_tokens"], only_echo = 1, True  # one is drawn, and not shown
+        params["max_tokens"], only_echo = 1, True  # one token is drawn, and not shown
     wants = given.get("logprobs")
     wants = 1 if wants is True else None if wants is False else wants
     if wants is not None:
@@ -211,7 +210,7 @@ def _read_completion(given: Mapping[str, Any]) -> Asked:
 
 
 def prompts_of(prompt: Any, name: str, most: int) -> list[str | list[int]]:
-    """What the field `name` of a body holds: text, token ids, or a list of either."""
+    """The prompts in the field `name` of a body: text, token ids, or a list of either."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return [prompt]
     several = prompt if isinstance(prompt, list) else []

@@ -1,4 +1,4 @@
-"""Whole answers: what the engine gave -> the body of a response."""
+"""Whole answers: makes the body of a response from the engine's outputs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SIGNS = string.ascii_letters + string.digits
 def response_body(
     asked: Asked, outputs: Sequence[Output], *, id: str, created: int, model: str
 ) -> ChatCompletion | TextCompletion:
-    """The body that answers `asked`; `outputs` has the finished one of each of its rows."""
+    """The body that answers `asked`; `outputs` has the finished output of each row."""
     answers = [
         (output, answer, row * asked.n + answer.index)
         for row, output in enumerate(outputs)
@@ -115,7 +115,7 @@ def _chat_choice(asked: Asked, answer: Answer, index: int, id: str) -> ChatChoic
 
 
 def finish_reason(answer: Answer, calls: Sequence[Call]) -> FinishReason:
-    """The four words that clients know; an answer cut within its calls is cut."""
+    """One of the four reasons that clients know; an answer cut within its calls is "length"."""
     if calls and answer.finish_reason != "length":
         return "tool_calls"
     return "length" if answer.finish_reason == "length" else "stop"
@@ -131,8 +131,8 @@ def parts_of(asked: Asked, answer: Answer) -> tuple[str, str | None, tuple[Call,
 
 
 def constrained_calls(asked: Asked, text: str) -> tuple[Call, ...]:
-    """The calls of an answer that a grammar held to be calls, or either calls or another text; of
-    one that was cut short those that are whole."""
+    """The calls in an answer whose grammar allows only calls, or calls or another text. If the
+    answer was cut, the complete calls."""
     if asked.tools.in_format:
         known = {tool["function"]["name"] for tool in asked.tools.offered}
         _, _, calls = _marked_parts(text)
@@ -159,7 +159,7 @@ def _whole_items(text: str) -> Iterator[Any]:
 
 
 def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:
-    """The parts of a text that was kept without them, by the marks in it."""
+    """The parts of a stored text, found again by the marks in it."""
     if asked.tools.constrained or not asked.tools.offered:
         return text, None, ()
     return _marked_parts(text)
@@ -168,7 +168,7 @@ def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ..
 def _marked_parts(text: str) -> tuple[str, str | None, tuple[Call, ...]]:
     try:
         parsed = parse_tool_calls(text)
-    except (ValueError, RecursionError):  # what does not come out as calls is the model's text
+    except (ValueError, RecursionError):  # text that cannot be read as calls is content
         return text, None, ()
     calls = calls_of(parsed.tool_calls)
     return (parsed.content, parsed.reasoning, calls) if calls else (text, None, ())
@@ -183,9 +183,9 @@ def call_body(call: Call, id: str) -> CallBody:
 
 
 def call_id(body_id: str, choice: int, i: int) -> str:
-    """A name that no call of another answer has: a later turn of the same chat shows both. It is
-    a function of the answer's own id, so that a line of a batch is the same when made again.
-    Nine letters and digits, since templates of some models take no other."""
+    """An id that no call of another answer has, since later turns of a chat contain several. It is
+    made from the answer's own id, so that a line of a batch is the same when made again. It has
+    nine letters and digits, since the templates of some models accept no other form."""
     named = hashlib.blake2b(f"{body_id}\0{choice}\0{i}".encode(), digest_size=8)
     number = int.from_bytes(named.digest())
     return "".join(_SIGNS[number // len(_SIGNS) ** place % len(_SIGNS)] for place in range(9))
@@ -229,7 +229,7 @@ def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> Te
 
 
 def first_text(output: Output) -> str:
-    """The text of the prompt's first token, which has no score: what the others leave."""
+    """The text of the prompt's first token, which has no score: the prompt without the others."""
     rest = "".join(score.text for score in output.prompt_logprobs or () if score is not None)
     prompt = output.prompt or ""
     return prompt[: len(prompt) - len(rest)] if prompt.endswith(rest) else ""
@@ -238,8 +238,8 @@ def first_text(output: Output) -> str:
 def text_scores(
     scores: Sequence[TokenScore | None], *, offset: int = 0, first_text: str = ""
 ) -> TextScores:
-    """`logprobs` of a completion. A token is among the likeliest of its place even where it is
-    none of them: programs look it up there."""
+    """`logprobs` of a completion. The token itself is always in the dict of the likeliest tokens,
+    since programs look it up there."""
     shown: TextScores = {
         "text_offset": [],
         "token_logprobs": [],

@@ -1,7 +1,7 @@
-"""Streams: what the engine gives step by step -> the chunks that clients put together.
+"""Streams: makes chunks, which clients put together, from the engine's outputs at each step.
 
-Clients concatenate: a role, a call's id and its name are sent once. All choices are opened in
-order before anything else, because a client counts them so.
+Clients concatenate, so a role, a call's id and its name are sent once. All choices are opened in
+order before anything else, because some clients count them in this way.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Chunk = dict[str, Any]
 
 
 class Stream:
-    """The chunks of one body. `feed` with what came for a row, in any order of rows."""
+    """The chunks of one body. Call `feed` with each output, in any order of rows."""
 
     def __init__(self, asked: Asked, *, id: str, created: int, model: str) -> None:
         self._asked = asked
         kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         self._head: Chunk = {"id": id, "object": kind, "created": created, "model": model}
-        self._first: dict[int, Output] = {}  # what came first for each row: it tells of the prompt
-        self._last: dict[int, Output] = {}  # what came last
+        self._first: dict[int, Output] = {}  # the first output of each row, with prompt facts
+        self._last: dict[int, Output] = {}  # the latest output of each row
         self._choices: dict[int, _Choice] = {}
         self._told_prompt = False
         self._over: set[int] = set()  # choices that were shown to their end
 
     def opening(self) -> Iterator[Chunk]:
-        """Before anything of the engine came."""
+        """The chunks before the first output of the engine."""
         if not self._asked.is_chat:
             return
         content = None if self._asked.tools.constrained else ""  # no text comes beside calls
@@ -63,14 +63,14 @@ class Stream:
                 yield {**self._chunk(made), **self._prompt_ids(output)}
 
     def _prompt_ids(self, output: Output) -> Chunk:
-        """Of a chat, once: they come with the first chunk that is not an opening."""
+        """The prompt's ids of a chat, once: with the first chunk that is not an opening."""
         if not (self._asked.token_ids and self._asked.is_chat) or self._told_prompt:
             return {}
         self._told_prompt = True
         return {"prompt_token_ids": list(output.prompt_token_ids or ())}
 
     def closing(self) -> Iterator[Chunk]:
-        """After the last output: what was read and written, where that was asked for."""
+        """The chunk after the last output: the usage, if it was asked for."""
         if self._asked.usage_last:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
@@ -110,8 +110,7 @@ class _TextChoice(_Choice):
             text, first = (self._echo.prompt or "") + text, first_text(self._echo)
             scores = [*(self._echo.prompt_logprobs or ()), *scores]
         is_over = answer.finish_reason is not None
-        # Ids are shown though nothing else is: half a letter and a model without a tokenizer have
-        # no text.
+        # Token ids are sent without text, too: of a part of a character, and without a tokenizer.
         if not (text or scores or is_over or (asked.token_ids and answer.token_ids)):
             return
         self._echo = None
@@ -129,7 +128,8 @@ class _TextChoice(_Choice):
             if self._prompt_ids is not None:
                 choice["prompt_token_ids"] = list(self._prompt_ids)
                 self._prompt_ids = None
-        # By tokens, as whole answers count: the text of a letter in pieces comes with its last.
+        # Offsets count the texts of tokens, as in whole answers; a character that is split over
+        # tokens belongs to its last token.
         self._offset += sum(map(len, logprobs["tokens"]))
         yield choice
 

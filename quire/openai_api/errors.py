@@ -1,4 +1,4 @@
-"""ApiError: what a request is refused with, as OpenAI's clients read it."""
+"""ApiError: the error of a refused request, in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TypedDict
 from quire.errors import QuireError
 
 INVALID, SERVER = "invalid_request_error", "server_error"
-_PLACE = re.compile(r"\b(messages\[\d+\])(\.content\[\d+\])?")  # of a message, or a part of it
+_PLACE = re.compile(r"\b(messages\[\d+\])(\.content\[\d+\])?")  # place of a message or its part
 NO_RETRY = (("x-should-retry", "false"),)  # clients try 408, 409, 429 and 500 again without it
 
 
 class Refusal(TypedDict):
-    """All four, whatever is known: clients read them unasked."""
+    """All four fields are always there: clients read them without a check."""
 
     message: str
     type: str
@@ -44,8 +44,8 @@ class ApiError(QuireError):
         self.param, self.type, self.headers = param, type, headers
 
     def named(self, fields: Mapping[str, str]) -> ApiError:
-        """This error, with `param` as the body calls it, and messages where it has them: `fields`
-        has the names that differ."""
+        """This error with the body's own names for `param` and for places of messages: `fields` has
+        the names that differ."""
         message = _PLACE.sub(
             lambda found: fields.get(found[0], fields.get(found[1], found[1]) + (found[2] or "")),
             self.message,
@@ -73,7 +73,7 @@ def bad(message: str, *, param: str | None = None, code: str | None = None) -> A
 
 
 def not_supported(message: str, *, param: str | None = None) -> ApiError:
-    """400: it means something that is not built, or that this server does not do."""
+    """400: the request is valid, but quire or this server does not support it."""
     return ApiError(400, message, code="not_supported", param=param)
 
 
@@ -94,6 +94,6 @@ def too_long(max_model_len: int, why: str, *, param: str | None = None) -> ApiEr
 def server_error(
     message: str, *, code: str | None = None, status: int = 500, retry: bool = False
 ) -> ApiError:
-    """A failure of ours."""
+    """500: a failure of the server."""
     headers = () if retry else NO_RETRY
     return ApiError(status, message, code=code, type=SERVER, headers=headers)

@@ -1,4 +1,4 @@
-"""Field: one field that a body may have, and what becomes of it; bodies as tables of fields."""
+"""Field: one field that a body may have, and how it is treated; bodies as tables of fields."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _JSON_TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-# What other servers and clients call things, and where they go here.
+# Fields that other servers and clients use, and what to write here instead.
 _FOREIGN = {
     "enable_thinking": 'it goes into chat_template_kwargs: {"enable_thinking": ...}',
     "extra_body": "what is in it goes beside the other fields",
@@ -48,7 +48,7 @@ FieldRow = tuple[str, str, str] | tuple[str, str, str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: what becomes of it, what its value is, and which bodies have it."""
+    """One field: how it is treated, the type of its value, and which bodies have it."""
 
     name: str
     kind: Kind
@@ -56,11 +56,11 @@ class Field:
     endpoints: tuple[str, ...]
     why: str
     required: bool = False
-    harmless: tuple[Any, ...] = ()  # values of a refused one that ask for nothing
+    harmless: tuple[Any, ...] = ()  # values of a refused field that are accepted
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What it may hold, as JSON Schema has it. Null is as if it were not there."""
+        """The JSON Schema of its value. Null counts as absent."""
         described: dict[str, Any] = {"description": f"{self.kind}: {self.why}".strip(": ")}
         if self.kind == "refused":
             return {**described, "enum": [None, *self.harmless]}
@@ -71,13 +71,13 @@ class Field:
         return {**described, "type": [*(_JSON_TYPES[one] for one in types), *null]}
 
     def refuse(self, value: Any) -> None:
-        """Raise ApiError unless the value asks for nothing."""
+        """Raise ApiError unless the value is a harmless one."""
         if not any(type(value) is type(one) and value == one for one in self.harmless):
             raise not_supported(f"{self.name} is not supported. {self.why}", param=self.name)
 
     def check(self, value: Any) -> None:
-        """Raise ApiError for a value of another type. A bool is never a number, and what a field
-        holds that changes nothing is nobody's matter: some clients send an object as `user`."""
+        """Raise ApiError for a value of another type. A bool is never a number. Moot fields are not
+        checked: some clients send an object as `user`."""
         if self.kind == "moot":
             return
         types = _TYPES[self.value]
@@ -86,7 +86,7 @@ class Field:
         )
         if not is_right:
             raise bad(f"{self.name} is {self.value}, not {show(value)}", param=self.name)
-        # Token ids may be more; how many of them is the model's matter.
+        # A list of token ids may be longer; its length is checked against the model's.
         if isinstance(value, list) and len(value) > MOST_ENTRIES and type(value[0]) is not int:
             raise bad(
                 f"no list has more than {MOST_ENTRIES:,} entries, and {self.name} has "
@@ -130,8 +130,8 @@ def body_schema(body: Body) -> dict[str, Any]:
 def checked_fields(
     known: Body, given: Any, *, elsewhere: Mapping[str, Body] | None = None
 ) -> dict[str, Any]:
-    """The fields that are set, each of its type; null is what a field is that is not there.
-    `elsewhere`: the bodies of other endpoints, to which a field may belong."""
+    """The fields that are set, with their types checked; null counts as absent. `elsewhere`: the
+    bodies of other endpoints, to which an unknown field may belong."""
     if not isinstance(given, Mapping):
         raise bad("the body is a JSON object")
     found: dict[str, Any] = {}

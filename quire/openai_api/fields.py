@@ -1,8 +1,8 @@
 """The table of fields: every one that a body may have is honoured, moot or refused.
 
-docs/server.md is rendered from it, and a test holds the two together. A field that is not here is
-refused with the name of the nearest one: dropped in silence, a misspelt constraint would give text
-that was never constrained.
+docs/server.md is rendered from it, and a test compares the two. A field that is not here is refused
+with the name of the nearest one: if a misspelt constraint were ignored, the text would not follow
+it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from quire.openai_api.field import Body, body_of, table
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 EMBEDDINGS, SCORE, CLASSIFY, POOLING = "/v1/embeddings", "/v1/score", "/classify", "/pooling"
-# One request in the words of three services. Cohere's second version answers without documents.
+# The same request in the forms of three services. Cohere's second version returns no documents.
 RERANK, RERANK_SHORT, RERANK_2 = "/v1/rerank", "/rerank", "/v2/rerank"
 RERANKS = (RERANK, RERANK_SHORT, RERANK_2)
-# Anthropic's words for a chat.
+# Anthropic's form of a chat.
 MESSAGES = "/v1/messages"
 POOLING_PATHS = (EMBEDDINGS, *RERANKS, SCORE, CLASSIFY, POOLING)
 

@@ -1,5 +1,4 @@
-"""The fields of bodies that are forms, beside their file: each honoured, moot or refused, as in
-fields.py."""
+"""The fields of forms, beside their file: each is honoured, moot or refused, as in fields.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One streamed answer as a list of items: thoughts, a text, calls. For responses and messages."""
+"""One streamed answer as items (thoughts, a text, calls), for /v1/responses and /v1/messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Event = dict[str, Any]
 
 
 class ItemStream(ABC):
-    """Fed with what comes for the one row of a body. An item is begun before its text, and ended
-    before the next; what that is called is for those who are made of it."""
+    """Takes the outputs of the one row of a body. An item begins before its text, and ends before
+    the next item; subclasses make the events for that."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -26,7 +26,7 @@ class ItemStream(ABC):
         self._text: list[str] = []  # of that item
 
     def opening(self) -> Iterator[Event]:
-        """Nothing before the engine's first word, nor behind its last."""
+        """No events before the engine's first output, nor after its last."""
         return iter(())
 
     closing = opening
@@ -68,24 +68,24 @@ class ItemStream(ABC):
 
     @abstractmethod
     def _opening(self, output: Output) -> Iterator[Event]:
-        """Before all items, with the first that came."""
+        """The events before all items, made with the first output."""
 
     @abstractmethod
     def _begun(self) -> Iterator[Event]:
-        """The item that is open has begun."""
+        """The events for the beginning of the open item."""
 
     @abstractmethod
     def _delta(self, text: str) -> Iterator[Event]:
-        """It goes on."""
+        """The events for more text of the open item."""
 
     @abstractmethod
     def _done(self, text: str, status: Status) -> Iterator[Event]:
-        """It ends, and has this text in all."""
+        """The events for the end of the open item, with its whole text."""
 
     @abstractmethod
     def _call(self, call: Call) -> Iterator[Event]:
-        """An item that is a call, whole."""
+        """The events of a whole item that is a call."""
 
     @abstractmethod
     def _ended(self, answer: Answer, output: Output) -> Iterator[Event]:
-        """The answer is over; the last item may still be open."""
+        """The events for the end of the answer; the last item may still be open."""

@@ -1,4 +1,4 @@
-"""What the engine gave, as plain data: it crosses between processes, and bodies are made of it."""
+"""The engine's outputs as plain data: sent between processes, and used to make bodies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.outputs import ToolCall
 
 
 class TokenScore(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token, how likely it was, and the likeliest ones at its place: (id, text, logprob)."""
+    """A token, its logprob, and the likeliest tokens at its position: (id, text, logprob)."""
 
     token_id: int
     text: str
@@ -28,8 +28,8 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def calls_of(read: Iterable[ToolCall]) -> tuple[Call, ...] | None:
-    """Calls as they leave here; None where one holds what JSON has no word for, or too deep a
-    nest: a model may write anything."""
+    """The calls as plain data; None if one has values that JSON lacks, or nests too deeply: a model
+    may write anything."""
     try:
         return tuple(
             Call(call.name, json.dumps(call.arguments, allow_nan=False, ensure_ascii=False))
@@ -40,8 +40,8 @@ def calls_of(read: Iterable[ToolCall]) -> tuple[Call, ...] | None:
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One answer, or in a stream what is new of it. `content`, `reasoning` and `calls` are the
-    parts of the whole text, there when it is finished; `text` is cut nowhere."""
+    """One answer, or in a stream its new part. `content`, `reasoning` and `calls` are the parts of
+    the whole text, set when it is finished; `text` is never split."""
 
     index: int
     text: str
@@ -55,21 +55,21 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Pooled(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pooling model says of a text: float32 numbers, lowest byte first, in this shape."""
+    """The output of a pooling model for a text: little-endian float32 numbers of this shape."""
 
     shape: tuple[int, ...]
     data: bytes
 
 
 class Heard(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was said in a piece of a sound, from its beginning on."""
+    """The text of a piece of a sound; times count from its beginning."""
 
     segments: tuple[Segment, ...]
     language: str | None = None
 
 
 class Output(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came for one row. Of a row that streams, answers hold what is new."""
+    """An output for one row. For a row that streams, answers have only the new part."""
 
     answers: tuple[Answer, ...]
     finished: bool
@@ -81,7 +81,7 @@ class Output(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str | None = None  # where the row asks to have it back
     prompt_token_ids: tuple[int, ...] | None = None  # the same
     prompt_logprobs: tuple[TokenScore | None, ...] | None = None
-    # Of one that is finished: seconds from the queue to the device, to the first token, to the end.
+    # When finished: seconds from the queue to the device, to the first token, to the end.
     timings: tuple[float | None, ...] = ()
     pooled: Pooled | None = None  # of a row that asks for numbers and not for text
     heard: Heard | None = None  # of a row that is a piece of a sound

@@ -9,7 +9,7 @@ from quire.openai_api.errors import ApiError, bad
 from quire.params.rules import show
 
 MOST_ANSWERS, MOST_LOGPROBS = 128, 20
-# Entries of what is looked at for each token that is drawn, or for each id of a vocabulary.
+# The most entries of lists that are checked for each token drawn, or for each vocabulary id.
 _MOST = {
     "stop": 64,
     "bad_words": 1024,
@@ -18,8 +18,8 @@ _MOST = {
     "allowed_token_ids": 1 << 18,
 }
 _MOST_CHARACTERS = 1 << 16  # of all texts of such a list together
-_MOST_JUDGED = 1 << 12  # characters of all choices that are judged whole
-USUAL_COMPLETION = 16  # tokens of a completion that says nothing about its length
+_MOST_JUDGED = 1 << 12  # characters of all choices that are scored whole
+USUAL_COMPLETION = 16  # default max_tokens of a completion
 # Parameters that mean the same here, under the same name.
 _SAME = (
     *("temperature", "top_p", "n", "stop", "seed", "presence_penalty", "frequency_penalty"),
@@ -29,7 +29,7 @@ _SAME = (
     *("bad_words", "allowed_token_ids", "truncate_prompt_tokens", "logit_bias"),
 )
 _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
-# What the engine calls a prompt that it refuses, and a constraint.
+# The engine's names for fields of a prompt, and for constraints, in its errors.
 _PROMPTS = ("prompt", "prompt_token_ids", "multi_modal_data", "allowed_local_media_path")
 _CONSTRAINTS = (*_GUIDED.values(), "json_object", "structural_tag")
 
@@ -41,7 +41,7 @@ def limited(name: str, value: int, low: int, high: int) -> int:
 
 
 def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
-    """All but logprobs, which chats and completions ask for in ways of their own."""
+    """All sampling parameters but logprobs, which chats and completions write differently."""
     params = {name: given[name] for name in _SAME if name in given}
     if params.get("top_p") == 0:  # OpenAI's range begins there: the likeliest token alone
         params["top_p"] = 1e-9
@@ -65,7 +65,7 @@ def sampling_fields(given: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any
     return params
 
 
-# What a search does not heed, with the values that ask for nothing.
+# Fields that a beam search ignores, with the values that are accepted beside it.
 _NOT_SEARCHED: dict[str, Any] = {
     **dict.fromkeys(("stream", "logprobs", "presence_penalty", "frequency_penalty"), 0),
     **dict.fromkeys(("stop", "stop_token_ids", "bad_words", "allowed_token_ids"), []),
@@ -78,7 +78,7 @@ _NOT_SEARCHED: dict[str, Any] = {
 
 
 def beam_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a body says of its beam search; None where it asks for none."""
+    """The beam search that a body asks for, or None."""
     if not given.get("use_beam_search"):
         if "length_penalty" in given:
             raise bad("length_penalty needs use_beam_search to be true", param="length_penalty")
@@ -90,13 +90,13 @@ def beam_of(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def undrawn(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters without those of drawing: in a search nothing is drawn."""
+    """The parameters without those for random draws, which a beam search does not make."""
     drawing = ("temperature", "top_p", "top_k", "min_p", "seed")
     return {name: value for name, value in params.items() if name not in drawing}
 
 
 def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The one thing that says what the text must look like."""
+    """The one constraint on the form of the text."""
     found = {name: {kind: given[name]} for name, kind in _GUIDED.items() if name in given}
     if "structured_outputs" in given:
         found["structured_outputs"] = given["structured_outputs"]
@@ -109,8 +109,8 @@ def _constraint(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _bounded(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Long lists of choices are drawn token by token: judging each whole is the work of a prompt
-    as long as all of them together, for one short answer."""
+    """Have long lists of choices drawn token by token: scoring each as a whole takes as long as a
+    prompt with all choices, for one short answer."""
     texts = wanted.get("choice")
     if not isinstance(texts, list) or sum(len(str(text)) for text in texts) <= _MOST_JUDGED:
         return wanted
@@ -124,12 +124,12 @@ def _bounded(wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_fields(name: str) -> dict[str, str]:
-    """How errors name a prompt that the field `name` of a body holds."""
+    """The names that errors use for a prompt in the field `name` of a body."""
     return dict.fromkeys(_PROMPTS, name)
 
 
 def constraint_fields(given: Mapping[str, Any]) -> dict[str, str]:
-    """How errors name what says what the text must look like, whatever the engine made of it."""
+    """The names that errors use for the constraint on the form of the text."""
     own = [name for name in _GUIDED if name in given]
     own += [f"structured_outputs.{kind}" for kind in given.get("structured_outputs", ())]
     if (form := given.get("response_format")) is not None:

@@ -1,7 +1,7 @@
-"""Bodies that ask for numbers: what they ask of the engine, and what answers them.
+"""Bodies that ask for numbers: their requests to the engine, and the bodies that answer them.
 
-Embeddings as OpenAI has them, ranks as Jina and Cohere have them, scores, classes and whatever a
-model pools as vLLM has them.
+Embeddings follow OpenAI's API, ranks Jina's and Cohere's; scores, classes and other pooled outputs
+follow vLLM's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from quire.step import Floats
 MOST_TEXTS = 2048  # of one body
 _TASKS = {EMBEDDINGS: "embed", CLASSIFY: "classify"}
 _ENCODINGS = ("float", "base64")
-# Of /v1/score: fields of a model that writes text, and those of one that pools.
+# Of /v1/score: the fields for a model that generates text, and for a pooling model.
 LABEL_FIELDS = ("query", "items", "label_token_ids", "apply_softmax", "item_first")
 PAIR_FIELDS = ("text_1", "text_2", "truncate_prompt_tokens", "use_activation")
 _SAME = ("dimensions", "use_activation", "truncate_prompt_tokens", "prompt_name")
@@ -78,8 +78,8 @@ _WAYS = {
 
 
 def check_task(task: str, tasks: Collection[str]) -> None:
-    """Refuse what the served model does not do, with the way to what it does. `tasks` are those
-    of the model; none is known while it loads, and the engine will refuse."""
+    """Refuse a task that the served model does not have, and name the paths that work. `tasks` are
+    the model's; while it loads they are empty, and the engine checks later."""
     if not tasks or task in tasks or task not in _WAYS:
         return
     ways = ", ".join(f"{_WAYS[one]} ({one})" for one in tasks if one in _WAYS)
@@ -89,7 +89,7 @@ def check_task(task: str, tasks: Collection[str]) -> None:
 def read_pooling_body(
     endpoint: str, body: Any, names: Collection[str] | None, tasks: Collection[str]
 ) -> PoolAsked:
-    """What a body asks for; raises ApiError. `tasks` are those of the served model."""
+    """Read a body; raises ApiError. `tasks` are those of the served model."""
     given = read_fields(endpoint, body, names)
     if endpoint in RERANKS:
         asked = _read_rerank(endpoint, given, tasks)
@@ -174,7 +174,7 @@ def _read_pairs(
     tasks: Collection[str],
     **more: Any,
 ) -> PoolAsked:
-    """Pairs as a model takes them that reads two texts as one, or each text once."""
+    """Rows for pairs: one row a pair for a model that reads two texts as one, else one a text."""
     wanted = {**_same(given), "prompt_name": ""}
     if "score" in tasks:
         rows: list[Row] = [
@@ -200,13 +200,13 @@ def _same(given: Mapping[str, Any]) -> dict[str, Any]:
 def _asked(endpoint: str, given: Mapping[str, Any], rows: list[Row], **more: Any) -> PoolAsked:
     for i, row in enumerate(rows):
         row["params"] = {}
-        row["slots"] = int(i == 0)  # a body waits in one place, however many its texts are
+        row["slots"] = int(i == 0)  # a body takes one slot of the queue, however many texts it has
     more |= {"is_batch": common_to(rows, given), "fields": prompt_fields(_texts_of(endpoint))}
     return PoolAsked(endpoint, given.get("model"), tuple(rows), **more)
 
 
 def _texts_of(endpoint: str) -> str:
-    """The field that holds them."""
+    """The name of the field with the texts."""
     return {SCORE: "text_2", **dict.fromkeys(RERANKS, "documents")}.get(endpoint, "input")
 
 
@@ -219,8 +219,8 @@ def pooling_body(
     model: str,
     labels: Sequence[str] = (),
 ) -> PoolBody[Any] | Ranks:
-    """The body that answers `asked`; `outputs` has that of each of its rows, `labels` the names
-    of a classifier's."""
+    """The body that answers `asked`; `outputs` has the output of each row, `labels` the names of a
+    classifier's labels."""
     tokens = sum(output.prompt_tokens for output in outputs)
     if asked.endpoint in RERANKS:
         return _ranks(asked, outputs, id=id, model=model, tokens=tokens)

@@ -21,15 +21,15 @@ from quire.openai_api.shapes import ScoredToken, Status
 
 
 class ResponseStream(ItemStream):
-    """The events of one response, numbered; an item and its part are opened before their text."""
+    """The events of one response, numbered; an item and its part begin before their text."""
 
     def __init__(self, asked: Asked, about: About) -> None:
         super().__init__(asked)
         self._about = about
         self._number = 0
-        self._items: list[Event] = []  # those that are done
-        self._scores: list[ScoredToken] = []  # of tokens that were not shown yet
-        self._shown_scores: list[ScoredToken] = []  # of the item that is open
+        self._items: list[Event] = []  # finished items
+        self._scores: list[ScoredToken] = []  # scores of tokens that were not sent yet
+        self._shown_scores: list[ScoredToken] = []  # scores of the open item
 
     def _opening(self, output: Output) -> Iterator[Event]:
         body = self._about.body("in_progress", [], None)

@@ -1,4 +1,4 @@
-"""/v1/responses, as far as it is text without a memory: a chat in other words.
+"""/v1/responses for text, without stored conversations, translated to chats.
 
 Nothing is stored, so every request brings its whole conversation.
 """
@@ -27,8 +27,8 @@ _SAME = (
     *("top_k", "min_p", "repetition_penalty", "seed", "chat_template_kwargs"),
     *("truncate_prompt_tokens", "tool_choice", "parallel_tool_calls"),
 )
-_LOGPROBS = "message.output_text.logprobs"  # what include may name
-# Fields of a chat that are called otherwise here.
+_LOGPROBS = "message.output_text.logprobs"  # a value of `include`
+# Fields of a chat that have another name here.
 _CALLED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -38,13 +38,13 @@ _CALLED = {
 
 
 def _called(field: str) -> str:
-    """What a field of a chat is called here; formats and functions are one level flatter."""
+    """The name of a chat's field here; formats and functions have one level less."""
     flat = re.sub(r"^response_format(\.json_schema)?\.", "text.format.", field)
     return _CALLED.get(flat, flat.replace(".function.", "."))
 
 
 def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict[str, Any]]:
-    """What a body asks for, and its fields, which the answer repeats; raises ApiError."""
+    """The request in a body, and its fields, which the answer repeats; raises ApiError."""
     given = read_fields(RESPONSES, body, names)
     chat: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     chat["messages"], places = _messages(given)
@@ -56,7 +56,7 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
     if form is not None:
         if not isinstance(form, Mapping):
             raise bad("text.format is an object", param="text")
-        format_constraint(form, "text.format")  # refused in the words of this body
+        format_constraint(form, "text.format")  # so that an error has the name of this body
         chat["response_format"] = form
     effort = given.get("reasoning", {}).get("effort")
     if effort is not None:
@@ -75,7 +75,7 @@ def read_response(body: Any, names: Collection[str] | None) -> tuple[Asked, dict
 
 
 def _messages(given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The conversation of a body, as a chat has it; and where the body has each message."""
+    """The conversation of a body as a chat, and the place of each message in the body."""
     asked = given["input"]
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not items:
@@ -94,8 +94,8 @@ def _messages(given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], dict[str,
 
 
 def _joined(turn: dict[str, Any], message: Mapping[str, Any]) -> bool:
-    """Whether the message was made part of the turn before it: thoughts, a text and calls are one
-    message of a chat, in this order, and several calls are made at once."""
+    """Add the message to the turn before it, if possible; True if it was. In a chat thoughts, a
+    text and calls are one message, in this order, and several calls are in one list."""
     if not turn["role"] == message["role"] == "assistant":
         return False
     if "tool_calls" in message:
@@ -146,7 +146,7 @@ def _tool(tool: Any, i: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a response says of itself, whatever was answered."""
+    """The fields of a response that do not depend on the answer."""
 
     number: str
     created: int

@@ -1,4 +1,4 @@
-"""The shapes of whole answers: those who write them are held to these, and /openapi.json shows
+"""The types of whole answers: mypy checks the code that writes them, and /openapi.json shows
 them."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChatScores(TypedDict):
 
 
 class TextScores(TypedDict):
-    """An entry for each token; None for the first of a prompt, which nothing predicts."""
+    """An entry for each token; None for the first of a prompt, which has no probability."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -139,7 +139,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class ResponseBody(TypedDict):
-    """What was asked is repeated as it came."""
+    """The fields of the request are repeated unchanged."""
 
     id: str
     object: Literal["response"]
@@ -186,7 +186,7 @@ class Embedding(TypedDict):
 
 
 class Pooling(TypedDict):
-    """Of a model with a vector for each token, its numbers are a list of lists."""
+    """For a model with a vector for each token the numbers are a list of lists."""
 
     object: Literal["pooling"]
     index: int
@@ -246,7 +246,7 @@ class Transcription(TypedDict):
 
 
 class TranscribedSegment(TypedDict):
-    """Its tokens have no times among them; the last four are of the answer that it is part of."""
+    """`tokens` are without time tokens; the last four fields belong to the whole answer."""
 
     id: int
     seek: int

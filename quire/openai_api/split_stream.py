@@ -1,8 +1,8 @@
-"""Reasoning, content and tool calls told apart while an answer is written.
+"""Splits an answer into reasoning, content and tool calls while it is being written.
 
-What may still become a mark is held back. From the first mark of a call on everything is held until
-the call closes, or, where a format has no close of its own, until the answer ends: the engine then
-says what the whole text was.
+Text that may be the beginning of a mark is held back. From the first mark of a call on all text is
+held back until the call closes, or, if its format has no closing mark, until the answer ends: then
+the engine gives the parts of the whole text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARKS = (_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What can be shown now."""
+    """The parts that can be sent now."""
 
     content: str = ""
     reasoning: str = ""
@@ -34,22 +34,22 @@ class Parts:
 
 
 class _Lines:
-    """Messages of one kind as they are shown: each without white space around it, one behind the
-    other with a line's end between them."""
+    """Joins messages of one kind: each without white space around it, with line breaks between
+    them."""
 
     def __init__(self) -> None:
         self._message, self._began, self._blank = -1, False, ""
         self.shown: list[str] = []
 
     def add(self, piece: Piece) -> str:
-        """What can be shown of it now."""
+        """The text that can be sent now."""
         if piece.message != self._message:
             self._message, self._began, self._blank = piece.message, False, ""
         text = self._blank + piece.text
         if not self._began:
             text = text.lstrip()
         body = text.rstrip()
-        self._blank = text[len(body) :]  # at a message's end it is dropped
+        self._blank = text[len(body) :]  # white space, dropped at the end of the message
         if not body:
             return ""
         if not self._began and self.shown:
@@ -60,7 +60,7 @@ class _Lines:
 
 
 class ChannelSplit:
-    """The same of an answer in channels. A call ends it, so that the engine has read it then."""
+    """The same for an answer in channels. A call ends such an answer, and the engine parses it."""
 
     def __init__(self, *, tools: bool, at_most: int | None) -> None:
         self._tools, self._at_most, self._reader = tools, at_most, ChannelReader()
@@ -70,7 +70,7 @@ class ChannelSplit:
         return self._shown(self._reader.feed(text))
 
     def end(self, answer: Answer) -> Parts:
-        """What is left; a call that did not read as one is content."""
+        """The remaining parts; a call that cannot be parsed is content."""
         parts = self._shown(self._reader.finish())
         shown, whole = "".join(self._content.shown), answer.content or ""
         rest = whole[len(shown) :] if whole.startswith(shown) else ""
@@ -87,11 +87,11 @@ class ChannelSplit:
 
 
 class SplitStream:
-    """One answer of a chat, fed with its pieces of text; `at_most` so many calls are shown."""
+    """Splits one answer of a chat, piece by piece; at most `at_most` calls are sent."""
 
     def __init__(self, *, began_reasoning: bool, tools: bool, at_most: int | None = None) -> None:
         self._tools, self._at_most = tools, at_most
-        self._held = ""  # not shown yet
+        self._held = ""  # text that was not sent yet
         self._began_in_prompt = began_reasoning
         self._closings = [closing for _, closing in TAGS]  # any may end what a prompt began
         self._state = "start"
@@ -119,7 +119,7 @@ class SplitStream:
         return Parts(content, reasoning, calls)
 
     def end(self, answer: Answer) -> Parts:
-        """What is left when the answer is finished, whose parts the engine has read."""
+        """The remaining parts when the answer is finished and the engine has parsed it."""
         if self._channels is not None:
             return self._channels.end(answer)
         calls = answer.calls[self.num_calls : self._at_most]
@@ -138,7 +138,7 @@ class SplitStream:
         return Parts(text, calls=calls)
 
     def _begin(self) -> None:
-        """Whether the answer begins with reasoning, once that is known."""
+        """Find out whether the answer begins with reasoning, when there is enough text."""
         body = self._held.lstrip()
         if is_in_channels(body):
             self._channels = ChannelSplit(tools=self._tools, at_most=self._at_most)
@@ -163,7 +163,7 @@ class SplitStream:
             self._state, self._after_reasoning = "content", True
             return shown
         keep = num_open(self._held, closings)
-        # White space at the end belongs to nothing yet: before a closing it is dropped.
+        # White space at the end is kept back: before a closing tag it is dropped.
         shown = self._held[: len(self._held) - keep].rstrip()
         self._held = self._held[len(shown) :]
         return shown
@@ -185,7 +185,7 @@ class SplitStream:
         return shown
 
     def _closed_calls(self) -> tuple[Call, ...]:
-        """The calls that are whole, where the format says so, white space between them aside."""
+        """The complete calls, if the format marks their ends and only white space is between."""
         if self.num_calls:
             self._held = self._held.lstrip()
         end = self._held.rfind(_CALL_END)
@@ -195,7 +195,7 @@ class SplitStream:
         read = parse_tool_calls(self._held[:end], "hermes")
         calls = calls_of(read.tool_calls)
         if not calls or read.content:
-            return ()  # not all of it is calls: the end will tell
+            return ()  # other text among the calls: decided at the end of the answer
         self._held = self._held[end:]
         calls = calls[: None if self._at_most is None else self._at_most - self.num_calls]
         self.num_calls += len(calls)

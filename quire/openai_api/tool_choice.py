@@ -1,5 +1,5 @@
-"""Which tools a chat offers, and which it must call: forced calls are JSON by a grammar, and where
-the text has a format, too, the model writes either that or calls."""
+"""The tools that a chat offers, and those that it must call. A grammar makes forced calls JSON; if
+the text has a format, too, the model writes either that format or calls."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from quire.openai_api.errors import ApiError, bad, not_supported
 from quire.params.rules import show
 
-MOST_TOOLS, MOST_CALLS = 128, 16  # offered at once; made at once where a grammar has to end
+MOST_TOOLS, MOST_CALLS = 128, 16  # tools offered; calls in one answer that a grammar allows
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`offered` tools stand in the prompt. `forced` is the function whose arguments are the whole
-    answer, or "" where the answer is a list of calls; None: the model writes what it likes, or
-    (`in_format`) calls in one of the usual ways and otherwise a text in a format."""
+    """`offered` tools are in the prompt. `forced` is the function whose arguments are the whole
+    answer, or "" if the answer must be a list of calls. With None the answer is free, or, with
+    `in_format`, either calls in a usual form or a text in the format."""
 
     offered: tuple[Mapping[str, Any], ...] = ()
     forced: str | None = None
-    schema: Mapping[str, Any] | None = None  # what a forced answer looks like
+    schema: Mapping[str, Any] | None = None  # the schema of a forced answer
     at_most: int | None = None  # calls in one answer
     in_format: bool = False
-    field: str = "tools"  # where a schema stands that cannot be followed
+    field: str = "tools"  # the field that an error of the schema names
 
     @property
     def constrained(self) -> bool:
-        """Whether a grammar holds the whole answer, so that its end says what it was."""
+        """Whether a grammar covers the whole answer, so that its kind is known only at its end."""
         return self.in_format or self.forced is not None
 
 
@@ -105,7 +105,7 @@ def _one(offered: Mapping[str, Any], tools: list[dict[str, Any]], name: str) -> 
 
 
 def _field(tools: list[dict[str, Any]], name: str) -> str:
-    """Where the body has the schema of a function; of two of one name the last counts."""
+    """The place of a function's schema in the body; of two with one name, that of the last."""
     i = max(i for i, tool in enumerate(tools) if tool["function"]["name"] == name)
     return f"tools[{i}].function.parameters"
 
@@ -132,13 +132,13 @@ def _allowed(
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    # A function of which nothing is said takes no arguments.
+    # A function without `parameters` takes no arguments.
     return dict(tool["function"].get("parameters") or {"type": "object", "properties": {}})
 
 
 def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, dict[str, Any]]:
-    """Tools that may be called where a text has to be in the `wanted` format, and the structured
-    output that is either."""
+    """Tools that may be called in place of a text in the `wanted` format, and the structured output
+    that allows both."""
     schema = {"type": "object"} if wanted == {"json_object": True} else wanted.get("json")
     if len(wanted) != 1 or not isinstance(schema, dict):
         raise bad(
@@ -146,7 +146,7 @@ def beside_format(tools: ToolUse, wanted: Mapping[str, Any]) -> tuple[ToolUse, d
             "leave one of them out, or set tool_choice to none",
             param="tools",
         )
-    # As Hermes and Qwen write calls, and as models do that have no mark for them.
+    # Calls in the form of Hermes and Qwen, and of models that have no mark for calls.
     marked = {
         "type": "tags_with_separator",
         "tags": [
@@ -180,12 +180,12 @@ def _calls_schema(tools: list[dict[str, Any]], most: int) -> dict[str, Any]:
 def _call_schema(
     tools: Iterable[Mapping[str, Any]], *, arguments: str = "arguments"
 ) -> dict[str, Any]:
-    """A call of one of these functions. Definitions that a schema refers to by their place move to
-    the root, under names of their own."""
+    """The schema of a call of one of these functions. Definitions to which a schema refers are
+    moved to the root, under unique names."""
     kinds, definitions = list[dict[str, Any]](), dict[str, Any]()
     for i, tool in enumerate(tools):
         schema = _parameters(tool)
-        # What is no object stays where it is, for the grammar to refuse.
+        # Definitions that are no object stay in place; the grammar refuses them.
         places = [p for p in ("$defs", "definitions") if isinstance(schema.get(p), dict)]
         moved = {
             f"#/{place}/{name}": f"tool{i}_{place.strip('$')}_{name}"
@@ -210,7 +210,7 @@ def _call_schema(
 
 
 def _redirected(value: Any, moved: Mapping[str, str]) -> Any:
-    """A copy in which references follow what they refer to."""
+    """A copy in which references point to the moved definitions."""
     if isinstance(value, list):
         return [_redirected(item, moved) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Forms that ask for what is said in a sound, and what answers them."""
+"""Forms that ask for the text of a sound, and the bodies that answer them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quire.params.rules import MAX_SEED, show
 TIMED, PLAIN = ("srt", "vtt", "verbose_json"), ("json", "text")
 _GRANULARITIES = "timestamp_granularities[]"
 _TRUE, _FALSE = ("true", "True", "1"), ("false", "False", "0")
-FIELDS = {"initial_prompt": "prompt"}  # parameters whose name is another in a form
+FIELDS = {"initial_prompt": "prompt"}  # parameter -> its other name in a form
 _ASKED = {"language": "language", "initial_prompt": "prompt", "temperature": "temperature"}
 
 
@@ -40,7 +40,7 @@ class TranscriptAsked:
     seed: int | None = None
 
     def rows(self, pieces: Iterable[Mapping[str, Any]], names: Collection[str]) -> list[Row]:
-        """What goes to the engine for each piece of the sound."""
+        """The row for the engine for each piece of the sound."""
         common: Row = {"hear": self.params, "params": {}}
         if self.seed is not None:
             common["seed"] = self.seed
@@ -55,7 +55,7 @@ def read_transcript_form(
     lists: Mapping[str, list[str]],
     names: Collection[str],
 ) -> TranscriptAsked:
-    """What a form asks for; raises ApiError."""
+    """Read a form; raises ApiError."""
     known = FORMS[endpoint]
     values: dict[str, Any] = {name: _value(known[name], text) for name, text in fields.items()}
     given = checked_fields(known, {**values, **lists})
@@ -87,7 +87,7 @@ def read_transcript_form(
 
 
 def _value(field: Field, text: str) -> Any:
-    """What a field of a form says, as JSON would; whatever is none is refused as it stands."""
+    """The value of a form's field, converted to its type; other text is refused by the check."""
     if field.value == "true or false" and text in (*_TRUE, *_FALSE):
         return text in _TRUE
     if field.value in ("a number", "a whole number"):
