@@ -73,9 +73,8 @@ def version(
 
 
 def _open_standard_streams() -> None:
-    """Where a service started us without stdin, stdout or stderr, the next files that are opened
-    would have their numbers: an engine's pipes would close its board, and what a library says to
-    stderr would go into a job's journal."""
+    """Open stdin, stdout and stderr if a service started us without them. Else the next files would
+    get their descriptors, and a library that writes to stderr would write into a job's journal."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -102,7 +101,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _value_of(error: Any) -> str:
-    """The value that an option did not take, where whatever reads it said only what it wants."""
+    """The value that an option refused, if the error itself does not name it."""
     found = getattr(error.__cause__, "errors", None)
     return "" if found is None else f", got {rules.show(found()[0]['input'])}"
 
@@ -123,7 +122,7 @@ def _other_spelling(error: Any, words: list[str]) -> str:
     from quire.session.engine_args import SHORT
 
     takes_options = any("--option" in parameter.opts for parameter in error.ctx.command.params)
-    # Of -dp the command line itself knows that there is no -d.
+    # The error of the command line for -dp names only -d.
     short = {flag: name for name, flag in SHORT.items() if flag in words}
     word = next((name for flag, name in short.items() if flag.startswith(option)), word)
     name = word if word in OPTIONS else word.removeprefix("no_")
@@ -133,7 +132,7 @@ def _other_spelling(error: Any, words: list[str]) -> str:
     return ""
 
 
-# What the command line itself says of arguments; which module has its name depends on the version.
+# The base class of errors about arguments; its module depends on the version of typer.
 _Usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 __all__ = ["app", "main"]

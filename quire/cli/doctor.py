@@ -1,6 +1,6 @@
 """`quire doctor`: what this machine can do, and what is missing.
 
-Never fails because something is missing: that is what it is there to say.
+It never fails because something is missing, since its task is to report that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.cli import exits
 from quire.cli.terminal import say, say_json
 from quire.safe_text import one_line
 
-# What `generate` cannot run without; torch has a finding of its own.
+# Packages that `generate` needs; torch has a finding of its own.
 NEEDED = ("numpy", "tokenizers", "safetensors", "jinja2", "tqdm")
 HUB = "huggingface.co"
 ROOM_FOR_A_MODEL = 2e9  # bytes

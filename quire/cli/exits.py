@@ -23,7 +23,7 @@ LOCKED, STOPPED = 73, 75
 
 
 def code_of(error: QuireError) -> int:
-    """Whatever is not the model's or the device's fault is about what was asked."""
+    """The exit code of an error; 2 (usage) unless it is about the model, the device or a job."""
     if isinstance(error, JobLocked):
         return LOCKED
     if isinstance(error, JobStopped):
@@ -35,14 +35,14 @@ def fail(message: str, code: int) -> NoReturn:
     say(f"quire: {message}", err=True)
     cluster = sys.modules.get("quire.replicas.ray_engine")
     if cluster is not None and cluster.head_is_lost():
-        # Ray's farewell waits for the head, and then ends the process with a code of its own.
+        # Ray's exit handler waits for the head, and then ends the process with its own code.
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 
 
 def save_traceback() -> str:
-    """The name of a file with it, or all of it where no file can be written."""
+    """The name of a file with the traceback, or its text if no file can be written."""
     import tempfile
     import traceback
 
@@ -58,7 +58,7 @@ def save_traceback() -> str:
 
 
 def _described(error: OSError) -> str:
-    """Which file, and what is wrong with it, without the system's number for it."""
+    """The file and the error, without the system's error number."""
     if error.filename is None or error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}"
@@ -66,7 +66,7 @@ def _described(error: OSError) -> str:
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Turn whatever goes wrong inside into a line and an exit code."""
+    """Turn every exception inside the block into a line on stderr and an exit code."""
     try:
         yield
     except QuireError as error:
@@ -75,7 +75,7 @@ def reported() -> Iterator[None]:
         fail("interrupted", INTERRUPTED)
     except OSError as error:
         fail(_described(error), IO_ERROR)
-    except Exception as error:  # the outermost door: what no one foresaw must still be legible
+    except Exception as error:  # an unexpected error must be readable, too
         fail(
             f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",
             BUG,

@@ -1,4 +1,4 @@
-"""Flags of the verbs that run jobs, made from where the options are declared (jobs/run_options)."""
+"""Flags of the verbs that run jobs, made from the declared options (jobs/run_options)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _parameter(name: str, flag: Flag) -> inspect.Parameter:
 
 
 def takes(*names: str) -> Callable[[Verb], Verb]:
-    """For a verb with `**given`: the flags of these options, or of all; what was not written is
-    None. The verb's own parameters come after them in its help."""
+    """For a verb with `**given`: adds the flags of these options, or of all. A flag that was not
+    written is None. The verb's own parameters come after them in its help."""
 
     def made(verb: Verb) -> Verb:
         wanted = [_parameter(name, flag) for name, flag in flags() if not names or name in names]
@@ -57,7 +57,7 @@ def takes(*names: str) -> Callable[[Verb], Verb]:
 def engine_options(
     written: Sequence[str] | None, flag: str = "option", **own: Any
 ) -> dict[str, Any]:
-    """What NAME=VALUE flags say of an engine, and flags of its `own`; None where one is not set."""
+    """Engine options from NAME=VALUE flags, and from `own` flags, where None means not set."""
     return with_flags(assignments(written or (), flag), own)
 
 

@@ -1,4 +1,4 @@
-"""`quire merge`: the output of a job that several workers answered, if none of them wrote it."""
+"""`quire merge`: writes the output of a job of several workers, if none of them did."""
 
 from __future__ import annotations
 

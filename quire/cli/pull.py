@@ -1,4 +1,4 @@
-"""`quire pull`: fetch a model as data, hash checked, nothing installed."""
+"""`quire pull`: fetch a model's files and check their hashes; nothing is installed."""
 
 from __future__ import annotations
 

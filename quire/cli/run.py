@@ -1,4 +1,4 @@
-"""`quire run`: a table in, every result out, and the same command goes on after any stop."""
+"""`quire run`: answers every row of a table; after any stop the same command continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire.jobs.job import Job, JobReport
     from quire.jobs.supervise.failures import Failures
 
-_MOST_FAILURES, _LONGEST = 5, 200  # causes that are told at the end, and characters of each
+_MOST_FAILURES, _LONGEST = 5, 200  # causes that are printed at the end, and characters of each
 
 
 @o.takes()
@@ -47,7 +47,7 @@ def run(
 
 
 def _without_token(options: dict[str, Any]) -> dict[str, Any]:
-    """What may be kept in a file that is passed around."""
+    """The options without secrets, for a file that may be shared."""
     from quire.jobs.store import secrets
 
     given = options.get("options")
@@ -58,7 +58,7 @@ def _without_token(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(path: str | None) -> dict[str, Any]:
-    """The options of a TOML file, under the names they have on the command line."""
+    """The options of a TOML file, which have the names of the command line."""
     if path is None:
         return {}
     import tomllib
@@ -71,7 +71,7 @@ def read_config(path: str | None) -> dict[str, Any]:
 
 
 def merged(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Both; where they differ, the flags. Sampling parameters and engine options one by one."""
+    """Joins both; flags win. Sampling parameters and engine options are joined one by one."""
     both = {**config, **flags}
     for name in ("sampling", "options"):
         if isinstance(config.get(name), dict) and name in flags:
@@ -92,8 +92,8 @@ def parsed(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def made_of(options: Mapping[str, Any], usage: str) -> Job:
-    """The job of these options, which this command continues; `usage` of the verb is shown where it
-    lacks one that every job has."""
+    """The job of these options, which this command continues. If an option is missing that every
+    job needs, the error shows `usage`."""
     from quire.jobs.job import Job
 
     for name in ("input", "output", "model"):
@@ -103,12 +103,12 @@ def made_of(options: Mapping[str, Any], usage: str) -> Job:
 
 
 def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
-    """Run the job and say how it ended."""
+    """Run the job and report its result."""
     try:
         report = job.run(progress=not quiet)
     except Interrupted as stopped:  # as a KeyboardInterrupt it would end the command in silence
         raise JobStopped(str(stopped)) from None
-    except KeyboardInterrupt:  # the second one: nothing was waited for
+    except KeyboardInterrupt:  # the second Ctrl-C: the job did not stop cleanly
         exits.fail(
             "interrupted; what was acknowledged is on disk, and the same command continues",
             exits.INTERRUPTED,
@@ -117,7 +117,7 @@ def execute(job: Job, *, as_json: bool, quiet: bool) -> None:
 
 
 def finish(report: JobReport, *, as_json: bool) -> None:
-    """Say how it ended, and leave with 3 if some rows failed."""
+    """Print the result, and exit with 3 if some rows failed."""
     if as_json:
         say_json(facts(report))
     else:

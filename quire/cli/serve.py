@@ -22,9 +22,9 @@ Names = list[str] | None
 _FOLDER_HELP = "Adapters in it may be loaded over HTTP while it runs."
 LoraFolder = Annotated[Path | None, typer.Option(help=_FOLDER_HELP, exists=True, file_okay=False)]
 GIB = 1 << 30
-# Not QUIRE_HOME, which may be deleted at any time: people's files are kept here.
+# Not in QUIRE_HOME, which may be deleted at any time: these are files of users.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
-# A request may wait so long for a thread with rows of batches, several times; Python's is 0.005.
+# Python's switch interval (0.005 by default): a request may wait several times for other threads.
 SWITCH_SECONDS = 0.0005
 
 
@@ -91,7 +91,7 @@ def serve(
 
 
 def _origin(given: str) -> str:
-    """As browsers write it; one that none writes would never be met."""
+    """The origin in the form that browsers send; another form would never match."""
     if not re.fullmatch(r"https?://[^/?#@\s]+", given.lower()):
         raise typer.BadParameter(
             f"an origin is https://NAME or http://NAME:PORT, with nothing behind it, not {given!r}",
@@ -103,14 +103,14 @@ def _origin(given: str) -> str:
 def _run(serving: Serving, key: str, made: str) -> None:
     _allow_connections()
     sys.setswitchinterval(SWITCH_SECONDS)
-    lasts_from_now_on()  # a full collection stops everyone who reads
+    lasts_from_now_on()  # full garbage collections would delay all streams
     with rare_full_collections():
         serving.run(lambda: _tell(serving, key, made))
 
 
 def _allow_connections() -> None:
-    """As many files as this process may have: the soft limit is 1,024 on most systems, for programs
-    that call select(), and whoever opens so many connections would keep all others out."""
+    """Raise the limit of open files. The soft limit is 1,024 on most systems, for programs that
+    call select(), so a single client could block all others with so many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # macOS names no hard limit, and takes no more than this.
     most = 10_240 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
@@ -130,7 +130,7 @@ def _check_packages() -> None:
 
 
 def _tell(serving: Serving, key: str, made: str) -> None:
-    if made:  # kept once it is shown, and no sooner
+    if made:  # a new key is stored only after it was shown
         from quire.server.keys import keep
 
         keep(serving.settings.data_dir, made)

@@ -55,7 +55,7 @@ def _job_dirs(folder: Path) -> Iterator[Path]:
 
     for depth in range(_DEEPEST + 1):
         for path in folder.glob("*/" * depth + "*.quire/"):
-            # What another user made is for that user alone: it is listed as unreadable.
+            # A job of another user cannot be read: it is listed as unreadable.
             if not os.access(path, os.R_OK | os.X_OK) or (path / NAME).exists():
                 yield path
 
@@ -75,13 +75,13 @@ def _listed(job_dir: Path) -> dict[str, Any]:
         else:
             counts = index_of(job_dir, manifest).counts()
             done, failed = sum(counts), counts[1]
-    except (CorruptJob, OSError) as error:  # one bad folder is no reason to list none
+    except (CorruptJob, OSError) as error:  # the other folders are still listed
         blank = dict.fromkeys(("model", "made", "rows", "of", "failed", "score"))
         status = "damaged" if isinstance(error, CorruptJob) else "unreadable"
         return {"run": name, **blank, "status": status}
     status = manifest.status
     if status == "running" and not is_running(job_dir):
-        status = "stopped"  # killed: it could not say so itself
+        status = "stopped"  # it was killed, and could not write its status
     first = f"{scores[0].metric} {figures(scores[0].mean)[0]}" if scores else None
     return {
         "run": name,
@@ -244,7 +244,7 @@ def _answer(row: StoredRow) -> str:
 
 
 def word_diff(before: str, after: str, *, colour: bool) -> str:
-    """The second text with what was added and, struck, what went: [-gone-] {+new+}."""
+    """The second text, with removed and added words marked: [-gone-] {+new+}."""
     gone, new = ("\x1b[31m[-{}-]\x1b[0m", "\x1b[32m{{+{}+}}\x1b[0m") if colour else (
         "[-{}-]", "{{+{}+}}"
     )  # fmt: skip

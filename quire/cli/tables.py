@@ -29,12 +29,12 @@ def printed(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int =
 
 
 def _cell(text: str) -> str:
-    """On one line, and not longer than a screen is wide."""
+    """The text on one line, with at most _LONGEST characters."""
     return one_line(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def score_table(name: str, scores: Sequence[MetricScore], *, shots: int | None = None) -> str:
-    """One line a metric and one for each of its groups, in the columns that lm-eval prints."""
+    """A line for each metric and each of its groups, with the columns that lm-eval prints."""
     rows: list[tuple[str, ...]] = []
     for score in scores:
         metric, _, filtered = score.metric.partition(",")

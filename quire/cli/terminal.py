@@ -1,7 +1,7 @@
-"""The one door from a command to the terminal: what goes through is safe to show.
+"""All output of commands to the terminal goes through here and is made safe.
 
-Rows, answers and the names in a job or a model are other people's texts; an escape sequence in
-one of them is written out instead of acted on. Nothing else in this room prints.
+Rows, answers and names in a job or a model come from other people; an escape sequence in them is
+printed as text. Nothing else in this room prints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.safe_text import shown, shown_json, without_secrets
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Lines for a person; on stderr, where they may end in a log, without secrets."""
+    """Print lines for a person; on stderr, which may go to a log, without secrets."""
     if err:
         tell(shown(without_secrets(text)), sys.stderr)
     else:
@@ -26,7 +26,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 def leave_nothing_unsaid() -> None:
-    """What stderr has not taken is dropped, or Python would leave with a code of its own."""
+    """Drop output that stderr did not accept: else Python would exit with its own code."""
     try:
         if sys.stderr is not None:
             sys.stderr.flush()
@@ -35,15 +35,15 @@ def leave_nothing_unsaid() -> None:
 
 
 def say_coloured(text: str) -> None:
-    """Lines with colours of our own; whatever stands between them was made safe before."""
+    """Print lines with our own colours; the texts in them must be safe already."""
     typer.echo(text)
 
 
 def say_json(value: Any) -> None:
-    """One JSON object on one line, for a program; the same whatever reads it."""
+    """Print one JSON value on one line, for a program."""
     typer.echo(shown_json(value if isinstance(value, str) else json.dumps(value)))
 
 
 def answer(text: str) -> None:
-    """What a model wrote: byte for byte into a file or a pipe, safe on a terminal."""
+    """Print a model's text: unchanged into a file or a pipe, made safe on a terminal."""
     print(shown(text) if sys.stdout.isatty() else text)

@@ -45,6 +45,6 @@ def _value(value: Any) -> str:
         return "{" + ", ".join(_pairs(value)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    if isinstance(value, str):  # a JSON string is a TOML one, but for one character
+    if isinstance(value, str):  # a JSON string is a TOML string, except for one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

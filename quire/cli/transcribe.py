@@ -1,4 +1,4 @@
-"""`quire transcribe`: sounds in, what is said in them out, with the journal of a job."""
+"""`quire transcribe`: the text of sounds, with the journal of a job."""
 
 from __future__ import annotations
 

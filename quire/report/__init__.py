@@ -1,1 +1,1 @@
-"""A run as one HTML file that opens anywhere: no network, no server, nothing runs from the data."""
+"""A run as one HTML file that needs no network and no server, and runs no code from the data."""

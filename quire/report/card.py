@@ -1,4 +1,4 @@
-"""The card of a data set on the Hub: where its rows come from, made from the manifest."""
+"""The card of a data set on the Hub, made from the manifest: how its rows were made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 def card(
     run: StoredRun, repo: str, *, num_rows: int, split: str, license: str | None = None
 ) -> str:
-    """README.md of the data set; the part between the lines is what the Hub reads."""
+    """README.md of the data set; the Hub reads the part between the lines of dashes."""
     manifest = run.manifest
     if manifest is None:
         raise InvalidOption(f"{run.path} is a table; a card is made from a job's manifest")
@@ -59,7 +59,7 @@ def _front(num_rows: int, split: str, license: str | None) -> str:
 
 
 def _portable(manifest: Manifest) -> list[str]:
-    """The command without the folders of the machine it ran on."""
+    """The command without the folders of this machine."""
     return [Path(word).name if Path(word).is_absolute() else word for word in manifest.command]
 
 

@@ -38,7 +38,7 @@ class Comparison:
 
 
 def key_of(row: StoredRow, on: str | None) -> str:
-    """What makes it the same row in both runs: its key, or the value of a column."""
+    """The value by which rows of two runs are matched: the key, or the value of a column."""
     if on is None:
         return row.record.key
     if on not in row.columns:
@@ -56,11 +56,11 @@ def pairs(
     on: str | None = None,
     rows: tuple[Iterator[StoredRow], Iterator[StoredRow]] | None = None,
 ) -> Iterator[tuple[str, StoredRow | None, StoredRow | None]]:
-    """The rows of the first run with their partners, then those that only the second has; `rows`
-    are those of both, where the caller reads them.
+    """The rows of the first run with their partners, then rows that only the second run has.
+    `rows` are the iterators of both, if the caller made them.
 
-    Runs over the same input have the same keys in the same order, and are walked side by side;
-    what comes in another order is held until its partner appears.
+    Runs over the same input have the same keys in the same order, and are read side by side. Rows
+    in another order are kept in memory until their partners come.
     """
     waiting: dict[str, StoredRow] = {}
     own, other = rows or (first.rows(), second.rows())
@@ -89,7 +89,7 @@ def pairs(
 
 
 def compare(first: StoredRun, second: StoredRun, on: str | None = None) -> Comparison:
-    """The two runs in figures."""
+    """Compares the two runs in figures."""
     both = only_first = only_second = same = 0
     matched: list[tuple[int, int]] = []
     for _, mine, theirs in pairs(first, second, on):
@@ -117,7 +117,7 @@ def same_answers(mine: StoredRow, theirs: StoredRow) -> bool:
 
 
 def changes(first: StoredRun, second: StoredRun) -> list[str]:
-    """How the second run was asked for differently."""
+    """The differences between the manifests of the two runs, one line each."""
     if first.manifest is None or second.manifest is None:
         return []
     return first.manifest.differences(second.manifest)[0]

@@ -1,7 +1,7 @@
-"""Results for others: Parquet, JSON lines, CSV, or a data set on the Hub with its card.
+"""Exports results: as Parquet, JSON lines or CSV, or as a data set on the Hub with its card.
 
-The Hub's token is read by huggingface_hub alone (HF_TOKEN, or what its login stored); it is never
-looked at, logged or written here.
+Only huggingface_hub reads the Hub's token (HF_TOKEN, or the one that its login stored); it is never
+read, logged or written here.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _BYTES_PER_FILE = 500_000_000  # of a data set on the Hub
 _SPLIT_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.")
 
 
-# What spreadsheets take for the beginning of a formula, full-width signs too, or skip before one.
+# Signs with which a formula begins in spreadsheets, full-width ones too, or that may precede one.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 class HubError(OSError):
-    """The Hub refused, or could not be reached."""
+    """The Hub refused the request, or could not be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Pushed:
 def export_file(
     run: StoredRun, target: Path, *, overwrite: bool = False, keep_formulas: bool = False
 ) -> int:
-    """Write the run's table; the ending of `target` says how. The number of rows.
+    """Write the run's table, in the format of `target`'s ending; returns the number of rows.
 
     In CSV, a text that a spreadsheet would take for a formula gets an apostrophe before it, unless
-    `keep_formulas` says that no spreadsheet opens the file.
+    `keep_formulas` is set.
     """
     writers: dict[str, Callable[[StoredRun, BinaryIO], int]] = {
         ".parquet": _write_parquet,
@@ -91,7 +91,7 @@ def _write_lines(run: StoredRun, file: BinaryIO) -> int:
 
 
 def _write_csv(run: StoredRun, file: BinaryIO, *, keep_formulas: bool) -> int:
-    """What is no text or number (lists, objects) is JSON; null is an empty field."""
+    """Write CSV: lists and objects become JSON, and null an empty field."""
     safe = _unchanged if keep_formulas else _no_formula
     names = list(dict.fromkeys(name for row in run.rows() for name in run.table_row(row)))
     text = io.TextIOWrapper(
@@ -115,7 +115,7 @@ def _cell(value: Any) -> Any:
 
 
 def _no_formula(cell: Any) -> Any:
-    """The cell as text in a spreadsheet: '=1+1 shows =1+1, and plain numbers stay numbers."""
+    """The cell, safe for a spreadsheet: =1+1 becomes '=1+1; plain numbers stay numbers."""
     is_formula = isinstance(cell, str) and cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell
 
@@ -139,7 +139,7 @@ def _write_parquet(run: StoredRun, file: BinaryIO) -> int:
 def _parquet_parts(
     batches: Iterator[RecordBatch], open_part: Callable[[int], BinaryIO], most_bytes: int | None
 ) -> Iterator[int]:
-    """Write batches into one file, or into several of about `most_bytes`; the rows of each."""
+    """Write batches into one file, or several of about `most_bytes`; yields the rows of each."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -171,7 +171,7 @@ def push(
     split: str = "train",
     license: str | None = None,
 ) -> Pushed:
-    """Put the run's table and a card on the Hub, in one commit."""
+    """Upload the run's table and a card to the Hub, in one commit."""
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
@@ -207,7 +207,7 @@ def _commit(api: Any, repo: str, operations: list[Any], private: bool, num_rows:
     url = api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
     is_private = bool(api.repo_info(repo, repo_type="dataset").private)
     if private and not is_private:
-        # It was there before, and creating it anew changed nothing: rows would be in the open.
+        # The data set existed before and stays public, so its new rows would be public, too.
         raise InvalidOption(
             f"{repo} is there already and everyone can see it; --public agrees to that, another "
             "name makes a private one",
@@ -238,7 +238,7 @@ def _write_parts(run: StoredRun, folder: Path) -> tuple[list[Path], int]:
 
 
 def _described(error: Any, repo: str) -> str:
-    """What the Hub said, without headers or anything else of the request."""
+    """The Hub's error, without headers or other parts of the request."""
     status: int = getattr(error.response, "status_code", 0)
     reasons = {
         401: "the token is missing or wrong: set HF_TOKEN, or run `hf auth login`",

@@ -1,4 +1,4 @@
-"""One pass over a run's rows: everything the page says about all of them."""
+"""Collects in one pass over a run's rows everything that the page shows about all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMINGS = ("in the queue", "to the first token", "end to end")
 
 @dataclass(slots=True)
 class Cause:
-    """Failures that say the same but for names and numbers."""
+    """Failures with the same message, except for names and numbers in it."""
 
     error_type: str
     example: str
@@ -32,7 +32,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds of one part of a row's life."""
+    """Seconds of one phase of the rows, such as waiting in the queue."""
 
     label: str
     percentiles: dict[int, float]
@@ -40,7 +40,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the rows of a run have in common."""
+    """The figures over all rows of a run."""
 
     num_rows: int
     num_failed: int
@@ -58,7 +58,7 @@ class RunFacts:
 
 
 class Gathering:
-    """Watches rows go by; `facts` says what was seen. Holds three numbers a row, not the rows."""
+    """Collects the facts of rows that pass; it keeps three numbers for each row, not the row."""
 
     def __init__(self) -> None:
         self._prompt, self._output = array("L"), array("L")
@@ -68,7 +68,7 @@ class Gathering:
         self._rows = self._failed = 0
 
     def watch(self, run: StoredRun) -> Iterator[StoredRow]:
-        """The run's rows, each noted as it passes."""
+        """The run's rows, unchanged; each is counted as it passes."""
         for row in run.rows():
             self._note(row.record)
             yield row
@@ -117,5 +117,5 @@ class Gathering:
 
 
 def _tokens(num: int) -> int:
-    """A count that fits; a journal from elsewhere may claim any."""
+    """The count, limited: a journal from another source may contain any number."""
     return min(max(num, 0), 1 << 40)

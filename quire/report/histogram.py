@@ -1,4 +1,4 @@
-"""How often which length: bins that a reader can name, and the figures beside them."""
+"""Histograms of lengths with round bin edges, and percentiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MOST_BINS = 24
-_WIDE = 40  # largest over smallest, from which on bins grow by a factor
+_WIDE = 40  # if the largest value is so many times the smallest, bins grow by a factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Histogram:
 
 
 def histogram(values: Sequence[float]) -> Histogram | None:
-    """The histogram of lengths or seconds; None of nothing."""
+    """The histogram of lengths or seconds; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -38,7 +38,7 @@ def histogram(values: Sequence[float]) -> Histogram | None:
 
 
 def percentiles(ordered: Sequence[float]) -> dict[int, float]:
-    """The value that this many percent of all do not exceed; `ordered` ascends."""
+    """Percent -> the value that so many percent of all do not exceed; `ordered` ascends."""
     last = len(ordered) - 1
     ranks = {p: max(0, math.ceil(p / 100 * len(ordered)) - 1) for p in (50, 90, 99, 100)}
     return {p: ordered[min(rank, last)] for p, rank in ranks.items()}

@@ -1,7 +1,7 @@
-"""The page: figures and tables written here, rows and curves drawn by the browser.
+"""The page: figures and tables are written here; the browser draws the rows and curves.
 
-Everything that comes from the data is escaped or compressed; the content policy lets exactly our
-own scripts run, known by their hashes, and lets nothing reach the network.
+All data is escaped or compressed. The content policy allows exactly our own scripts, by their
+hashes, and no access to the network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STYLES = ("uplot/uPlot.min.css", "report.css")
 
 @dataclass(frozen=True, slots=True)
 class PageRun:
-    """One run as the template needs it; `number` is its place on the page."""
+    """One run, for the page's template; `number` is its place on the page."""
 
     number: int
     name: str
@@ -72,8 +72,8 @@ def write_report(
     truth: str | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Write the page of one run, or of two side by side; the number of bytes it has. An older
-    page is replaced, any other file only with `overwrite`."""
+    """Write the page of one run, or of two side by side; returns its number of bytes. An older page
+    is replaced, any other file only with `overwrite`."""
     for run in runs:
         refuse_over_run(run, target)
     if not overwrite and os.path.lexists(target) and not _is_page(target):
@@ -110,7 +110,7 @@ def report(
     if len(runs) == 1:
         chosen = _single(runs[0], gatherings[0], scores[0], truth, max_rows)
         chunks = list(page_rows.chunks(chosen, [_names(scores[0])]))
-        for _ in chosen:  # also the rows that the page has no room for are counted
+        for _ in chosen:  # rows for which the page has no room are counted, too
             pass
     else:
         chosen = _double(runs, scores, truth, on)
@@ -131,7 +131,7 @@ def _names(scores: Sequence[MetricScore]) -> list[str]:
 
 
 def _truth_column(run: StoredRun) -> str | None:
-    """The column that scores were made with, where they say."""
+    """The ground truth's column of the stored scores, if they name one."""
     found = [score.truth for score in read_scores(run.home) if score.truth]
     return found[0] if found else None
 
@@ -139,7 +139,7 @@ def _truth_column(run: StoredRun) -> str | None:
 def _scored(
     run: StoredRun, rows: Iterator[StoredRow], scores: Sequence[MetricScore]
 ) -> Iterator[tuple[StoredRow, dict[str, RowScore]]]:
-    """Rows with their scores, which are in the same order but may stop earlier."""
+    """Rows with their scores, which are in the same order but may end earlier."""
     files = {score.metric: read_row_scores(run.home, score.metric) for score in scores}
     heads = {metric: next(file, None) for metric, file in files.items()}
     for row in rows:
@@ -161,7 +161,7 @@ def _single(
     truth: str | None,
     max_rows: int,
 ) -> Iterator[page_rows.PageRow]:
-    """The rows that are shown; all are watched."""
+    """The rows to show; all rows are counted."""
     watched = gathering.watch(run)
     with Thumbnails(run) as thumbnails:
         for row, found in _scored(run, islice(watched, max_rows), scores):
@@ -250,13 +250,13 @@ def _render(
 
 
 def licensed_uplot() -> str:
-    """Every page is a copy of uPlot, so every page carries its notice."""
+    """uPlot with its licence notice, which every copy must have."""
     return f"/*\n{_asset('uplot/LICENSE')}*/\n{_asset('uplot/uPlot.iife.min.js')}"
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Our scripts by hash, our styles, pictures that are in the page, and nothing else: no network,
-    no frames, no other code."""
+    """The content policy: our scripts by hash, our styles, pictures inside the page, and nothing
+    else: no network, no frames, no other code."""
     allowed = " ".join(map(hashed, scripts))
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
@@ -265,7 +265,7 @@ def _policy(scripts: Sequence[str]) -> str:
 
 
 def hashed(text: str) -> str:
-    """A script or style as a content policy names it."""
+    """The hash of a script or style, in the form of content policies."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -302,7 +302,7 @@ def _seconds(value: float) -> str:
 
 
 def _marks(histogram: Histogram) -> list[int]:
-    """Which edges get a figure: the ends and a few between."""
+    """The edges that get a label: the ends and a few between."""
     num = len(histogram.counts)
     step = max(1, round(num / 4))
     inner = [at for at in range(step, num, step) if num - at >= step / 2]
@@ -310,7 +310,7 @@ def _marks(histogram: Histogram) -> list[int]:
 
 
 def _described(chart: Chart) -> str:
-    """The curves in words, for who cannot see them."""
+    """The curves in words, for screen readers."""
     parts = []
     for line in chart.lines:
         values = [value for value in line.values if value is not None]

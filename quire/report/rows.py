@@ -1,7 +1,7 @@
-"""Rows as the page carries them: tables of columns, compressed in chunks.
+"""Rows in the page: tables of columns, compressed in chunks.
 
-What a row holds is data all the way: JSON, gzip, base64. The browser puts it into the page as
-text, so that no markup in a prompt or an answer is ever parsed.
+The content of rows is JSON in gzip in base64. The browser puts it into the page as text, so that
+markup in a prompt or an answer is never parsed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from quire.jobs.output.json_line import json_line
 from quire.jobs.output.results import StoredRow, StoredRun
 
 CHUNK = 1000
-CHUNK_CHARACTERS, MOST_CHARACTERS = 8 << 20, 256 << 20  # of all texts: a chunk's, the page's
+CHUNK_CHARACTERS, MOST_CHARACTERS = 8 << 20, 256 << 20  # of all texts in a chunk, in the page
 LONGEST_TEXT = 20_000  # characters of one cell
 _Scores = Mapping[str, RowScore]
 
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """One row of the browser: what was asked once, what each run made of it."""
+    """One row of the page: the prompt, and the answers of each run."""
 
     key: str
     row: int
@@ -33,11 +33,11 @@ class PageRow:
     truth: str | None
     columns: Mapping[str, str | None]
     sides: Sequence[tuple[StoredRow, _Scores] | None]
-    pictures: tuple[str, ...] = ()  # small ones of its images, JPEGs in base64
+    pictures: tuple[str, ...] = ()  # thumbnails of its images, JPEGs in base64
 
     @property
     def num_characters(self) -> int:
-        """About how much of the page it takes."""
+        """About how many characters of the page it takes."""
         texts = [len(text or "") + len(name) for name, text in self.columns.items()]
         answers = [min(len(t), LONGEST_TEXT) for s in self.sides if s for t in s[0].record.outputs]
         return len(self.prompt) + sum(texts) + sum(answers) + sum(map(len, self.pictures))
@@ -65,13 +65,13 @@ def page_row(
 
 
 def chunks(rows: Iterable[PageRow], metrics: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
-    """How many rows, and these in base64 of gzip; `metrics` are those of each side. It ends early
-    where the page would get too large for a browser."""
+    """Chunks as (number of rows, base64 of gzip); `metrics` are those of each run. It ends early if
+    the page would become too large for a browser."""
     rows, left = iter(rows), MOST_CHARACTERS
     while left > 0 and (table := _chunk(rows, min(left, CHUNK_CHARACTERS))):
         left -= sum(row.num_characters for row in table)
         content = json_line(_table(table, metrics))
-        # No time stamp: the same run makes the same page.
+        # Without a time stamp, so that the same run makes the same page.
         yield len(table), base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
 
 
@@ -139,6 +139,6 @@ def _short(text: str) -> str:
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no tag can begin in it."""
+    """JSON that is safe inside a script element: no tag can begin in it."""
     text = json.dumps(value, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

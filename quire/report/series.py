@@ -1,7 +1,7 @@
-"""The engine's metrics, a line a second, as the curves of a page.
+"""Makes the curves of a page from the engine's metrics, a line a second.
 
-Time on the axis is working time: where the engine was away (killed, continued the next day), the
-gap is left out and marked. Counters that fall back belong to an engine that started again.
+Time on the axis is working time: a pause (the job was killed and continued the next day) is left
+out and marked. If a counter decreases, a new engine has started.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST_POINTS = 600
-# Points on either side: tokens are counted when their row finishes, so they come in gusts.
+# Points on either side: tokens are counted when their row finishes, so many come at once.
 _SMOOTH = 2
 _MOST_RESTARTS = 10_000
-_LARGEST = 1e15  # of a figure; beyond, sums of them are no longer exact
+_LARGEST = 1e15  # the largest figure; sums of larger ones would not be exact
 _LONGEST_STEP = 60.0  # seconds between two lines of one engine; more is a pause
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve; None where there is nothing to say."""
+    """One curve; None where it has no value."""
 
     label: str
     values: Sequence[float | None]
@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves that share an axis; `top` fixes its end."""
+    """Curves that share an axis; `top` sets the end of the axis."""
 
     title: str
     lines: Sequence[Line]
@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Everything over time. `restarts` are the seconds at which an engine began anew."""
+    """All curves. `restarts` are the seconds at which a new engine began."""
 
     seconds: Sequence[float]
     charts: Sequence[Chart]
@@ -50,13 +50,13 @@ class Series:
 
 @dataclass(slots=True)
 class _Span:
-    """What happened in a stretch of time with one engine, over one or more lines."""
+    """The sums of one or more lines of one engine."""
 
     at: float  # working seconds since the job began, at its end
     seconds: float
     num_lines: int
     gained: dict[str, float]
-    levels: dict[str, tuple[float, int]]  # the sum over the lines that say it, and their number
+    levels: dict[str, tuple[float, int]]  # name -> (sum, number) over the lines that have it
 
     def add(self, later: _Span) -> None:
         self.at, self.seconds = later.at, self.seconds + later.seconds
@@ -74,8 +74,8 @@ _READ = ("time", "began", *_COUNTERS, *_LEVELS)
 
 
 class _Timeline:
-    """Spans of the same number of lines each; when there are too many, each two become one. So a
-    job of weeks takes no more memory than one of minutes."""
+    """Spans of the same number of lines each; if there are too many, each two are joined. So a job
+    of weeks takes no more memory than a job of minutes."""
 
     def __init__(self) -> None:
         self.spans: list[_Span] = []
@@ -143,13 +143,13 @@ def _timeline(metrics: Iterable[Mapping[str, Any]]) -> _Timeline:
 
 
 def _figure(value: Any) -> float | None:
-    """A number that can be added up; None for anything else that a line may hold."""
+    """A number that can be added up; None for any other value in a line."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and -_LARGEST <= value <= _LARGEST else None
 
 
 def _same_engine(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """An engine names itself by when it began; one that does not is known by what it counts."""
+    """Whether both lines are of one engine: by its start time, else if no counter decreased."""
     if "began" in before or "began" in now:
         return before.get("began") == now.get("began")
     grows = all(now.get(name, 0) >= before.get(name, 0) for name in _COUNTERS)
@@ -184,7 +184,7 @@ def _charts(spans: Sequence[_Span]) -> list[Chart]:
 
 
 def _lines(*lines: tuple[str, Sequence[float | None]]) -> list[Line]:
-    """The curves that have a point at all."""
+    """The curves that have at least one point."""
     return [Line(label, values) for label, values in lines if any(v is not None for v in values)]
 
 

@@ -1,7 +1,7 @@
-"""Small pictures of the images that rows of a job were asked about, for its page.
+"""Thumbnails of the images in a job's rows, for its page.
 
-Made for the rows that are shown, one after the other, until there is no more room for them; a file
-that is gone or broken, or a machine without Pillow, leaves its row without.
+They are made for the rows that are shown, one after the other, as long as there is room. A row has
+none if its file is missing or broken, or if Pillow is not installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Thumbnails:
         self._children.close()
 
     def of(self, columns: Mapping[str, Any]) -> tuple[str, ...]:
-        """JPEGs in base64; none where nothing can be shown."""
+        """JPEGs in base64; empty if nothing can be shown."""
         if self._cells is None or self._room <= 0:
             return ()
         made = []

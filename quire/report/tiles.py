@@ -1,4 +1,4 @@
-"""The first things a reader looks for: the large figures, and how the run was made."""
+"""The top of the page: the large figures, and how the run was made."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tiles(
     if series.working_seconds:
         ended = f"{series.num_output_tokens / series.working_seconds:,.0f}"
         read = f"{series.num_prompt_tokens / series.working_seconds:,.0f}"
-        # Who scores mostly reads; who generates is measured by what is written.
+        # A scoring run is measured by the tokens it reads, a generating run by those it writes.
         main, more = (read, f"{ended} scored") if _scores(manifest) else (ended, f"{read} read")
         found.append(Tile("Throughput", main, "tok/s", f"{more} per second"))
         starts = len(series.restarts)
@@ -61,7 +61,7 @@ def _scores(manifest: Manifest | None) -> bool:
 
 
 def written(manifest: Manifest | None) -> str:
-    """What the tokens that a row ends with are called."""
+    """The word for the tokens at the end of a row: generated or scored ones."""
     return "Tokens of all choices" if _scores(manifest) else "Answer tokens"
 
 
@@ -70,7 +70,7 @@ def _of_whole(num: int, whole: int | None) -> str:
 
 
 def described(manifest: Manifest) -> list[tuple[str, str]]:
-    """What the run was made from, for the person who wants to make it again."""
+    """The facts needed to make the run again."""
     found = [
         ("Made", manifest.created),
         ("With", f"quire {manifest.version}"),

@@ -12,7 +12,7 @@ from quire.evals.scoring.scorer import Answer, Verdict
 from quire.evals.scoring.user_pattern import Pattern, found_by
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_LONGEST_NUMBER = 9  # digits; what is longer is no choice
+_LONGEST_NUMBER = 9  # digits; a longer number is no choice
 
 
 def index_of(truth: object, choices: Sequence[str]) -> int | None:

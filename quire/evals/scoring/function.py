@@ -1,8 +1,8 @@
 """A scorer of your own: `file.py:function`, called as function(output, row).
 
-It runs here, with your rights, because you named it; nothing else in scoring runs code. What it
-returns is the score: a number, True or False, or None for a row that cannot be judged. An
-exception costs that row its score, and is counted and quoted.
+It runs in this process, with your rights, because you named it; nothing else in scoring runs code.
+It returns the score: a number, True or False, or None for a row that cannot be judged. After an
+exception the row has no score; the exceptions are counted, and one is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.evals.scoring.scorer import Answer, ScorerFailed, Verdict
 
 
 class FunctionFailed(ScorerFailed):
-    """The function raised, or returned what is no score."""
+    """The function raised, or returned something that is not a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def load_function(spec: str) -> FunctionScorer:
     if module_spec is None or module_spec.loader is None:
         raise InvalidOption(f"{file} is not a Python file", parameter="by", value=spec)
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # where its own dataclasses look for their types
+    sys.modules[module_spec.name] = module  # dataclasses in the file need it to find their types
     with refusing(lambda why: _unloaded(spec, why)):
         module_spec.loader.exec_module(module)
     function = getattr(module, name, None)

@@ -1,4 +1,4 @@
-"""Whether an answer is JSON, and the JSON that was asked for."""
+"""Whether an answer is JSON, and whether it follows a schema."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JsonValid:
                 "fetched. Put the definition into the file.",
                 parameter="schema",
             ) from None
-        # A schema that refers to itself, a number beyond a float.
+        # The schema refers to itself, or a number is too large for a float.
         except (RecursionError, OverflowError) as error:
             raise ScorerFailed(f"the schema cannot be applied: {reason(error)}") from error
 

@@ -1,7 +1,7 @@
-"""A model as the judge: itself a job over the stored answers, so that it can be continued too.
+"""A model as the judge. Judging is a job over the stored answers, so it can be continued, too.
 
-Each answer becomes a row with `prompt`, `answer`, `truth` and `row` (the input's columns); the
-judge's reply is held to a few words by a structured output, and each word stands for a number.
+Each answer becomes a row with `prompt`, `answer`, `truth` and `row` (the input's columns). A
+structured output limits the judge's reply to a few words, and each word stands for a number.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VALUES = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0, "pass": 1.0, "fail"
 
 @dataclass(frozen=True, slots=True)
 class JudgeOptions:
-    """Who judges and how. `words` are what the judge may reply; numbers stand for themselves."""
+    """The judge's model and rules. `words` are the possible replies; a number is its own value."""
 
     model: str
     prompt: str = DEFAULT_PROMPT
@@ -46,7 +46,7 @@ class JudgeOptions:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, float]:
-        """The number that each word stands for; InvalidOption where it stands for none."""
+        """The number for each word; InvalidOption for a word that stands for none."""
         found = {}
         for word in self.words:
             try:
@@ -83,7 +83,7 @@ def judge(
     truth: str | None,
     command: Sequence[str],
 ) -> JudgeScorer:
-    """Let the model judge every stored answer; what was judged before is not judged again."""
+    """Let the model judge every stored answer, except those that it has judged before."""
     values = options.values()
     run.home.mkdir(parents=True, exist_ok=True)
     output = run.home / f"{options.name}.jsonl"

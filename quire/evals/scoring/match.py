@@ -11,7 +11,7 @@ from quire.evals.scoring import text
 from quire.evals.scoring.scorer import Answer, Verdict
 from quire.evals.scoring.user_pattern import Pattern, found_by
 
-# What GSM8K's answers are read with by lm-eval 0.4.13: its two filters of the same names.
+# The two filters with which lm-eval 0.4.13 reads answers to GSM8K, under its names.
 STRICT = re.compile(r"#### (-?[0-9.,]+)")
 FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _FINAL_STOP = re.compile(r"\.$")
@@ -59,7 +59,7 @@ class TextMatch:
         return Verdict(max(self.compare(read, truth) for truth in wanted), read)
 
 
-# What each of them says is in named.py.
+# named.py describes each of them.
 exact = partial(TextMatch, "exact_match", _equal)
 normalised = partial(TextMatch, "normalised_match", _equal_normalised)
 f1 = partial(TextMatch, "f1", text.f1)

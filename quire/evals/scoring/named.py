@@ -14,7 +14,7 @@ from quire.evals.scoring.json_validity import json_valid
 from quire.evals.scoring.scorer import Scorer
 from quire.evals.scoring.user_pattern import UserPattern
 
-# name -> what it says, for --help, errors and docs/scoring.md
+# name -> description, for --help, errors and docs/scoring.md
 DESCRIPTIONS = {
     "exact": "1 where the answer is the truth, but for spaces around it",
     "normalised": "the same, but for case, punctuation, articles and spaces",
@@ -33,7 +33,7 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ScorerOptions:
-    """Options of the scorers; DESCRIPTIONS says which of them takes what."""
+    """Options of the scorers; docs/scoring.md says which scorer uses which option."""
 
     extract: str | None = None
     last: bool = False

@@ -1,12 +1,12 @@
-"""The process that looks for a user's pattern: `python -m quire.evals.scoring.pattern_child`.
+"""The process that searches for a user's pattern: `python -m quire.evals.scoring.pattern_child`.
 
-It reads one JSON object per line and answers each with one. First the pattern, then texts:
+It reads a JSON object per line, and writes one for each. First comes the pattern, then texts:
 
   {"pattern": "answer is (\\\\d+)", "seconds": 2.0}      {}
   {"text": "the answer is 4", "last": false}           {"found": "4"}
 
-A search that takes longer than its seconds of processor time ends this process, which is how its
-parent knows: nothing else stops Python's own search from outside.
+A search that takes more than `seconds` of processor time ends this process, which the parent
+notices. Python's search cannot be stopped in another way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.evals.scoring.text import extract
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes stdin
     setting = json.loads(sys.stdin.readline())
     pattern = re.compile(setting["pattern"])
     _answer({})

@@ -1,4 +1,4 @@
-"""What a scorer is given and what it says; knows neither tables nor files."""
+"""The interface of scorers: an Answer in, a Verdict out; independent of tables and files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One sample of one row: the text, what it should have been, and the row's columns.
+    """One sample of one row: the text, the ground truth, and the row's columns.
 
     `continuations` are the choices of a multiple-choice row with their log-probabilities;
     `place` is the row's number and that of the sample.
@@ -24,7 +24,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A score, what was read out of the answer to get it, and why it is what it is."""
+    """A score, the part of the answer that was judged, and the reason for the score."""
 
     value: float
     read: str | None = None
@@ -32,17 +32,17 @@ class Verdict:
 
 
 class ScorerFailed(Exception):
-    """A scorer could not judge an answer, and why; the row has no score then."""
+    """The reason why a scorer could not judge an answer; the row has no score then."""
 
 
 class Scorer(Protocol):
     @property
     def name(self) -> str:
-        """What the metric is called in tables and files."""
+        """The name of the metric in tables and files."""
 
     @property
     def needs_truth(self) -> bool:
         """Whether a row without ground truth cannot be scored."""
 
     def score(self, answer: Answer) -> Verdict | None:
-        """The verdict, or None where this row cannot be judged at all."""
+        """The verdict, or None if this row cannot be judged."""

@@ -3,8 +3,8 @@
     OUTPUT.quire/scores.json              every metric: mean, standard error, groups, pass@k
     OUTPUT.quire/scores/METRIC.jsonl      a line per row: {"row", "key", "value", "read", "reason"}
 
-A row that failed scores 0, unless it is to be left out; a row that cannot be judged (no truth, a
-scorer that raised) has no score, and is counted.
+A failed row scores 0, unless failed rows are to be left out. A row that cannot be judged (no truth,
+or the scorer raised) has no score; such rows are counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.jobs.store.durable import replacing, write_file
 SUMMARY = "scores.json"
 FOLDER = "scores"
 _MOST_GROUPS = 1000
-_MOST_BYTES, _LONGEST_LINE = 16 << 20, 1 << 20  # of the summary, and of a line of scores
+_MOST_BYTES, _LONGEST_LINE = 16 << 20, 1 << 20  # bytes of scores.json, and of a line of scores
 _LONGEST_READ = 500  # characters of what was read from an answer
 
 
@@ -40,7 +40,7 @@ class MetricScore:
 
     metric: str
     mean: Mean
-    truth: str | None = None  # the column it was judged by
+    truth: str | None = None  # the column with the ground truth
     num_failed: int = 0
     num_unscored: int = 0
     first_problem: str | None = None
@@ -55,7 +55,7 @@ class _Summary:
 
 @dataclass(frozen=True, slots=True)
 class RowScore:
-    """One row under one metric; None where it has no score."""
+    """One row's value of one metric; None if it has no score."""
 
     row: int
     key: str
@@ -66,7 +66,7 @@ class RowScore:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """`truth` and `groups` are columns, `pass_at` the k's; a failed row counts as 0, or not."""
+    """`truth` and `groups` are columns, `pass_at` has values of k; failed rows may be left out."""
 
     truth: str | None = None
     groups: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class ScoreOptions:
 
 
 class _Tally:
-    """One metric while it is being made."""
+    """Collects one metric row by row."""
 
     def __init__(self, scorer: Scorer, options: ScoreOptions) -> None:
         self.scorer, self._options = scorer, options
@@ -162,7 +162,7 @@ def _row_score(row: StoredRow, value: float, verdicts: Sequence[Verdict]) -> Row
 
 
 def score(run: StoredRun, scorers: Sequence[Scorer], options: ScoreOptions) -> list[MetricScore]:
-    """Judge every stored row, and keep what came of it beside the run."""
+    """Score every stored row, and store the scores beside the run."""
     if options.truth is None and any(scorer.needs_truth for scorer in scorers):
         needing = ", ".join(scorer.name for scorer in scorers if scorer.needs_truth)
         raise InvalidOption(
@@ -178,7 +178,7 @@ def score(run: StoredRun, scorers: Sequence[Scorer], options: ScoreOptions) -> l
         files = [stack.enter_context(replacing(_rows_file(run.home, s.name))) for s in scorers]
         lacking = {name for name in (options.truth, *options.groups) if name is not None}
         for row in run.rows():
-            if lacking and not row.record.failed:  # which may be why it failed
+            if lacking and not row.record.failed:  # a row may have failed because of this
                 _check_columns(row, lacking)
                 lacking = set()
             for tally, file in zip(tallies, files, strict=True):
@@ -189,7 +189,7 @@ def score(run: StoredRun, scorers: Sequence[Scorer], options: ScoreOptions) -> l
 
 
 def _check_columns(row: StoredRow, names: Collection[str]) -> None:
-    """Of the first row: one further on that lacks a column has no truth, and costs itself."""
+    """Check the columns of the first row; a later row without the column only has no truth."""
     if missing := sorted(set(names) - row.columns.keys()):
         raise InvalidOption(
             f"row {row.record.row} has no column {missing[0]!r}; it has {', '.join(row.columns)}",
@@ -210,7 +210,7 @@ def _rows_file(home: Path, metric: str) -> Path:
 
 
 def keep_summary(home: Path, results: Sequence[MetricScore]) -> None:
-    """Add these metrics to the run's, in place of older ones of the same names."""
+    """Add these metrics to those of the run; they replace older ones of the same names."""
     kept = {score.metric: score for score in [*read_scores(home), *results]}
     text = json.dumps(asdict(_Summary([*kept.values()])), indent=1)
     write_file(home / SUMMARY, text.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Means with their standard errors: the figures a table of scores is made of.
+"""Means with their standard errors, for tables of scores.
 
 The standard error of a mean is the sample standard deviation over the root of the number of
 rows, for 0/1 scores and for any others; of one row there is none. Several samples of a row are
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over `num` rows; `stderr` is None where one row or none was scored."""
+    """A mean over `num` rows; `stderr` is None if fewer than two rows were scored."""
 
     value: float | None
     stderr: float | None
@@ -52,10 +52,10 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def pooled(parts: Sequence[Mean]) -> Mean:
-    """Parts of different sizes as one mean, each row with the same weight.
+    """Joins parts of different sizes to one mean, in which each row has the same weight.
 
-    The variance is pooled within the parts, so that what differs between subjects does not
-    count as noise; with a part of a single row there is no variance to pool, hence no error.
+    The variance is pooled within the parts, so that differences between subjects do not count as
+    noise. If a part has a single row it has no variance, and the result has no error.
     """
     parts = [part for part in parts if part.num]
     num = sum(part.num for part in parts)
@@ -84,7 +84,7 @@ def pass_at(k: int, num_samples: int, num_right: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """How the second of two runs differs from the first on the rows both have."""
+    """The difference of the second run from the first, on the rows that both have."""
 
     difference: float
     stderr: float | None
@@ -94,7 +94,7 @@ class PairedDifference:
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """The mean of the row-by-row differences: far sharper than the difference of two means."""
+    """The mean difference row by row: far more exact than the difference of the two means."""
     differences = [after - before for before, after in zip(first, second, strict=True)]
     mean = mean_of(differences)
     return PairedDifference(

@@ -1,4 +1,4 @@
-"""What is read out of an answer before it is judged, and how two texts are compared."""
+"""Extracts the part of an answer that is judged, and compares two texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def f1(answer: str, truth: str) -> float:
 
 
 def truths(value: object) -> list[str]:
-    """A ground truth as texts to compare with: any of a list will do; null is no truth at all."""
+    """The texts that count as right: all values of a list; none for null."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -53,5 +53,5 @@ def truths(value: object) -> list[str]:
     if isinstance(value, bool):
         return ["true" if value else "false"]
     if isinstance(value, float) and value.is_integer():
-        return [str(int(value))]  # Arrow makes 18 a float where another row has a null
+        return [str(int(value))]  # Arrow makes 18 a float if another row has a null
     return [str(value)]

@@ -1,7 +1,7 @@
-"""UserPattern: a regular expression of the user's, which may take forever on some answer.
+"""UserPattern: a regular expression of the user, which may take very long for some answers.
 
-(a+)+b on 40 letters "a" takes hours, and Python's search cannot be stopped from outside. So it
-runs in a process that can be ended, started with the first answer and there for the next one.
+(a+)+b on 40 letters "a" takes hours, and Python's search cannot be stopped. So it runs in a process
+of its own, which can be killed. The process starts with the first answer and serves all others.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from quire.evals.scoring import text
 from quire.evals.scoring.scorer import ScorerFailed
 
 _SECONDS = 2.0  # of processor time, for one answer
-_WALL_SECONDS = 20.0  # until an answer is given up, on a machine however busy
+_WALL_SECONDS = 20.0  # of real time for one answer, however busy the machine is
 _CHILD = "quire.evals.scoring.pattern_child"
 
 
 class PatternTooSlow(ScorerFailed):
-    """The search took longer than it may for one answer."""
+    """The search took too long for one answer."""
 
 
 class UserPattern:
-    """The pattern given as `option`; InvalidOption where it does not read."""
+    """The pattern given as `option`; InvalidOption if it is not valid."""
 
     def __init__(self, pattern: str, option: str, *, seconds: float = _SECONDS) -> None:
         try:
@@ -41,7 +41,7 @@ class UserPattern:
         self._child: LineChild | None = None
 
     def extract(self, answer: str, *, last: bool = False) -> str | None:
-        """What text.extract finds; PatternTooSlow where that takes too long."""
+        """The result of text.extract; PatternTooSlow if that takes too long."""
         child = self._started()
         reply = child.exchange(json.dumps({"text": answer, "last": last}), _WALL_SECONDS)
         if reply is None:
@@ -74,7 +74,7 @@ Pattern = re.Pattern[str] | UserPattern
 
 
 def found_by(pattern: Pattern, answer: str, *, last: bool = False) -> str | None:
-    """What text.extract finds: here by a pattern of ours, elsewhere by one of the user's."""
+    """The result of text.extract; a user's pattern is searched in a process of its own."""
     if isinstance(pattern, UserPattern):
         return pattern.extract(answer, last=last)
     return text.extract(pattern, answer, last=last)

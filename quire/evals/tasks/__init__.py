@@ -1,1 +1,1 @@
-"""Named evaluation tasks: questions as data, prompts and metrics as lm-eval 0.4.13 has them."""
+"""Named evaluation tasks, with the prompts and metrics of lm-eval 0.4.13."""

