@@ -1,6 +1,6 @@
-"""What a text must look like: compiled once, then one matcher per sequence says which tokens may
-come next.
+"""Grammars that a text must follow: compiled once; then one matcher per sequence says which tokens
+may come next.
 
-Over llguidance, which is imported when the first grammar is used. Knows token ids and bytes, not
-torch: a mask leaves this room as packed bits.
+Built on llguidance, which is imported when the first grammar is used. Uses token ids and bytes, not
+torch: a mask is returned as packed bits.
 """

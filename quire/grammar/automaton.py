@@ -1,7 +1,7 @@
-"""A regular language as an automaton over bytes: states by number, 0 the first.
+"""A regular language as an automaton over bytes: states are numbers, 0 is the first.
 
-Bounded: a language that needs more states than `MAX_STATES`, or too much work to find them, has no
-automaton here.
+Bounded: None is returned for a language that needs more states than `MAX_STATES`, or too much work
+to find them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.grammar.parts import AnyOf, Both, InOrder, Multiple, OneOf, Part, Rep
 
 MAX_STATES = 4096
 _MAX_NODES = 40_000
-_MAX_WORK = 500_000  # nodes looked at while states are found
+_MAX_WORK = 500_000  # nodes visited while states are found
 DEAD = -1
 
 ByteRanges = tuple[tuple[int, int], ...]
@@ -25,8 +25,8 @@ ByteRanges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Automaton:
-    """follows [states, 256] int32: the state after a byte, DEAD where no text goes on so. From
-    every state a text can come to its end."""
+    """follows [states, 256] int32: the state after a byte, DEAD where no text goes on like that.
+    From every state a text can still come to its end."""
 
     follows: npt.NDArray[np.int32]
     accepts: npt.NDArray[np.bool_]
@@ -39,17 +39,17 @@ class Automaton:
 
     @property
     def forces(self) -> npt.NDArray[np.bool_]:
-        """The states after which one byte alone can follow."""
+        """The states in which a text cannot end and only one byte can follow."""
         found: npt.NDArray[np.bool_] = ~self.accepts & ((self.follows != DEAD).sum(axis=1) == 1)
         return found
 
 
 class _TooLargeError(Exception):
-    """There is no automaton within the bounds."""
+    """The automaton would be larger than the bounds."""
 
 
 def automaton_of(part: Part) -> Automaton | None:
-    """None where it would be too large, or where there is no text at all."""
+    """The automaton of a part; None if it would be too large, or if the part has no text."""
     try:
         return _made(part)
     except (_TooLargeError, RecursionError):
@@ -63,9 +63,9 @@ def _made(part: Part) -> Automaton | None:
 
 
 class _Nodes:
-    """Places between characters: steps by a range of bytes, or by nothing.
+    """Places between characters, with steps to others by a range of bytes, or freely by none.
 
-    Made from the end of the text on, so that what goes on in the same way is there once.
+    They are made from the end of the text backwards, so that equal continuations exist once.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class _Nodes:
         key = (part.ranges if isinstance(part, OneOf) else id(part), after)
         made = self._made.get(key)
         if made is None:
-            made = self._make(part, after), part  # which keeps its id from being another's
+            made = self._make(part, after), part  # keeps the part alive, so its id is not reused
             self._made[key] = made
         return made[0]
 
@@ -143,7 +143,7 @@ class _Nodes:
         return first
 
     def closure(self, nodes: Iterable[int]) -> frozenset[int]:
-        """What can be reached from these by nothing, without those that lead on by nothing only."""
+        """Nodes reachable by free steps, without nodes that have only free steps."""
         found: frozenset[int] = frozenset()
         return found.union(*map(self._closure, nodes))
 
@@ -188,7 +188,7 @@ def _determined(nodes: _Nodes, first: int, last: int) -> Automaton | None:
 
 
 def _ways(nodes: _Nodes, state: frozenset[int]) -> Iterable[tuple[int, int, frozenset[int]]]:
-    """From byte, to byte (not included), and the nodes that these lead to."""
+    """(first byte, byte after the last, nodes that these bytes lead to) for each range."""
     steps = [step for node in state for step in nodes.steps[node]]
     edges = sorted({low for low, _, _ in steps} | {high + 1 for _, high, _ in steps})
     reached: list[list[int]] = [[] for _ in edges]
@@ -201,7 +201,7 @@ def _ways(nodes: _Nodes, state: frozenset[int]) -> Iterable[tuple[int, int, froz
 
 
 def _multiples(of: int) -> Automaton:
-    """A state for each remainder, and one before the first digit."""
+    """An automaton of decimal multiples: a state per remainder, and one before the first digit."""
     before = np.concatenate([[0], np.arange(of)])
     follows = np.full((of + 1, 256), DEAD, np.int32)
     follows[:, ord("0") : ord("9") + 1] = (before[:, None] * 10 + np.arange(10)) % of + 1
@@ -209,7 +209,7 @@ def _multiples(of: int) -> Automaton:
 
 
 def _combined(part: Both | Without) -> Automaton:
-    """An automaton whose states are pairs of states of the two."""
+    """An automaton whose states are pairs of states of both parts' automata."""
     one, other = _made(part.one), _made(part.other)
     if one is None or other is None:
         raise _TooLargeError
@@ -240,7 +240,7 @@ def _combined(part: Both | Without) -> Automaton:
 
 
 def _living(follows: npt.NDArray[np.int32], accepts: npt.NDArray[np.bool_]) -> Automaton | None:
-    """Without states from which no text comes to its end."""
+    """The automaton without states from which no text can end; None if no text is left."""
     sources: list[set[int]] = [set() for _ in accepts]
     for state, line in enumerate(follows):
         for to in np.unique(line[line != DEAD]).tolist():
@@ -259,7 +259,7 @@ def _living(follows: npt.NDArray[np.int32], accepts: npt.NDArray[np.bool_]) -> A
 
 
 def _in_bytes(ranges: tuple[tuple[int, int], ...]) -> list[ByteRanges]:
-    """Characters in UTF-8: each of the results is a range for every byte.
+    """Characters in UTF-8, as sequences with one range per byte.
 
     0x61 .. 0xE9 -> [(61, 7F)], [(C2, C2), (80, BF)], [(C3, C3), (80, A9)]
     """
@@ -277,7 +277,8 @@ def _in_bytes(ranges: tuple[tuple[int, int], ...]) -> list[ByteRanges]:
 
 
 def _split(first: int, last: int, left: list[tuple[int, int]], found: list[ByteRanges]) -> None:
-    """Of characters that are equally long: what a range for each byte can say, the rest is left."""
+    """Split a range of characters with equally many bytes: the part that one sequence of ranges can
+    express goes to `found`, the rest to `left`."""
     for low in (6, 12, 18):  # bits of the last bytes
         size = 1 << low
         if last < 0x80 or (first >> low) == (last >> low):

@@ -1,14 +1,14 @@
-"""The process that tries a grammar before we do: `python -m quire.grammar.child`.
+"""The process that tries grammars before we use them: `python -m quire.grammar.child`.
 
-It reads one JSON object per line and answers each with one. First the vocabulary, then grammars:
+It reads one JSON object per line and answers each with one: first the vocabulary, then grammars:
 
   {"text": "start: ...", "seconds": 2.0, "memory": 1073741824, "mask_seconds": 0.5, ...}
   {"error": "", "held": 224858112, "is_last": false}
 
 Each grammar is compiled and followed for a few tokens under limits on processor time, memory and
-stack. One that breaks a limit ends this process, which is how its parent knows. `held` is the
-address space before the next grammar. Limits that the process was started under stay, and where
-the time they leave is too short for another grammar the answer says that it is the last.
+stack. A grammar that breaks a limit ends this process, and so its parent knows. `held` is the size
+of the address space before the next grammar. Limits that the process was started under stay; if the
+time they leave is too short for another grammar, the answer says that it is the last.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from quire.grammar.vocabulary import Vocabulary, open_vocabulary
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# Less than any thread of the parent has, so that what overflows a stack does it here.
+# Smaller than the stacks of the parent's threads, so that an overflow happens here first.
 _STACK = 1 << 20
 _STEPS = 24
-_SPARE_SECONDS = 2  # the timer is the fence, the limit on time stands behind it
+_SPARE_SECONDS = 2  # the timer is the real limit; RLIMIT_CPU is this much later
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(_STACK)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
-    # As bytes: it is UTF-8, whatever the locale says of stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C; we end with our input
+    # Read as bytes, because it is UTF-8, whatever the locale says about stdin.
     tokenizer = open_vocabulary(Vocabulary.from_line(sys.stdin.buffer.readline()))
     _answer("", is_last=False)
     for line in sys.stdin:
@@ -65,11 +65,11 @@ def _answer(error: str, *, is_last: bool) -> None:
 
 
 def _limit(seconds: float, memory: int) -> None:
-    """From now on `seconds` of processor time and `memory` more bytes; beyond, we are ended."""
+    """Allow `seconds` more of processor time and `memory` more bytes; beyond that we are killed."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     lower_limit(resource.RLIMIT_CPU, int(_seconds_used() + seconds) + _SPARE_SECONDS)
     held = held_memory()
-    if held is not None:  # elsewhere than on Linux, time is the only fence
+    if held is not None:  # on other systems than Linux, only time is limited
         lower_limit(resource.RLIMIT_AS, held + memory)
 
 
@@ -87,13 +87,13 @@ def _try_in_thread(tokenizer: LLTokenizer, task: dict[str, Any], found: list[str
     try:
         found.append(_try(tokenizer, task))
     except MemoryError:
-        os._exit(1)  # as when the limit is met elsewhere
-    except BaseException as error:  # a panic, or a fault of ours: it belongs to this grammar
+        os._exit(1)  # as if the limit had been met elsewhere
+    except BaseException as error:  # a panic, or a fault of ours: reported for this grammar only
         found.append(f"fault: {type(error).__name__}: {error}")
 
 
 def _try(tokenizer: LLTokenizer, task: dict[str, Any]) -> str:
-    """What is wrong with the grammar, or ""."""
+    """The error of the grammar, or ""."""
     from llguidance import LLMatcher
 
     limits = parser_limits(task["lexer_states"])

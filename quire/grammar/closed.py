@@ -1,14 +1,15 @@
-"""Objects that name their properties have no others, and tuples no further items, unless the schema
-says something of these.
+"""Closes schemas: objects that name their properties get no others, and tuples no further items,
+unless the schema says something about these.
 
-JSON Schema lets any others be added. A small model that may add some adds them until its tokens are
-used up, and the program that named the properties does not read them. So {"properties": {"a": A}}
-gets `"additionalProperties": false`, and {"prefixItems": [A]} gets `"items": false`. Every text
-that is left is valid under the schema as it was given, and some text is left if there was one: what
-several parts of a schema say of the same value, each naming properties of its own, stays open.
+JSON Schema allows any other properties to be added. A small model that may add some does so until
+its tokens are used up, and the program that named the properties does not read them. So
+{"properties": {"a": A}} gets `"additionalProperties": false`, and {"prefixItems": [A]} gets
+`"items": false`. Every remaining text is valid under the given schema, and some text remains if
+there was one: where several parts of a schema describe one value, each with its own properties,
+they stay open.
 
-Likewise what names members is an object or an array where no type is said: to JSON Schema the same
-words allow every string and number, which is never meant where properties are named.
+A schema that names members also gets the type object or array if it has none: JSON Schema then
+allows every string and number, too, which is never meant where properties are named.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 
 from quire.grammar.schema import Path, children, referred, walk
 
-_PARTS = frozenset({"allOf", "anyOf", "oneOf", "$ref"})  # of the same value
-# Where fewer texts here may be more texts of the whole: of two options both, or neither.
+_PARTS = frozenset({"allOf", "anyOf", "oneOf", "$ref"})  # keywords about the same value
+# Keywords under which fewer texts of a part may mean more texts of the whole.
 _TURNED = frozenset({"oneOf", "not", "if", "contains"})
 _CASES = frozenset({"not", "if", "then", "else", "dependentSchemas", "dependencies", "$dynamicRef"})
 _LISTED = frozenset({"enum", "const"})
-# What says, of an object or an array, which members it has or how many.
+# Keywords about which members an object or array has, or how many.
 _MEMBERS = frozenset(
     {
         *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
@@ -32,7 +33,7 @@ _MEMBERS = frozenset(
         *("minItems", "maxItems", "uniqueItems"),
     }
 )
-# Which name members, so that they say the type where nothing else does.
+# Keywords that name members, and so imply the type if there is none.
 _OF_OBJECTS = frozenset(word for word in _MEMBERS if word.lower().endswith("properties"))
 _OF_OBJECTS -= {"minProperties", "maxProperties"}
 _OF_ARRAYS = frozenset({"items", "prefixItems", "additionalItems", "unevaluatedItems"})
@@ -41,11 +42,11 @@ _SAYS_ANYTHING = _PARTS | _CASES | _LISTED | _MEMBERS
 
 
 def close(schema: Any, *, everywhere: bool = False) -> None:
-    """Change the schema in place. `everywhere`: all objects, be it that no text is left."""
+    """Change the schema in place. `everywhere`: close all objects, even if no text remains."""
     found = [node for _, node in walk(schema) if isinstance(node, dict)]
-    # Most say what type a value has and no more: of a schema of megabytes these are not looked at.
+    # Most nodes only give a type: in a schema of megabytes these are not visited again.
     nodes = [node for node in found if not _SAYS_ANYTHING.isdisjoint(node)]
-    # Where parts have addresses, what a reference leads to is not seen here.
+    # Where parts have addresses ($id), it is not known here what a reference leads to.
     has_addresses = any("$id" in node for node in found[1:])
     stay = set(map(id, nodes)) if has_addresses else _stay_open(schema, nodes)
     for node in nodes:
@@ -62,7 +63,7 @@ def close(schema: Any, *, everywhere: bool = False) -> None:
 
 
 def _say_type(node: dict[str, Any]) -> None:
-    """Unless something else speaks of it, or the words are of several types."""
+    """Add a type, unless another keyword implies one, or keywords of several types are there."""
     others = {"type", "format", "pattern", "minLength", "maxLength", "multipleOf", "minimum"}
     others |= {"maximum", "exclusiveMinimum", "exclusiveMaximum"} | _PARTS | _LISTED
     kinds = [
@@ -75,7 +76,7 @@ def _say_type(node: dict[str, Any]) -> None:
 
 
 def _stay_open(schema: Any, nodes: list[dict[str, Any]]) -> set[int]:
-    """The ids of nodes that are not to be closed."""
+    """The ids of nodes that must not be closed."""
     if not all(str(node.get("$ref", "#")).startswith("#") for node in nodes):
         return set(map(id, nodes))
 
@@ -95,7 +96,7 @@ def _stay_open(schema: Any, nodes: list[dict[str, Any]]) -> set[int]:
 
 
 def _below(node: Any, words: frozenset[str] | None) -> list[Any]:
-    """The subschemas right inside a node, by these words or by any."""
+    """The subschemas directly inside a node: of these keywords, or of any."""
     if not isinstance(node, dict):
         return []
     said = node if words is None else {word: node[word] for word in words & node.keys()}
@@ -103,7 +104,7 @@ def _below(node: Any, words: frozenset[str] | None) -> list[Any]:
 
 
 def _reached(first: Iterable[Any], following: Callable[[Any], list[Any]]) -> set[int]:
-    """The ids of these and of all that follow them."""
+    """The ids of these nodes and of all that follow from them."""
     found, left = set[int](), list(first)
     while left:
         node = left.pop()
@@ -114,15 +115,15 @@ def _reached(first: Iterable[Any], following: Callable[[Any], list[Any]]) -> set
 
 
 def _is_apart(node: dict[str, Any]) -> bool:
-    """Whether its parts may be closed each by itself: they are options, or it is one part, and
-    nothing beside them speaks of the value."""
+    """Whether its parts may each be closed alone: they are alternatives, or there is only one, and
+    no other keyword describes the value."""
     words = _PARTS & node.keys()
     alone = not (_SAYS_ANYTHING - words | {"required"}) & node.keys()
     return alone and len(words) == 1 and ("allOf" not in words or len(_below(node, words)) == 1)
 
 
 def _is_enough(node: dict[str, Any]) -> bool:
-    """Whether the members that the node names are all that the value must have."""
+    """Whether the members that the node names include all that the value must have."""
     names, required = node.get("properties", {}), node.get("required", [])
     first = node.get("prefixItems", node.get("items"))
     num_first = len(first) if isinstance(first, list) else 0
@@ -131,7 +132,7 @@ def _is_enough(node: dict[str, Any]) -> bool:
     fewest = (("minProperties", len(required)), ("minItems", num_first))
     if not all(_is_at_most(node.get(word, 0), most) for word, most in fewest):
         return False
-    # Parts may say which of the names are needed, no more.
+    # Parts may add required names among these, nothing else.
     for part in _below(node, _PARTS):
         if not isinstance(part, dict) or _SAYS_ANYTHING & part.keys():
             return False

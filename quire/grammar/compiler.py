@@ -1,8 +1,8 @@
-"""GrammarCompiler: compiles each distinct grammar once, in threads, and keeps a bounded number.
+"""GrammarCompiler: compiles each different grammar once, on threads, and keeps a limited number.
 
-Nothing is done before the first grammar comes; then llguidance reads the vocabulary, which takes
-about a second for 150,000 tokens, and holds Python's lock meanwhile: a server does it before its
-first request. Everything else that is slow runs in the compiler's own threads.
+Nothing is done before the first grammar comes. Then llguidance reads the vocabulary, which takes
+about a second for 150,000 tokens and holds Python's lock, so a server does it before its first
+request. All other slow work runs on the compiler's own threads.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from quire.inputs.tokenizer import Tokenizer
 
 _MAX_THREADS = 4
-# A refusal is kept as well: the next row with the same bomb costs nothing.
+# A refusal is kept, too, so that the next row with the same bad grammar costs nothing.
 _REFUSAL_BYTES = 2048
-# Rows that ask for a grammar before it is brought into the form that a device follows by itself:
-# that takes a tenth of a second and more, too much for grammars of one row each.
+# A grammar gets the form that a device follows by itself when so many rows asked for it: making it
+# takes a tenth of a second or more, too much for a grammar with a single row.
 _ROWS_WORTH_A_FORM = 8
-# A choice or regex of more characters is not read for an automaton: it would have too many states.
+# Longer choices and regexes get no automaton: it would have too many states.
 _MAX_READ = 20_000
-# Sizes grow while grammars are used, so they are counted anew, but not for each one added.
+# Sizes grow while grammars are used, so they are counted again after every so many new grammars.
 _ADDED_PER_COUNT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What the first grammar brings to life."""
+    """What is made with the first grammar."""
 
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
@@ -64,8 +64,8 @@ class GrammarCompiler:
     """Compiles grammars for one model's vocabulary.
 
     `vocab_size` is the model's, which may be larger than the tokenizer's. `num_lexers` is how
-    many threads will fill masks; `config` holds for every grammar. `for_device`: the engine has a
-    device that follows those by itself that it can, some schemas among them.
+    many threads fill masks; `config` applies to every grammar. `for_device`: the engine has a
+    device that follows grammars by itself where it can, some schemas included.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class GrammarCompiler:
         self._opened: _Opened | None = None
         self._tokens: TokenTable | None = None
         self._num_added = 0
-        self._asked: Counter[SourceKey] = Counter()  # of those that are kept
-        self._formed: set[SourceKey] = set()  # of those, which have the form for a device
+        self._asked: Counter[SourceKey] = Counter()  # requests for each kept grammar
+        self._formed: set[SourceKey] = set()  # kept grammars with a form for the device
         self._kept: OrderedDict[SourceKey, Future[CompiledGrammar]] = OrderedDict()
         threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) - 1))
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-grammar")
 
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
-        """The compiled grammar, when it is ready; InvalidGrammar where it cannot be followed."""
+        """A future of the compiled grammar; it raises InvalidGrammar if that cannot be followed."""
         with refusing("structured_outputs"):
             key = source_key(params, self._config)
         with self._lock:
@@ -104,20 +104,20 @@ class GrammarCompiler:
                 self._kept.move_to_end(key)
             future = kept or self._kept.setdefault(key, self._pool.submit(self._compile, key))
         if kept is not None:
-            # One that was compiled before enough rows had asked for it.
+            # It was compiled before enough rows had asked for it.
             if kept.done() and not kept.exception() and self._wants_form(key):
                 self._pool.submit(kept.result().prepare_walk).add_done_callback(_say_failed)
             return kept
-        # Runs here if it is done already, so not under the lock.
+        # The callback runs here if the future is done already, so it is added outside the lock.
         future.add_done_callback(lambda _: self._trim())
         return future
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """The compiled grammar; waits for it."""
+        """The compiled grammar, after waiting for it."""
         return self.submit(params).result()
 
     def read_vocabulary(self) -> None:
-        """Now rather than for the first grammar, which will say what is wrong if it cannot be."""
+        """Read the vocabulary now. If that fails, the first grammar will report it."""
         wait([self._pool.submit(self._open)])
 
     def warm_up(self) -> Future[None]:
@@ -136,18 +136,18 @@ class GrammarCompiler:
 
     @property
     def num_bytes(self) -> int:
-        """About what the kept grammars hold."""
+        """About how many bytes the kept grammars take."""
         with self._lock:
             return sum(_bytes_of(key, future) for key, future in self._kept.items())
 
     def _trim(self) -> None:
-        """Drop what was not asked for the longest, until the rest fits."""
+        """Drop the grammars that were unused for longest, until the rest fits."""
         with self._lock:
             self._num_added += 1
             if self._num_added % _ADDED_PER_COUNT and len(self._kept) > _ADDED_PER_COUNT:
                 return
             sizes = [(key, _bytes_of(key, future)) for key, future in self._kept.items()]
-            # Room for those that come before the next count.
+            # Keep room for grammars that come before the next count.
             spare = _ADDED_PER_COUNT * sum(size for _, size in sizes) // max(len(sizes), 1)
             excess = sum(size for _, size in sizes) - self.limits.cache_bytes
             excess += min(spare, self.limits.cache_bytes // 8)
@@ -200,8 +200,8 @@ class GrammarCompiler:
         return grammar
 
     def _wants_form(self, key: SourceKey) -> bool:
-        """Whether the form that a device follows is to be made now: once, when enough rows have
-        asked for the grammar to be worth the work."""
+        """Whether to make the form for a device now: once, when enough rows have asked for the
+        grammar to be worth the work."""
         with self._lock:
             worth = self._for_device and self._asked[key] >= _ROWS_WORTH_A_FORM
             is_new = worth and key not in self._formed
@@ -210,7 +210,7 @@ class GrammarCompiler:
             return is_new
 
     def _token_table(self) -> TokenTable:
-        """Made for the first regular grammar."""
+        """The table of tokens, made for the first regular grammar."""
         vocabulary = self._open().vocabulary
         with self._opening:
             if self._tokens is None:
@@ -233,7 +233,7 @@ class GrammarCompiler:
 
 
 def _say_failed(form: Future[None]) -> None:
-    """Rows that ask for the grammar go on by masks, as before; its first rows are long answered."""
+    """Report a failure. Rows with this grammar go on with masks, as before."""
     if not form.cancelled() and (error := form.exception()) is not None:
         note(
             "structured outputs: a shape that many rows ask for stays with masks, which are slower "
@@ -243,7 +243,7 @@ def _say_failed(form: Future[None]) -> None:
 
 
 def _late_automaton(key: SourceKey, schema: Any) -> Automaton | None:
-    """Of a plain schema, or of a regex with classes of Unicode."""
+    """The automaton of a plain schema, or of a regex with Unicode classes."""
     part: Part | None = None
     if key.kind == "regex" and len(key.text) <= _MAX_READ:
         part = read(translated(key.text), tables=True)
@@ -254,7 +254,7 @@ def _late_automaton(key: SourceKey, schema: Any) -> Automaton | None:
 
 
 def _automaton_of(key: SourceKey) -> Automaton | None:
-    """Of a choice or a plain regex."""
+    """The automaton of a choice or a plain regex."""
     if len(key.text) > _MAX_READ:
         return None
     if key.kind == "choice":
@@ -265,8 +265,8 @@ def _automaton_of(key: SourceKey) -> Automaton | None:
 
 
 def _beginning(part: Part | None) -> Automaton | None:
-    """The automaton of the part; None for one that begins at its end, `()`, of which llguidance
-    says otherwise."""
+    """The automaton of the part; None if it ends where it begins, as `()` does, which llguidance
+    treats in another way."""
     made = None if part is None else automaton_of(part)
     return None if made is None or made.ends[0] else made
 

@@ -1,8 +1,8 @@
-"""The door between what a row holds and what we make of it.
+"""Turns all errors of reading or compiling a row's grammar into refusals of that row.
 
-A row may hold anything, and a grammar that breaks us must cost its own row and no other. So
-whatever comes out of reading or compiling one is InvalidGrammar, or another error of ours that
-was meant; the rest is a fault of quire or of llguidance, and says so.
+A row may hold anything, and a grammar that breaks our code must fail only its own row. So all
+errors of reading or compiling it become InvalidGrammar, except InvalidRequest, which is meant as it
+is. Other errors are faults of quire or of llguidance, and the message says so.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from contextlib import contextmanager
 
 from quire.errors import InvalidGrammar, InvalidRequest
 
-# These are about the process, not about the row.
+# Errors about the process, not about the row.
 _NOT_THE_ROWS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _MAX_SHOWN = 200
 
 
 @contextmanager
 def refusing(kind: str) -> Iterator[None]:
-    """Let InvalidRequest pass, and make anything else the refusal of a grammar of this kind."""
+    """A context that lets InvalidRequest pass, and turns other errors into InvalidGrammar."""
     try:
         yield
     except InvalidRequest:
         raise
     except _NOT_THE_ROWS:
         raise
-    except BaseException as error:  # a panic of an extension is not even an Exception
+    except BaseException as error:  # a panic in Rust code is not an Exception
         said = f"{type(error).__name__}: {error}"[:_MAX_SHOWN]
         raise InvalidGrammar(
             f"{kind}: it could not be compiled, by a fault of quire or llguidance that is worth "

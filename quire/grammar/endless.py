@@ -1,11 +1,11 @@
-"""Schemas that no finite text fulfils: an object that must hold another of itself.
+"""Finds schemas that no finite text fulfils: an object that must contain another of its own kind.
 
   {"$defs": {"a": {"type": "object", "properties": {"next": {"$ref": "#/$defs/a"}},
                    "required": ["next"]}}, "$ref": "#/$defs/a"}
 
-A model would open brackets until it runs out of tokens. Which schemas can come to an end is a
-least fixed point: first nothing can, then a string can, then an array of strings, and so on. What
-never does and can be done without, such as a property that is not required, is left out.
+A model would open brackets until it runs out of tokens. The schemas that can end are a least fixed
+point: first none can, then a string can, then an array of strings, and so on. A schema that never
+can, but is not needed, such as a property that is not required, is left out.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 from quire.grammar.schema import Path, referred, walk
 
-# Each round goes at least one level up; real schemas settle in a few.
+# Each round goes at least one level up; real schemas need only a few.
 _MAX_ROUNDS = 100
-# Looked at in all rounds together: a schema of 100,000 values is not judged for long.
+# Nodes visited in all rounds together, so that a schema of 100,000 values does not take long.
 _MAX_LOOKED_AT = 300_000
 
 
 def leave_out_endless(schema: Any) -> Path | None:
-    """The path of a subschema that never comes to its end and that the text cannot do without;
-    or None, and then others that never do allow no value any more."""
+    """The path of a subschema that never ends and that the text needs. If there is none, None, and
+    other subschemas that never end are changed so that they allow no value."""
     found = [(path, node) for path, node in walk(schema) if isinstance(node, dict)]
     paths = {id(node): path for path, node in found}
     nodes = [node for _, node in found]
@@ -33,9 +33,9 @@ def leave_out_endless(schema: Any) -> Path | None:
     }
     if not targets or not isinstance(schema, dict):
         return None
-    # What is not among the nodes, such as a schema under "examples", is not judged.
+    # Schemas that `walk` does not visit, such as those under "examples", are not judged.
     stuck = set(paths)
-    waiting = nodes[::-1]  # the inner before the outer, and definitions first
+    waiting = nodes[::-1]  # inner nodes before outer ones, and definitions first
     for _ in range(min(_MAX_ROUNDS, 1 + _MAX_LOOKED_AT // len(nodes))):
         num_stuck = len(stuck)
         for node in waiting:
@@ -49,21 +49,21 @@ def leave_out_endless(schema: Any) -> Path | None:
     if id(schema) in stuck:
         return paths.get(id(targets.get(id(schema))), Path())
     for node in nodes:
-        if id(node) in stuck:  # and so is each reference to it
+        if id(node) in stuck:  # then each reference to it is stuck, too
             node.clear()
             node["enum"] = []
     return None
 
 
 def _target(schema: Any, reference: str) -> Any:
-    """What a reference within the schema points to; True ("anything") for any other."""
+    """The target of a reference within the schema; True ("anything") for other references."""
     found = referred(schema, reference)
     return True if found is None else found
 
 
 def _can_end(node: dict[str, Any], target: Any, stuck: set[int]) -> bool:
-    """Whether the node has a text that ends, as far as known: `stuck` are the ids of those of
-    which that is not known yet."""
+    """Whether the node has a finite text, as far as known; `stuck` has the ids of nodes for which
+    that is not known yet."""
 
     def can(schema: Any) -> bool:
         return not isinstance(schema, dict) or id(schema) not in stuck

@@ -1,4 +1,4 @@
-"""Keywords that llguidance does not follow, said by others that it does.
+"""Replaces keywords that llguidance does not support by others that mean the same.
 
   {"$anchor": "a"}, {"$ref": "#a"}            {"$ref": "#/$defs/..."}
   {"oneOf": [A, B]}, A and B never both       {"anyOf": [A, B]}
@@ -6,8 +6,9 @@
   {"propertyNames": {"pattern": "^x"}}        {"patternProperties": {"^x": ...}}
   {"unevaluatedProperties": false}            {"additionalProperties": false}
 
-The last one where nothing beside it could evaluate more. What is not the same is left as it is, and
-refused by name when it is compiled. Discriminated unions of pydantic and records of zod come here.
+The last only if no other keyword could evaluate more properties. Where nothing means the same the
+keyword stays, and is refused by name when it is compiled. Discriminated unions of pydantic and
+records of zod need this.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 
 from quire.grammar.schema import Path, referred, walk
 
-_MAX_DEPTH = 6  # of properties within properties that tell two options apart
-_MAX_COMPARED = 5_000  # pairs of subschemas, in all of a schema
+_MAX_DEPTH = 6  # how deep properties are compared to tell two options apart
+_MAX_COMPARED = 5_000  # pairs of subschemas that are compared in a whole schema
 _NOTES = frozenset({"type", "title", "description"})
 _APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not"})
 _TYPE_OF = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
@@ -43,8 +44,8 @@ def say_otherwise(schema: Any) -> None:
 
 
 def _anchors(schema: Any, nodes: list[tuple[Path, dict[str, Any]]]) -> dict[str, str]:
-    """{"#name": "#/$defs/..."}; none where parts have addresses of their own, to which such names
-    belong."""
+    """{"#name": "#/$defs/..."}; empty if parts have addresses ($id) of their own, because names
+    then belong to these."""
     found: dict[str, str] = {}
     for path, node in nodes:
         for keyword in ("$anchor", "$id"):
@@ -59,8 +60,8 @@ def _anchors(schema: Any, nodes: list[tuple[Path, dict[str, Any]]]) -> dict[str,
 
 
 def _rename(node: dict[str, Any], keyword: str, by: str) -> None:
-    """Where it stands, since the order of keywords is that of properties. One that is there already
-    has said everything."""
+    """Rename a keyword at its place, since the order of keywords is that of properties. If `by`
+    exists already, its value is kept."""
     items = [(by if name == keyword else name, value) for name, value in node.items()]
     if keyword in node:
         said = node.get(by)
@@ -71,7 +72,7 @@ def _rename(node: dict[str, Any], keyword: str, by: str) -> None:
 
 
 def _names(schema: Any, node: dict[str, Any]) -> None:
-    """What names of properties must be, as properties with such names."""
+    """Replace `propertyNames` by properties with these names, or by patternProperties."""
     names = node.get("propertyNames")
     if isinstance(names, dict) and names.keys() - _NOTES == {"$ref"}:
         names = referred(schema, str(names["$ref"]))
@@ -99,7 +100,7 @@ def _says_nothing(names: dict[str, Any]) -> bool:
 
 
 class _Apart:
-    """Whether no value can fulfil two schemas at once, as far as that can be seen."""
+    """Finds out whether no value can fulfil two schemas at once, as far as that is easy to see."""
 
     def __init__(self, root: Any) -> None:
         self._root, self._left = root, _MAX_COMPARED
@@ -122,7 +123,7 @@ class _Apart:
         return self._by_value(one, other) or self._by_property(one, other, depth)
 
     def _by_parts(self, one: Any, other: Any, depth: int) -> bool:
-        """By a schema that `one` must fulfil as well."""
+        """By parts that `one` must fulfil, too."""
         if not isinstance(one, dict):
             return False
         found = referred(self._root, str(one["$ref"])) if "$ref" in one else None
@@ -146,7 +147,7 @@ class _Apart:
         return None not in values and not set(values[0] or ()) & set(values[1] or ())
 
     def _by_property(self, one: dict[str, Any], other: dict[str, Any], depth: int) -> bool:
-        """A property that one of them requires, and that is something else in the other."""
+        """By a property that one of them requires and that cannot be the same in both."""
         if _types(one) != {"object"} or _types(other) != {"object"}:
             return False
         properties = [node.get("properties") for node in (one, other)]
@@ -161,8 +162,8 @@ class _Apart:
 
 
 def _values(node: dict[str, Any]) -> list[str] | None:
-    """The only values that it allows, by their spelling; None where it does not list them, or lists
-    some of which equal ones may be spelled otherwise."""
+    """The only values that a node allows, as JSON; None if it does not list them, or lists values
+    that can be written in several ways."""
     listed = [node["const"]] if "const" in node else node.get("enum")
     plain = ("boolean", "string", "null")
     if not isinstance(listed, list) or any(_type_of(value) not in plain for value in listed):

@@ -1,7 +1,7 @@
-"""What llguidance says of a grammar it refuses, in words that name the keyword and its path.
+"""Turns llguidance's reasons for refusing a grammar into messages with the keyword and its path.
 
-llguidance names the keyword, not the place. A place is found by looking for a subschema that fits
-what it said; for a contradiction, by asking which subschema is unsatisfiable by itself.
+llguidance names the keyword, not the place. The place is found by looking for a subschema that fits
+the message; for a contradiction, by compiling subschemas alone.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from quire.errors import InvalidGrammar
 from quire.grammar.schema import Path, children, walk
 from quire.grammar.source import GrammarSource
 
-# Looking for a contradiction compiles one subschema after the other, so only so many.
+# Looking for a contradiction compiles one subschema after another, so it stops after so many.
 _MAX_ASKED = 200
 _MAX_SHOWN = 400
-_MAX_READ = 4_000  # of what llguidance says, which may repeat the grammar
+_MAX_READ = 4_000  # characters of llguidance's message, which may repeat the grammar
 
 Ask = Callable[[str], str]
 
@@ -26,7 +26,7 @@ Ask = Callable[[str], str]
 def refusal(message: str, source: GrammarSource, ask: Ask) -> InvalidGrammar:
     """The error for a grammar that llguidance refused with `message`.
 
-    `ask` gives llguidance's word on a grammar: "" or what is wrong with it.
+    `ask` returns llguidance's error for a grammar, or "".
     """
     first = _IN_LARK.sub("", message[:_MAX_READ].split("\n<", 1)[0].strip())
     if first.startswith("panic:"):
@@ -49,7 +49,7 @@ def _line(message: str) -> str:
 
 
 def _shorten(message: str, kind: str) -> str:
-    """llguidance's own words: what is wrong and where, without the picture of the place."""
+    """llguidance's own message: the error and its place, without the picture of the place."""
     lines = [line for line in message.splitlines() if line.strip()]
     wrong = [line.strip() for line in lines if line.startswith("error:")]
     head = (lines[0] if lines else message)[:_MAX_SHOWN]
@@ -58,7 +58,7 @@ def _shorten(message: str, kind: str) -> str:
 
 
 def _edge(message: str) -> str | None:
-    """What to say of an edge in a regex that llguidance does not follow."""
+    """The message for a word boundary or anchor in a regex that llguidance does not support."""
     said = _EDGE.search(message)
     if said is None:
         return None
@@ -131,7 +131,7 @@ def _shape(said: re.Match[str], schema: Any) -> str | None:
 
 
 def _entries(node: Any) -> list[tuple[str, Any]]:
-    """Values that stand where a schema belongs, whatever they are."""
+    """Values that stand where schemas belong, of whatever type."""
     if not isinstance(node, dict):
         return []
     maps = [node.get(keyword) for keyword in ("properties", "patternProperties")]
@@ -215,10 +215,10 @@ def _patterns(said: re.Match[str], schema: Any) -> str:
     return f"unsupported keyword 'pattern' at {path}: too many patterns for one text; remove some"
 
 
-# What stands before the word on a schema that was put into Lark (source.py).
+# The prefix of messages about a schema that was embedded in Lark (source.py).
 _IN_LARK = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 _EDGE = re.compile(r"lookarounds not supported yet; (\w+)")
-# What else says the same, or nearly so; other keywords can but be removed.
+# Other ways to say the same, or nearly so; all other keywords can only be removed.
 _WAYS_OUT = {
     "if": "write the cases as anyOf, each with all that it asks for",
     "not": "list in enum, or say as a pattern, what is allowed",
@@ -268,7 +268,7 @@ _EXPLAINED: tuple[tuple[str, Callable[[re.Match[str], Any], str | None]], ...] =
 def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[Path, str]:
     """The innermost subschema that is unsatisfiable by itself, and why.
 
-    Goes down as long as some subschema that the outer one cannot do without is unsatisfiable.
+    Goes down as long as a subschema that the outer one needs is unsatisfiable.
     """
     path, why, node = Path(), message, schema
     shared = {k: schema[k] for k in ("$defs", "definitions") if k in schema}
@@ -287,8 +287,8 @@ def _contradiction(message: str, schema: Any, ask: Ask) -> tuple[Path, str]:
 
 
 def _needed(path: Path, node: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The subschemas that must be fulfilled: required properties, items of an array that must
-    have some, and all that stands in anyOf, oneOf, allOf."""
+    """The subschemas that must be fulfilled: required properties, items of arrays that must have
+    some, and everything in anyOf, oneOf and allOf."""
     required = node.get("required")
     names = {n for n in required if isinstance(n, str)} if isinstance(required, list) else set()
     some_items = isinstance(node.get("minItems"), int) and node["minItems"] > 0

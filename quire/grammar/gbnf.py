@@ -1,9 +1,9 @@
-r"""GBNF, llama.cpp's grammars, as the Lark that llguidance reads.
+r"""Translates GBNF, llama.cpp's grammars, into the Lark that llguidance reads.
 
-llguidance cuts a text into lexemes first and parses those, and a lexeme takes as many characters
-as it can. GBNF knows characters only. So whatever is regular here (a rule that does not come back
-to itself, or such a stretch inside a rule) becomes one terminal, a regex, and means exactly what
-it says; between two terminals of a recursive rule the longer match wins.
+llguidance first cuts a text into lexemes and then parses these, and a lexeme takes as many
+characters as it can. GBNF has only characters. So every regular part (a rule that does not refer
+back to itself, or such a stretch inside a rule) becomes one terminal, a regex, and means the same.
+Between two terminals of a recursive rule the longer match wins.
 
   root ::= "[" list? "]"             start: "[" (r1)? "]"
   list ::= item ("," root)*          r1: T2 ("," start)*
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(slots=True)
 class _Rules:
-    """The rules by name, in their order, and which of them are regular."""
+    """The rules by name, in order, and the names of the regular ones."""
 
     bodies: dict[str, Node] = field(default_factory=dict)
     regular: set[str] = field(default_factory=set)
@@ -75,9 +75,9 @@ def _refs(node: Node) -> set[str]:
 
 
 def _regular(bodies: dict[str, Node]) -> set[str]:
-    """Rules from which no path of references leads back to themselves or to a rule of that kind.
+    """Names of rules from which no path of references leads into a circle.
 
-    Peels off, again and again, the rules whose references are all peeled off already.
+    Removes, again and again, rules whose references are all removed already.
     """
     waiting = {name: _refs(body) for name, body in bodies.items()}
     users: dict[str, list[str]] = {name: [] for name in bodies}
@@ -97,7 +97,7 @@ def _regular(bodies: dict[str, Node]) -> set[str]:
 
 
 class _Writer:
-    """Writes rules in lower case and terminals in upper case, as Lark tells them apart."""
+    """Writes rules in lower case and terminals in upper case, as Lark requires."""
 
     def __init__(self, rules: _Rules) -> None:
         self._rules = rules
@@ -120,7 +120,7 @@ class _Writer:
         return self._text(node, self._regular_text)
 
     def _rule_text(self, node: Node) -> str:
-        """The node inside a rule, with its regular stretches as terminals of their own."""
+        """The Lark of a node inside a rule; regular stretches become terminals."""
         if node.kind == "leaf" or (node.kind != "ref" and self._rules.is_regular(node)):
             return node.text if node.kind == "leaf" else self._terminal(node)
         if node.kind != "seq":
@@ -222,7 +222,7 @@ class _Parser:
         return options[0] if len(options) == 1 else Node("alt", parts=tuple(options))
 
     def _sequence(self) -> Node:
-        """Over as many lines as it takes: what ends it is the beginning of the next rule."""
+        """A sequence may span several lines; it ends where the next rule begins."""
         parts: list[Node] = []
         self._skip()
         while (part := self._item()) is not None:
@@ -291,7 +291,7 @@ class _Parser:
         return Node("leaf", f"/{''.join(spelled)}]/")
 
     def _char(self) -> str:
-        """One character of a literal or a class, with its escape undone."""
+        """One character of a literal or a class, unescaped."""
         if self._at >= len(self._text) or self._text[self._at] == "\n":
             self._fail("the end of a literal or class on the line where it begins")
         here = self._text[self._at]

@@ -1,9 +1,9 @@
-"""GrammarLimits: what a grammar may cost before and while it is followed.
+"""GrammarLimits: what a grammar may cost before and while sequences follow it.
 
 Measured with llguidance 1.9.1 and a vocabulary of 49,152: a schema of 10 fields compiles in 2 ms
-and its masks take 10 .. 80 us. Its own fuel bounds most bombs to tens of milliseconds, but not
-all: a 40-byte schema with a prime `multipleOf` compiled for 20 s, and the first mask of
-a{1000000} took 1.5 s. So whatever may be dear is tried in another process first (trial.py).
+and its masks take 10 .. 80 us. llguidance's own fuel stops most bombs in tens of milliseconds, but
+not all: a 40-byte schema with a prime `multipleOf` compiled for 20 s, and the first mask of
+a{1000000} took 1.5 s. So grammars that may be expensive are tried in another process (trial.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class GrammarLimits:
 
     max_text: int = 4 * MIB  # of a schema, regex or grammar
     max_depth: int = 100  # brackets within brackets; llguidance itself ends at 128
-    max_parts: int = 30_000  # schemas within a schema, each of which we look at some times
+    max_parts: int = 30_000  # schemas within a schema; each is visited several times
     trial_text: int = 64 * 1024  # above this, or
-    trial_nodes: int = 1_000  # this many values, a schema is tried elsewhere first
+    trial_nodes: int = 1_000  # this many values, a schema is tried in another process first
     compile_seconds: float = 2.0
-    wall_seconds: float = 3.5  # until a trial is given up, on a machine however busy
+    wall_seconds: float = 3.5  # until a trial is given up, however busy the machine is
     trial_memory: int = 1024 * MIB
     mask_seconds: float = 0.5
     lexer_states: int = 50_000  # at 1 .. 2 KB each, shared by the rows that share a lexer
@@ -35,8 +35,8 @@ class GrammarLimits:
 
 
 def parser_limits(lexer_states: int) -> LLParserLimits:
-    """llguidance's own limits: its fuel as it comes, fewer lexer states, and errors that do not
-    repeat the grammar."""
+    """llguidance's own limits: the usual fuel, fewer lexer states, and errors that do not repeat
+    the grammar."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(max_lexer_states=lexer_states, verbose_errors=False)

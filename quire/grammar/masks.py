@@ -1,9 +1,9 @@
-"""MaskFiller: the masks of many rows, in threads, while the device works.
+"""MaskFiller: fills the masks of many rows, on threads, while the device works.
 
-llguidance fills all rows of a step in one call without Python's lock, so the engine loses no time
-to it. Its fuel bounds the work for a mask, but not in every case (limits.py). When a call took
-longer than its rows may, the next one times every row by itself, and a row that goes beyond its
-limit ends with its own error.
+llguidance fills all rows of a step in one call without Python's lock, so the engine loses no time.
+Its fuel limits the work for a mask, but not in every case (limits.py). If a call took longer than
+its rows may take, the next one fills and times every row alone, and a row that exceeds its limit
+ends with an error of its own.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from quire.grammar.vocabulary import Bits, check_mask
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher
 
-# Beyond this, more threads wait for memory rather than compute.
+# With more threads than this, they wait for memory rather than compute.
 _MAX_THREADS = 16
 
-# So few tokens are taken by this thread before others have woken up.
+# This thread takes so few tokens faster than it could wake up others.
 _FEW = 8
 
-_ALL = np.uint32(0xFFFFFFFF)  # tokens of a word
+_ALL = np.uint32(0xFFFFFFFF)  # a word of a mask that allows all its tokens
 _GRAMMAR = attrgetter("grammar")
 _FOLLOWED = "its grammar was followed"
 
@@ -45,21 +45,21 @@ Matcher = GrammarMatcher | RegularMatcher
 
 
 def mask_threads() -> int:
-    """Threads for masks: one core stays with the engine."""
+    """The number of threads for masks: one core is left for the engine."""
     return max(1, min(_MAX_THREADS, usable_cores() - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Masks to be filled, by who fills them: bits[i] for the matcher under i."""
+    """Masks to fill, sorted by how they are filled: bits[i] is for matcher i."""
 
     bits: Rows
-    failed: dict[int, GrammarFailed]  # there is nothing to fill
+    failed: dict[int, GrammarFailed]  # these get no mask
     others: dict[int, GrammarMatcher]
-    pairs: list[tuple[LLMatcher, int]]  # these, as llguidance wants them
+    pairs: list[tuple[LLMatcher, int]]  # `others` in the form for llguidance
     regular: dict[int, RegularMatcher]
-    owed: dict[int, int]  # one token, and nothing else
-    known: tuple[Bits, ...]  # ids that have a token, where not all of some vocabulary have one
+    owed: dict[int, int]  # only this one token is allowed
+    known: tuple[Bits, ...]  # masks of ids that are tokens, of vocabularies with other ids, too
 
     @staticmethod
     def of(matchers: Sequence[Matcher], bits: Rows) -> _Asked:
@@ -83,7 +83,7 @@ class _Asked:
         return _Asked(bits, failed, others, pairs, regular, owed, tuple(known.values()))
 
     def leave_known(self) -> None:
-        """Without ids that have no token, which are the last ones."""
+        """Remove ids that are no tokens, which are the last ones, from the masks."""
         for known in self.known:
             rows = [i for i, m in self.others.items() if m.grammar.known is known]
             first = int((known != _ALL).argmax())
@@ -91,7 +91,7 @@ class _Asked:
 
 
 class MaskFiller:
-    """Fills masks; one call at a time."""
+    """Fills masks, in one call at a time."""
 
     def __init__(self, num_threads: int | None = None, limits: GrammarLimits | None = None) -> None:
         self.num_threads = num_threads or mask_threads()
@@ -102,15 +102,15 @@ class MaskFiller:
 
     def start(self, matchers: Sequence[Matcher], bits: Rows) -> Future[Mapping[int, GrammarFailed]]:
         """Begin to fill bits[i] for matchers[i], and return at once."""
-        # Sorted here: the other thread then holds Python's lock for moments alone, and the caller
-        # goes on meanwhile.
+        # Sorted on this thread, so that the other thread holds Python's lock only for moments, and
+        # the caller goes on meanwhile.
         return self._aside.submit(self._fill, _Asked.of(matchers, bits))
 
     def fill(self, matchers: Sequence[Matcher], bits: Rows) -> Mapping[int, GrammarFailed]:
-        """Fill bits[i] for matchers[i]; the errors of the rows that have no mask, by index.
+        """Fill bits[i] for matchers[i]; returns the errors of rows that have no mask, by index.
 
         bits is [rows, words] with at least as many rows as matchers, of any content. The mask of a
-        row with an error is all zeros. A matcher may not stand in the list twice.
+        row with an error is all zeros. The list may not contain a matcher twice.
         """
         return self._fill(_Asked.of(matchers, bits))
 
@@ -135,8 +135,8 @@ class MaskFiller:
         return failed
 
     def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool | QuireError]:
-        """Have each matcher go on with its token; says which of them could, or what was raised for
-        one of them. A matcher may not stand in the list twice."""
+        """Give each matcher its token; returns whether the grammar allowed it, or the error that
+        was raised. The list may not contain a matcher twice."""
         others = _followed_by_llguidance(matchers)
         if len(others) < _FEW:
             others = {}
@@ -175,8 +175,8 @@ class MaskFiller:
     def _fill_each(
         self, matchers: Mapping[int, GrammarMatcher], bits: Rows
     ) -> dict[int, GrammarFailed]:
-        """The same row by row, in this thread, each on its own clock: how busy the machine is
-        does not count."""
+        """Fill row by row on this thread, each timed by processor time, so that a busy machine does
+        not count."""
         self._one_by_one = False
         slow: dict[int, GrammarFailed] = {}
         for i, matcher in matchers.items():
@@ -199,8 +199,8 @@ class MaskFiller:
 
 
 def _followed_by_llguidance(matchers: Sequence[Matcher]) -> dict[int, GrammarMatcher]:
-    """Those of them that are without an error, by their index. Matchers with the same lexer wait
-    for each other: put together, they go to one thread."""
+    """The matchers of llguidance without an error, by index. Matchers with the same lexer would
+    wait for each other: side by side, they go to one thread."""
     found = {
         i: m for i, m in enumerate(matchers) if isinstance(m, GrammarMatcher) and m.error is None
     }
@@ -208,7 +208,7 @@ def _followed_by_llguidance(matchers: Sequence[Matcher]) -> dict[int, GrammarMat
 
 
 def _fill_regular(matchers: Mapping[int, RegularMatcher], bits: Rows) -> dict[int, GrammarFailed]:
-    """The errors of those that have no mask. Rows in the same state get the same one at once."""
+    """Fill masks of regular grammars; returns errors. Rows in one state share a mask."""
     together: dict[tuple[RegularGrammar, int], list[int]] = {}
     for i, matcher in matchers.items():
         together.setdefault(matcher.place, []).append(i)

@@ -1,9 +1,9 @@
-"""GrammarMatcher: where one sequence stands in its grammar, and which tokens may come next.
+"""GrammarMatcher: the place of one sequence in its grammar, and the tokens that may come next.
 
-Matchers of one compiled grammar share its lexer, whose states are worked out as texts reach them:
-the second row finds the first one's work done. In exchange an error of the lexer (out of fuel,
-too many states) is seen by all that share it. A matcher that meets one therefore starts again
-with a lexer of its own and feeds it the tokens so far; only if that fails too is the error its.
+Matchers of one compiled grammar share its lexer, whose states are computed when texts reach them:
+the second row profits from the first. But an error of the lexer (out of fuel, too many states) is
+then seen by all that share it. A matcher that meets one therefore starts again with a lexer of its
+own and feeds it the tokens so far. Only if that fails, too, the matcher fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Lexers(Protocol):
-    """A compiled grammar, as far as its matchers know it."""
+    """A compiled grammar, as its matchers see it."""
 
     kind: str
 
@@ -39,12 +39,12 @@ class Lexers(Protocol):
 
 
 def still_owed(owed: list[int], token_id: int) -> list[int]:
-    """Of what was to be drawn, after this was."""
+    """The tokens that are still owed after this token was drawn."""
     return owed[1:] if owed[0] == token_id else []
 
 
 class GrammarMatcher:
-    """One sequence's place in a grammar. Not for two threads at once.
+    """One sequence's place in a grammar. Only one thread may use it at a time.
 
     For the choices "yes" and "no", with one token per letter: fill() allows y and n; after
     accept(y), forced() is [e, s]; after both, `is_complete` and `is_stopped` are true and fill()
@@ -58,24 +58,24 @@ class GrammarMatcher:
     ) -> None:
         self.grammar, self.share = grammar, share
         self.error: GrammarFailed | None = None
-        self.ll = ll  # llguidance's own matcher, for filling many masks in one call
+        self.ll = ll  # llguidance's own matcher, used to fill many masks in one call
         self._own_lexer = False
         self._token_ids = list(token_ids)
-        self.owed: list[int] = []  # all that MaskFiller allows, one after the other
+        self.owed: list[int] = []  # if set, MaskFiller allows only these, one after the other
 
     @property
     def may_force(self) -> bool:
-        """Asked of each text: llguidance does not say."""
+        """Always True: llguidance does not tell, so each text is asked."""
         return True
 
     @property
     def walkable(self) -> WalkableGrammar | None:
-        """llguidance alone can follow it."""
+        """None: only llguidance can follow this grammar."""
         return None
 
     @property
     def state(self) -> int:
-        """It has no number."""
+        """0: this grammar's states have no numbers."""
         return 0
 
     @property
@@ -85,7 +85,7 @@ class GrammarMatcher:
     @property
     def is_complete(self) -> bool:
         """Whether the text so far fulfils the grammar and may end here."""
-        # Asking may be what finds a shared lexer failed; then it is asked again with our own.
+        # The call may find that a shared lexer failed; then our own lexer is asked again.
         return self._is_sound() and (
             self.ll.is_accepting()
             or (self.ll.is_error() and self._is_sound() and self.ll.is_accepting())
@@ -94,13 +94,13 @@ class GrammarMatcher:
     @property
     def is_stopped(self) -> bool:
         """Whether nothing but an end token may follow; false once there is an error."""
-        # llguidance's matcher says so after an error, too.
+        # llguidance's matcher also counts as stopped after an error.
         return self.ll.is_stopped() and self._is_sound() and self.ll.is_stopped()
 
     def fill(self, bits: Bits) -> None:
         """Write the mask of allowed tokens: bit t % 32 of bits[t // 32] allows token t.
 
-        Raises GrammarFailed, this time and from then on, where no mask can be made.
+        Raises GrammarFailed, now and at every later call, if no mask can be made.
         """
         self._check()
         self.grammar.count_fills(1)
@@ -111,11 +111,11 @@ class GrammarMatcher:
             np.bitwise_and(bits, known, out=bits)
 
     def fill_raw(self, bits: Bits) -> None:
-        """llguidance's mask, be it that of an error."""
+        """Write llguidance's mask, which may be that of an error."""
         self.ll.unsafe_compute_mask_ptr(*self.grammar.target(bits))
 
     def settle(self, bits: Bits) -> None:
-        """After the mask was computed: make it again where a shared lexer had failed."""
+        """Called after a mask was computed: makes it again if a shared lexer had failed."""
         if self.ll.is_error():
             self._recover()
             self.fill_raw(bits)
@@ -124,14 +124,14 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> bool:
         """Go on with this token. False if it is not allowed here: then `error` is set and the
-        matcher is of no more use."""
+        matcher cannot be used any more."""
         self._check()
         stopped = self.ll.is_stopped()
         return self.accepted(token_id, taken=self.ll.consume_token(token_id), stopped=stopped)
 
     def try_accept(self, token_id: int) -> bool:
-        """Go on with this token, if it is allowed here; else nothing changes. What is forced is for
-        the caller to see to; masks allow nothing else."""
+        """Go on with this token if it is allowed here; otherwise nothing changes. Forced tokens are
+        not checked: the caller must do that."""
         self._check()
         known = self.grammar.known
         if known is not None and not known[token_id // 32] >> np.uint32(token_id % 32) & 1:
@@ -142,22 +142,22 @@ class GrammarMatcher:
         return True
 
     def accepted(self, token_id: int, *, taken: bool, stopped: bool) -> bool:
-        """After llguidance's matcher was given the token: whether it was taken, and whether the
-        matcher had stopped before."""
+        """Called after llguidance's matcher was given the token: `taken`, whether it took it, and
+        `stopped`, whether the matcher had stopped before."""
         if not taken and not self._accept_again(token_id):
             return False
-        if not stopped:  # an end token after the end is taken, and leaves no trace
+        if not stopped:  # an end token after the end is taken, but not counted
             self.went_on(token_id)
         return True
 
     def went_on(self, token_id: int) -> None:
-        """llguidance's matcher took the token."""
+        """Note that llguidance's matcher took the token."""
         self._token_ids.append(token_id)
         if self.owed:
             self.owed = still_owed(self.owed, token_id)
 
     def _accept_again(self, token_id: int) -> bool:
-        """The token was refused: by the grammar, or by a shared lexer that had failed."""
+        """The token was refused: either by the grammar, or because a shared lexer had failed."""
         error = self.ll.get_error()
         if _is_limit(error) and not self._own_lexer:
             if not self._is_sound():
@@ -170,9 +170,9 @@ class GrammarMatcher:
         return False
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, spelled as the tokenizer spells their text.
+        """The tokens that must come next, as the tokenizer spells their text.
 
-        Left out at their end is what a longer token might still cover: of '{"name":' the last
+        The end of the text is left out where a longer token might cover it: of '{"name":' the last
         '":' is not forced while a token '": "' exists and a text may follow.
         """
         self._check()
@@ -184,18 +184,18 @@ class GrammarMatcher:
         return list(found)
 
     def fork(self) -> GrammarMatcher:
-        """A matcher at the same place that goes its own way."""
+        """An independent matcher at the same place."""
         if not self._is_sound():
             self._check()
-        self._own_lexer = False  # from now on it is shared
+        self._own_lexer = False  # from now on the two share it
         return GrammarMatcher(self.grammar, self.ll.deep_copy(), self.share, self._token_ids)
 
     def give_up(self, why: str) -> GrammarFailed:
-        """End here; the error is raised from then on."""
+        """Fail now; the error is raised by every later call."""
         return self._ended(why)
 
     def _is_sound(self) -> bool:
-        """Whether llguidance can go on, if need be with a lexer of our own; else `error` is set."""
+        """Whether llguidance can go on, with a lexer of our own if needed; else `error` is set."""
         if self.error is None and self.ll.is_error():
             try:
                 self._recover()
@@ -208,7 +208,7 @@ class GrammarMatcher:
             raise self.error
 
     def _recover(self) -> None:
-        """Begin again with a lexer of our own."""
+        """Start again with a lexer of our own."""
         if self._own_lexer:
             self._fail()
         self.grammar.retire(self.share)
@@ -226,8 +226,8 @@ class GrammarMatcher:
 
 
 def _is_limit(error: str) -> bool:
-    """Whether llguidance ran into one of its limits, maybe on another row's behalf, rather than
-    into a token that the grammar does not allow."""
+    """Whether llguidance met one of its limits, maybe while it worked for another row, and not a
+    token that the grammar forbids."""
     return "doesn't satisfy" not in error
 
 

@@ -1,11 +1,11 @@
-"""Objects that are said in several parts, said in one.
+"""Merges objects that a schema describes in several parts into one.
 
   {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": B}}]}, A = {"properties": {"a": ...}}
   {"properties": {"a": ..., "b": B}}
 
-The same values fulfil both; the second can be closed (closed.py), and has an automaton if its
-properties have. Parts that say more than which properties there are, or say two things of one
-property, stay as they are.
+The same values fulfil both. The second can be closed (closed.py), and has an automaton if its
+properties have one. Parts stay as they are if they say more than which properties there are, or say
+different things about one property.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quire.grammar.schema import referred, size, walk
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 _OF_PARTS = frozenset({"type", "properties", "required", "additionalProperties"})
 _BESIDE = frozenset({"allOf", "unevaluatedProperties", "$defs", "definitions", "$schema"})
-_MAX_REFERENCES = 6  # from one to the next
-_MAX_COPIED = 5_000  # values, in all of a schema: what definitions take from others may double
+_MAX_REFERENCES = 6  # in a chain
+_MAX_COPIED = 5_000  # values in a whole schema, because definitions may double with each copy
 
 
 def merge_parts(schema: Any) -> None:
     """Change the schema in place."""
     nodes = [node for _, node in walk(schema) if isinstance(node, dict)]
-    # References into a list would lead nowhere, and those below an address lead elsewhere.
+    # A reference into a list would lead nowhere afterwards; below an $id it leads elsewhere.
     if any("/allOf/" in str(node.get("$ref")) or "$id" in node for node in nodes[1:]):
         return
     waiting, left = [node for node in reversed(nodes) if "allOf" in node], _MAX_COPIED
-    for _ in range(_MAX_REFERENCES):  # a part may itself be one that is to be merged
+    for _ in range(_MAX_REFERENCES):  # a part may need merging itself
         for node in waiting:
             parts = _parts(schema, node)
             left -= size(parts)[0]
@@ -46,7 +46,7 @@ def merge_parts(schema: Any) -> None:
 
 
 def _parts(schema: Any, node: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the node says and its parts, in their order; none where they cannot be one."""
+    """The node's own keywords and its parts, in order; none if they cannot be merged."""
     listed = node.get("allOf")
     if not isinstance(listed, list) or not listed or not _says_only(node, _OF_PARTS | _BESIDE):
         return []
@@ -63,7 +63,7 @@ def _says_only(node: dict[str, Any], words: frozenset[str]) -> bool:
 
 
 def _resolved(schema: Any, part: Any) -> dict[str, Any] | None:
-    """A part, or what it refers to without saying anything itself; None where that is no object."""
+    """A part, or the target of a part that is only a reference; None if that is no object."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, dict) or "$ref" not in part:
             break
@@ -73,7 +73,7 @@ def _resolved(schema: Any, part: Any) -> dict[str, Any] | None:
 
 
 def _merged(parts: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """None where one schema does not say the same."""
+    """One schema for all parts; None if there is none that means the same."""
     properties, required, closed = dict[str, Any](), list[Any](), list[set[str]]()
     kinds = {kind if isinstance(kind := part.get("type", "any"), str) else "" for part in parts}
     for part in parts:

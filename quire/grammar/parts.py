@@ -1,5 +1,5 @@
-"""What a text is made of: the form that plain regexes and plain schemas are read into, before an
-automaton is made of it (automaton.py)."""
+"""The parts of a text: plain regexes and plain schemas are read into this form, from which an
+automaton is made (automaton.py)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeated:
-    """`most` None: without end."""
+    """`most` None: without limit."""
 
     part: Part
     least: int
@@ -38,7 +38,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Both:
-    """The texts that are of one and of the other."""
+    """Texts that both parts have."""
 
     one: Part
     other: Part
@@ -46,7 +46,7 @@ class Both:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Without:
-    """The texts of the one that are none of the other."""
+    """Texts of `one` that `other` does not have."""
 
     one: Part
     other: Part
@@ -54,7 +54,7 @@ class Without:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Multiple:
-    """Digits of a number that this one divides."""
+    """Decimal digits of a multiple of `of`."""
 
     of: int
 
@@ -84,7 +84,7 @@ def joined(ranges: list[tuple[int, int]]) -> Ranges:
 
 
 def others(ranges: Ranges) -> Ranges:
-    """All characters but these."""
+    """All characters that are not in these ranges."""
     found, at = [], 0
     for first, last in joined([*ranges, _SURROGATES]):
         if first > at:
@@ -97,7 +97,7 @@ def others(ranges: Ranges) -> Ranges:
 
 ANY = OneOf(others(()))
 
-# What stands in a JSON string as it is, and what is spelled with a letter behind a backslash.
+# Characters that stand for themselves in a JSON string, and those with a letter after a backslash.
 _AS_IT_IS = others(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)))
 _LETTERS = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 
@@ -105,7 +105,7 @@ _LETTERS = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\
 def quoted(part: Part, *, by_number: bool) -> Part:
     r"""The texts of the part as JSON writes them, without the quotes around them.
 
-    A character is spelled in one way, as llguidance has it. `by_number`: controls as \u000A, too.
+    Every character has one spelling, that of llguidance. `by_number`: controls as \u000A, too.
     """
     if isinstance(part, OneOf):
         return _quoted_character(part.ranges, by_number)

@@ -1,8 +1,8 @@
-"""Numbers between bounds, as regexes of the texts that llguidance takes for them.
+"""Numbers within bounds, as regexes of the texts that llguidance accepts for them.
 
-Whole numbers are written without zeros before them. With a bound, fractions have no exponent; what
-lies on an upper bound is written without zeros behind it, what lies above an excluded lower one in
-the same whole number does not end in zero. Those are llguidance's ways, and so they are ours.
+Whole numbers have no leading zeros. With a bound, fractions have no exponent. A number equal to an
+upper bound has no trailing zeros; a number above an excluded lower bound, with the same whole part,
+does not end in zero. These are llguidance's rules, so they are ours.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 _WHOLE = "(0|[1-9][0-9]*)"
 _FRACTION = r"(\.[0-9]+)?"
-# Beyond, llguidance counts in floats.
+# Above this, llguidance computes in floats.
 _LARGEST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """None: without end. `takes`: whether the bound itself is allowed."""
+    """None: no bound. `takes_low`, `takes_high`: whether the bound itself is allowed."""
 
     low: Decimal | None
     high: Decimal | None
@@ -29,14 +29,14 @@ class Bounds:
 
 
 def bounds_of(schema: dict[str, Any]) -> Bounds | None:
-    """None where they are not plain numbers, or leave nothing between them."""
+    """The bounds of a schema; None if they are not plain numbers, or no number is within them."""
     sides: list[tuple[Decimal | None, bool]] = []
     for name, excluding, sign in (
         ("minimum", "exclusiveMinimum", 1),
         ("maximum", "exclusiveMaximum", -1),
     ):
         bound, other = schema.get(name), schema.get(excluding)
-        if isinstance(other, bool):  # as draft 4 has it
+        if isinstance(other, bool):  # the form of draft 4
             other = bound if other else None
         if not all(one is None or _is_plain(one) for one in (bound, other)):
             return None
@@ -55,7 +55,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def whole_number(bounds: Bounds) -> str | None:
-    """None where no whole number lies between them."""
+    """A regex of the whole numbers within bounds; None if there are none."""
     low = None if bounds.low is None else math.ceil(bounds.low)
     high = None if bounds.high is None else math.floor(bounds.high)
     if low is not None and low == bounds.low and not bounds.takes_low:
@@ -70,7 +70,7 @@ def whole_number(bounds: Bounds) -> str | None:
     if high is None or high >= 0:
         found += _between(max(low or 0, 0), high)
     if low is None or low < 0:
-        # A bound on both sides of zero leaves -0 in.
+        # With bounds on both sides of zero, -0 is allowed.
         least = 0 if low is not None and high is not None and high >= 0 else 1
         least = max(least, -high) if high is not None else least
         found += ["-" + one for one in _between(least, None if low is None else -low)]
@@ -78,13 +78,13 @@ def whole_number(bounds: Bounds) -> str | None:
 
 
 def _between(low: int, high: int | None) -> list[str]:
-    """Regexes of all numbers from one to the other: 7 .. 120 -> 7-9, 10-99, 100-119, 120."""
+    """Regexes of all numbers from `low` to `high`: 7 .. 120 -> 7-9, 10-99, 100-119, 120."""
     found: list[str] = []
     if high is None:
         length = len(str(low))
         return [*_between(low, 10**length - 1), f"[1-9][0-9]{{{length},}}"]
     while low <= high:
-        # As many zeros at the end as fit: all numbers with that beginning are taken at once.
+        # As many free digits at the end as fit: all numbers with that beginning are taken at once.
         free = 0
         while low % 10 ** (free + 1) == 0 and low and low + 10 ** (free + 1) - 1 <= high:
             free += 1
@@ -98,7 +98,7 @@ def _between(low: int, high: int | None) -> list[str]:
 
 
 def number(bounds: Bounds) -> str | None:
-    """Any number between them; None where llguidance's ways with it are not known here."""
+    """A regex of the numbers within bounds; None if llguidance's rules for them are not known."""
     low, high = bounds.low, bounds.high
     if low is None and high is None:
         return f"-?{_WHOLE}{_FRACTION}([eE][+-]?[0-9]+)?"
@@ -126,7 +126,7 @@ def _text(value: Decimal) -> str:
 
 
 def _positive(low: Decimal, high: Decimal | None, takes_low: bool, takes_high: bool) -> str | None:
-    """From `low` >= 0 to `high`."""
+    """A regex of the numbers from `low` >= 0 to `high`."""
     if high is None:
         length = len(str(int(low)))
         rest = f"[1-9][0-9]{{{length},}}{_FRACTION}"
@@ -138,7 +138,7 @@ def _positive(low: Decimal, high: Decimal | None, takes_low: bool, takes_high: b
         length = max(len(behind_first), len(behind_last))
         behind = behind_first.ljust(length, "0"), behind_last.ljust(length, "0")
         fraction = _within(*behind, takes_low, takes_high)
-        # llguidance takes the whole number itself, be it excluded (schema.py sees to that).
+        # llguidance accepts the whole number itself, even if it is excluded (see schema.py).
         return None if fraction is None else rf"{first}(\.({fraction}))" + "?" * (not low % 1)
     found, start = [], int(first)
     if behind_first or not takes_low:
@@ -154,7 +154,7 @@ def _positive(low: Decimal, high: Decimal | None, takes_low: bool, takes_high: b
 
 
 def _at_least(digits: str, takes: bool) -> str:
-    """Digits behind the point that are no less than these."""
+    """Digits after the point that are at least these."""
     if not digits:
         return "[0-9]*" if takes else "[0-9]*[1-9]"
     if takes and len(digits) == 1:
@@ -164,7 +164,7 @@ def _at_least(digits: str, takes: bool) -> str:
 
 
 def _at_most(digits: str, takes: bool) -> str:
-    """The same for no more than these; none of them end in zero."""
+    """Digits after the point that are at most these; none of them ends in zero."""
     if not digits:
         return ""
     less = f"[0-{int(digits[0]) - 1}][0-9]*" if digits[0] > "0" else ""
@@ -175,7 +175,7 @@ def _at_most(digits: str, takes: bool) -> str:
 
 
 def _within(low: str, high: str, takes_low: bool, takes_high: bool) -> str | None:
-    """Digits between these, which are equally many; None for none."""
+    """Digits between these two, which have equal length; None if there are none."""
     if low == high:
         return low if takes_low and takes_high else None
     if low[0] == high[0]:

@@ -1,9 +1,9 @@
-r"""Regexes, as llguidance is given them (regex.py), read into parts: what is read here needs no
-more than an automaton to be followed.
+r"""Reads regexes, in the form that llguidance gets (regex.py), into parts, if an automaton is
+enough to follow them.
 
-Characters, classes, `.`, `\s`, groups, `|`, the quantifiers, and anchors at the ends; with `tables`
-also classes of Unicode, which take longer to read. Whatever else a regex may hold (flags, lazy
-quantifiers) is left to llguidance: `read` then gives None.
+Supported are characters, classes, `.`, `\s`, groups, `|`, quantifiers, and anchors at the ends;
+with `tables` also Unicode classes, which take longer to read. For other regexes (flags, lazy
+quantifiers) `read` returns None, and llguidance follows them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quire.grammar.unicode_classes import ranges_of
 _SPECIAL = frozenset("\\.[](){}*+?|^$")
 _ESCAPED = {"n": 0x0A, "t": 0x09, "r": 0x0D, "f": 0x0C, "v": 0x0B, "a": 0x07}
 _HEX = {"x": 2, "u": 4, "U": 8}
-# White space in Unicode, which gets no more members.
+# White space in Unicode, a set that does not grow.
 _SPACES = [(0x09, 0x0D), (0x2000, 0x200A), (0x2028, 0x2029)]
 _SPACES += [(one, one) for one in (0x20, 0x85, 0xA0, 0x1680, 0x202F, 0x205F, 0x3000)]
 _MAX_COUNT = 2000
@@ -34,17 +34,17 @@ _MAX_DEPTH = 50
 
 
 class _NotPlainError(Exception):
-    """It is llguidance's to read."""
+    """Only llguidance can read it."""
 
 
 def read(regex: str, *, tables: bool = False) -> Part | None:
-    """The parts of a plain regex that a whole text matches, None for any other."""
+    """The parts of a plain regex that must match a whole text; None for any other regex."""
     found = _alternatives(regex, tables)
     return None if found is None else _either([part for _, part, _ in found])
 
 
 def read_search(regex: str) -> Part | None:
-    """The same for one that need match a piece of the text only, as patterns of schemas do."""
+    """The same for a regex that must match only a piece of the text, as patterns of schemas do."""
     found = _alternatives(regex, tables=True)
     if found is None:
         return None
@@ -69,13 +69,13 @@ def _either(parts: list[Part]) -> Part:
 
 
 class _Reading:
-    """One pass over a regex, left to right."""
+    """Reads a regex in one pass, left to right."""
 
     def __init__(self, regex: str, tables: bool) -> None:
         self._regex, self._at, self._depth, self._tables = regex, 0, 0, tables
 
     def whole(self) -> list[tuple[bool, Part, bool]]:
-        """The alternatives, each with whether it is anchored at its beginning and at its end."""
+        """(anchored at the beginning, part, anchored at the end) of each alternative."""
         found = [self._anchored()]
         while self._skip("|"):
             found.append(self._anchored())
@@ -161,7 +161,7 @@ class _Reading:
         return ((code, code),)
 
     def _code(self, num_digits: int) -> int:
-        """Of a character: 41 or {41}."""
+        """The code of a character: 41 or {41}."""
         braced = self._skip("{")
         end = self._regex.find("}", self._at) if braced else self._at + num_digits
         digits = self._regex[self._at : max(end, self._at)]
@@ -186,7 +186,7 @@ class _Reading:
         return found
 
     def _class_or_tables(self) -> Ranges:
-        """A class; one that is made by && as a whole, since its parts are far larger than it."""
+        """A class. One with && is looked up as a whole, because its parts are far larger."""
         start = self._at
         try:
             return self._class()
@@ -217,7 +217,7 @@ class _Reading:
         return others(ranges) if negated else ranges
 
     def _range(self, char: str, one: Ranges) -> Ranges:
-        """From the one to what stands behind the dash."""
+        """The range from a character to the one after the dash."""
         self._at += 1
         last = self._take()
         end = self._escaped() if last == "\\" else ((ord(last), ord(last)),)

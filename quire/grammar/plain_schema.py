@@ -1,10 +1,10 @@
-"""JSON schemas whose texts an automaton can follow, read into parts as plain regexes are.
+"""Reads JSON schemas into parts, as plain regexes are, if an automaton can follow their texts.
 
-Objects that name their properties or say of what type all others are, arrays, strings, numbers,
-choices, and references that do not lead back to themselves. Whatever else a schema may say, and
-what is any JSON at all, is left to llguidance: `read_schema` then gives None. Texts are those that
-llguidance takes: properties in their order, space between any two signs but neither before the
-first nor after the last, and a character spelled in one way.
+Supported are objects that name their properties or give the type of all others, arrays, strings,
+numbers, choices, and references that do not lead back to themselves. For other schemas, and for
+"any JSON", `read_schema` returns None, and llguidance follows them. The texts are those that
+llguidance accepts: properties in their order, space between any two signs but not before the first
+or after the last, and one spelling per character.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from quire.grammar.plain_regex import read, read_search
 from quire.grammar.plain_text import read_text
 from quire.grammar.schema import referred
 
-_MOST_NESTED, _MOST_VALUES = 16, 1000  # the second with all that references repeat
-_LARGEST_DIVISOR = 1000  # of whole numbers: as many states
-# What constrains nothing, beside "x-..." and what an object says of names that are references.
+_MOST_NESTED, _MOST_VALUES = 16, 1000  # values are counted again wherever a reference repeats them
+_LARGEST_DIVISOR = 1000  # of whole numbers; it needs as many states
+# Keywords that constrain nothing, beside "x-...".
 _NOTES = frozenset(
     {
         *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
@@ -52,11 +52,11 @@ _ALL_OF_TYPES = frozenset({"type"}).union(*_OF_TYPE.values())
 
 
 class _NotPlainError(Exception):
-    """It is llguidance's to read."""
+    """Only llguidance can read it."""
 
 
 def read_schema(schema: Any, whitespace: str | None, *, by_number: bool = True) -> Part | None:
-    """The parts of a plain schema, None for any other. `whitespace` is the regex of what may stand
+    """The parts of a plain schema; None for any other. `whitespace` is the regex of what may stand
     between signs, None for nothing; `by_number`: see `quoted`."""
     between = None if whitespace is None else read(whitespace)
     if whitespace is not None and between is None:
@@ -104,7 +104,7 @@ class _Reading:
             if key in ("anyOf", "oneOf") or (key == "allOf" and len(one) == 1):
                 return AnyOf(tuple(self.value(option, depth + 1) for option in one))
         kinds = said.get("type")
-        more = said.get("allOf", [])  # patterns, where one is not enough (schema.py)
+        more = said.get("allOf", [])  # further patterns (schema.py)
         is_plain = all(isinstance(one, dict) and one.keys() == {"pattern"} for one in more)
         if said.keys() - _ALL_OF_TYPES or not kinds or not is_plain:
             raise _NotPlainError
@@ -113,7 +113,7 @@ class _Reading:
         return AnyOf(tuple(self._typed(kind, said, depth) for kind in kinds))
 
     def _typed(self, kind: Any, said: dict[str, Any], depth: int) -> Part:
-        """What a value of this type may be; what is said of other types does not matter."""
+        """A value of this type; keywords of other types do not matter."""
         if kind == "object":
             return self._object(said, depth)
         if kind == "array":
@@ -138,7 +138,7 @@ class _Reading:
         return Both(whole, InOrder((Repeated(sign("-"), 0, 1), Multiple(of))))
 
     def _literals(self, options: Any, kinds: Any, depth: int) -> Part:
-        """Those of the values that are of the type that is asked for."""
+        """The listed values that have the type that is asked for."""
         allowed = None if kinds is None else {kinds} if isinstance(kinds, str) else set(kinds)
         if (
             allowed is not None
@@ -174,7 +174,7 @@ class _Reading:
         return _regex(whole_number(bounds) if isinstance(value, int) else number(bounds))
 
     def _named(self, name: str, value: Part) -> Part:
-        # As llguidance spells names: controls by number, where no letter stands for them.
+        # As llguidance spells names: controls by number, if they have no letter.
         return self._pair(spelled(json.dumps(name, ensure_ascii=False)), value)
 
     def _pair(self, name: Part, value: Part) -> Part:
@@ -214,7 +214,7 @@ class _Reading:
             return None
         name = self._name(Repeated(ANY, 0, None))
         if named:
-            if self._by_number:  # of any character then
+            if self._by_number:  # then any character could be written by number
                 raise _NotPlainError
             taken = tuple(spelled(json.dumps(one, ensure_ascii=False)) for one in named)
             name = Without(name, AnyOf(taken))
@@ -224,8 +224,8 @@ class _Reading:
         return InOrder((sign('"'), quoted(_plain(part), by_number=self._by_number), sign('"')))
 
     def _in_braces(self, items: list[Part], needed: list[bool]) -> Part:
-        """In their order, each that is not needed left out or not."""
-        # From the last on: what may follow others, and what may come first.
+        """An object of these items in order; items that are not needed may be left out."""
+        # From the last item on: what may follow an item, and what may come first.
         later: Part = NOTHING
         firsts: list[Part] = [] if any(needed) else [NOTHING]
         for i in range(len(items) - 1, -1, -1):
@@ -238,7 +238,7 @@ class _Reading:
     def _array(self, said: dict[str, Any], depth: int) -> Part:
         least, most = said.get("minItems", 0), said.get("maxItems")
         first, rest = said.get("prefixItems", []), said.get("items", True)
-        if isinstance(rest, list):  # as older versions have it
+        if isinstance(rest, list):  # the form of older versions
             first, rest = rest, said.get("additionalItems", True)
         elif "additionalItems" in said:
             raise _NotPlainError
@@ -250,13 +250,13 @@ class _Reading:
         )
 
     def _listed(self, first: list[Part], rest: Part | None, least: int, most: int | None) -> Part:
-        """An array of these items, and any number of the rest."""
+        """An array of the items `first`, then any number of `rest`."""
         if most is not None and most < least:
             raise _NotPlainError
         first = first[:most]
         later: Part = NOTHING
         if rest is not None:
-            count = max(len(first), 1)  # that stand before
+            count = max(len(first), 1)  # items that come before
             following = InOrder((self._comma, rest))
             limit = None if most is None else max(most - count, 0)
             later = Repeated(following, max(least - count, 0), limit)
@@ -272,7 +272,7 @@ class _Reading:
 
 
 def _are_texts(values: list[Any]) -> bool:
-    """Strings or whole numbers, of which each type says itself what is left."""
+    """Whether all are strings, whole numbers, booleans or null, whose types are clear."""
     return all(type(value) in (str, int, bool, type(None)) for value in values)
 
 

@@ -1,4 +1,4 @@
-"""Strings of plain schemas as parts: lengths, patterns and formats, in the spelling of JSON."""
+"""Strings of plain schemas as parts: lengths, patterns and formats, spelled as in JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPAN_TIME = r"T(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
 
 
 def _ipv6() -> str:
-    """Eight groups, or fewer with :: for those that are left out."""
+    """Eight groups, or fewer with :: in place of those left out."""
     group = f"{_HEX}{{1,4}}"
     found = [f"({group}:){{7}}{group}"]
     for before in range(8):
@@ -37,7 +37,7 @@ def _ipv6() -> str:
 
 
 def _uri() -> str:
-    """As RFC 3986 has it."""
+    """A URI by RFC 3986."""
     plain, coded = r"a-zA-Z0-9\-._\~!$\&'()*+,;=", f"%{_HEX}{{2}}"
     segment = f"([{plain}:@]|{coded})"
     tail = f"({segment}|[/?])*"
@@ -49,7 +49,7 @@ def _uri() -> str:
     return rf"[a-zA-Z][a-zA-Z0-9+\-.]*:{path}(\?{tail})?(\#{tail})?"
 
 
-# The texts that llguidance takes for each.
+# For each format, the texts that llguidance accepts.
 _FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -71,7 +71,7 @@ def _format(name: str) -> Part | None:
 
 
 def read_text(schema: dict[str, Any], *, by_number: bool) -> Part | None:
-    """The strings that a schema asks for, with their quotes; None where that is not plain."""
+    """The strings that a schema allows, with their quotes; None if it is not plain."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if type(least) is not int or type(most) not in (int, type(None)) or least < 0:
         return None

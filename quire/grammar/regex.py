@@ -1,21 +1,21 @@
-r"""From a regex as Python and JSON Schema spell it to the one that llguidance reads.
+r"""Translates regexes from the syntax of Python and JSON Schema to the one of llguidance.
 
-llguidance takes Rust's syntax, which differs where a user would not expect it:
+llguidance reads Rust's syntax, which differs in some places:
 
   {,3}            {0,3}
   \Z              \z
   \<  \>          < and >, which Rust would take for the ends of a word
-  [a[&&]          [a\[\&\&]: inside a class, [ and && and -- and ~~ mean nothing special
+  [a[&&]          [a\[\&\&]: inside a class, [ and && and -- and ~~ have no special meaning
   \w              without the combining marks that Python does not count as part of a word
   \d              the ten ASCII digits, which every reader of \d expects
   \S              without U+001C .. U+001F, which Python takes for spaces
-  [^\d\s\w]       without any character that one of the dialects counts among them
+  [^\d\s\w]       without any character that one of the dialects counts among these
   (?#...)         nothing
-  a++, \ at the end   refused; Rust would read another language, silently
+  a++, \ at the end   refused: Rust would silently read them as another language
 
-JSON Schema's `pattern` is read as ECMA-262 by some judges and as Python by others. With
-`ascii_classes` the lower-case classes are ASCII's and the upper-case ones exclude all of Unicode's,
-so that what is generated is valid under both.
+Some validators read JSON Schema's `pattern` as ECMA-262 and others as Python. With `ascii_classes`
+lower-case classes are those of ASCII and upper-case ones exclude all of Unicode's, so that the text
+is valid under both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import re
 
 from quire.errors import InvalidGrammar
 
-# [:alpha:] inside a class; no name is longer.
+# [:alpha:] inside a class; no name is longer than 16.
 _POSIX = r"\[:(?=[^:]{1,16}:\])\^*[a-zA-Z]+:\]"
 _IN_CLASS = re.compile(rf"\\.|{_POSIX}|[\[&~]|-(?=-)", re.DOTALL)
 _TOKEN = re.compile(
@@ -42,7 +42,7 @@ _OPEN = {
     "(": "a comment that is not closed",
 }
 _ESCAPED_OR_BREAK = re.compile(r"\\?[/\r\n]|\\.", re.DOTALL)
-# Letters and digits that every Python since 3.11 knows; Rust's tables may be younger.
+# Letters and digits that every Python since 3.11 knows; Rust's tables may be newer.
 _WORD = r"[_\p{L}\p{N}&&\p{age:13.0}]"
 _UNICODE = {
     "d": "[0-9]",
@@ -53,7 +53,7 @@ _UNICODE = {
     "S": r"[^\s\x1c-\x1f]",
 }
 _ASCII = {**_UNICODE, "D": r"[^\p{Nd}]", "w": "[_0-9A-Za-z]", "s": r"[ \t\n\r\x0b\x0c]"}
-# Inside [^...], where what is left out must be more rather than less.
+# Inside [^...], where more must be left out, not less.
 _LEFT_OUT = {
     "d": r"\p{Nd}",
     "D": "[^0-9]",
@@ -94,7 +94,7 @@ def in_slashes(regex: str) -> str:
 def translated(regex: str, *, ascii_classes: bool = False) -> str:
     r"""The regex in llguidance's syntax: [a&&b]{,3}\Z -> [a\&\&b]{0,3}\z.
 
-    Raises InvalidGrammar for what Rust would read as something else.
+    Raises InvalidGrammar for regexes that Rust would read differently.
     """
     classes, left_out = (_ASCII, _ASCII_LEFT_OUT) if ascii_classes else (_UNICODE, _LEFT_OUT)
     out: list[str] = []
@@ -127,7 +127,7 @@ def _respelled(escape: str, classes: dict[str, str]) -> str:
 
 
 def _class(text: str, classes: dict[str, str]) -> str:
-    """[...] with what means nothing special in it escaped."""
+    """[...] with characters escaped that are special in Rust only."""
 
     def spelled(found: re.Match[str]) -> str:
         if found[0][0] == "\\":

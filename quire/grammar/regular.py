@@ -1,8 +1,8 @@
-"""Grammars that are regular: choices and plain regexes, followed by an automaton of our own.
+"""Grammars that are regular (choices and plain regexes), followed by quire's own automaton.
 
-llguidance works out the mask of every row anew, 40 us and more each. Here a state has one mask for
-all rows that are in it, worked out when the first comes there. Masks, ends and errors are those of
-llguidance, which also still says which tokens are forced.
+llguidance computes the mask of every row anew, 40 us and more each. Here a state has one mask for
+all rows in it, computed when the first row comes there. Masks, ends and errors are the same as
+llguidance's, which still says which tokens are forced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from quire.steps.automata import TokenTexts, WalkableGrammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# What masks of states may take together; beyond, all are dropped and worked out again.
+# The most bytes of masks; when they are used up, all are dropped and computed again.
 _MOST_MASK_BYTES = 32 << 20
 _MOST_STEPS = 1 << 18  # (state, token) pairs whose next state is known
 _END = -2  # after an end token
 
 
 class TokenTable:
-    """The bytes of a vocabulary's tokens, for walking all of them at once.
+    """The bytes of a vocabulary's tokens, arranged to follow all of them at once.
 
     `tokens` have no entry or an empty one for ids that are no text.
     """
@@ -41,7 +41,7 @@ class TokenTable:
         self.tokens, self.eos_ids, self.size = tokens, frozenset(eos_ids), size
         texts = [(len(text), i) for i, text in enumerate(tokens) if text and i not in self.eos_ids]
         texts.sort(reverse=True)
-        # The longest first, so that those which have a byte at place n are the first of all.
+        # The longest first, so that the tokens with a byte at place n are a prefix of the list.
         self._ids = np.array([i for _, i in texts], np.int64)
         lengths = np.array([length for length, _ in texts], np.int64)
         longest = int(lengths.max(initial=0))
@@ -53,7 +53,7 @@ class TokenTable:
 
     @cached_property
     def texts(self) -> TokenTexts:
-        """The same as one array, for a device."""
+        """The same bytes as one array, for a device."""
         texts = [b"" if i in self.eos_ids else text for i, text in enumerate(self.tokens)]
         ends = np.cumsum([len(text) for text in texts], dtype=np.int32)
         offsets = np.full(self.size + 1, ends[-1] if len(ends) else 0, np.int32)
@@ -63,13 +63,13 @@ class TokenTable:
         )
 
     def mask(self, automaton: Automaton, state: int) -> Bits:
-        """The tokens that can follow in this state: all of whose bytes lead on."""
+        """The mask of tokens that can follow in this state: those whose bytes all lead on."""
         follows = automaton.follows
         alive = np.arange(len(self._ids))
         states = np.full(len(alive), state, np.int32)
         found: list[npt.NDArray[np.int64]] = []
         for count, column in zip(self._counts, self._places, strict=True):
-            # Those that have no more bytes got through.
+            # Tokens without more bytes are allowed.
             within = int(np.searchsorted(alive, count))
             found.append(self._ids[alive[within:]])
             alive, states = alive[:within], follows[states[:within], column[alive[:within]]]
@@ -84,16 +84,16 @@ class TokenTable:
 
 
 class Grammar(Protocol):
-    """A compiled grammar, as far as its matchers here know it."""
+    """A compiled grammar, as the matchers here see it."""
 
     kind: str
 
     def first(self) -> LLMatcher:
-        """llguidance's matcher at the grammar's beginning."""
+        """llguidance's matcher at the beginning of the grammar."""
 
 
 class RegularGrammar:
-    """An automaton over the tokens of a vocabulary. Safe from several threads."""
+    """An automaton over the tokens of a vocabulary. It may be used on several threads."""
 
     def __init__(self, grammar: Grammar, automaton: Automaton, tokens: TokenTable) -> None:
         self.grammar, self._automaton, self._tokens = grammar, automaton, tokens
@@ -101,7 +101,7 @@ class RegularGrammar:
         self._ends = (automaton.ends & automaton.accepts).tolist()
         self.forces: list[bool] = automaton.forces.tolist()
         self.may_force = any(self.forces)
-        self.walkable: WalkableGrammar | None = None  # before `prepare_walk`
+        self.walkable: WalkableGrammar | None = None  # made by `prepare_walk`
         self._lock = threading.Lock()
         self._masks: dict[int, Bits] = {}
         self._steps: dict[int, int] = {}
@@ -118,7 +118,7 @@ class RegularGrammar:
         return RegularMatcher(self)
 
     def prepare_walk(self) -> None:
-        """Make the form in which a device follows the grammar by itself, if it can."""
+        """Make the form that a device follows by itself, if there is one."""
         if self.walkable is None:
             first = self.grammar.first()
             self.walkable = walkable_form(self._automaton, first, self._tokens.texts)
@@ -127,15 +127,15 @@ class RegularGrammar:
         return state == _END or self._accepts[state]
 
     def shares_mask(self, state: int) -> bool:
-        """Whether all that are in this state have its mask, and it allows some token."""
+        """Whether all rows in this state have the same mask, and it allows some token."""
         return state == _END or (not self.forces[state] and bool(self.mask(state).any()))
 
     def ends(self, state: int) -> bool:
-        """Nothing but an end token may follow."""
+        """Whether nothing but an end token may follow."""
         return state == _END or self._ends[state]
 
     def step(self, state: int, token: int) -> int:
-        """The state after a token, DEAD if it cannot come here."""
+        """The state after a token, DEAD if the token is not allowed here."""
         key = state * self._tokens.size + token
         found = self._steps.get(key)
         if found is None:
@@ -159,7 +159,7 @@ class RegularGrammar:
         return state
 
     def mask(self, state: int) -> Bits:
-        """Not to be written to."""
+        """The mask of a state; read-only."""
         if self.ends(state):
             return self._end_mask
         found = self._masks.get(state)
@@ -173,7 +173,7 @@ class RegularGrammar:
 
 
 class RegularMatcher:
-    """One sequence's place in a regular grammar; as GrammarMatcher (matcher.py)."""
+    """One sequence's place in a regular grammar; has GrammarMatcher's methods (matcher.py)."""
 
     __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "owed", "state")
 
@@ -181,13 +181,13 @@ class RegularMatcher:
         self._grammar = grammar
         self.error: GrammarFailed | None = None
         self.state, self._token_ids = 0, list[int]()
-        self._ll: LLMatcher | None = None  # made when something may be forced
-        self._num_told = 0  # tokens that it knows of
-        self.owed: list[int] = []  # all that MaskFiller allows, one after the other
+        self._ll: LLMatcher | None = None  # made when tokens may be forced
+        self._num_told = 0  # tokens that were given to it
+        self.owed: list[int] = []  # if set, MaskFiller allows only these, one after the other
 
     @property
     def place(self) -> tuple[RegularGrammar, int]:
-        """The same for matchers that have the same mask."""
+        """Equal for matchers that have the same mask."""
         return self._grammar, self.state
 
     @property
@@ -226,13 +226,13 @@ class RegularMatcher:
 
     def accept(self, token_id: int) -> bool:
         """Go on with this token. False if it is not allowed here: then `error` is set and the
-        matcher is of no more use."""
+        matcher cannot be used any more."""
         self._check()
         state = self._grammar.step(self.state, token_id)
         if state == DEAD:
             self.give_up(f"token {token_id} is not allowed after the {self.num_tokens} so far")
             return False
-        if not self._grammar.ends(self.state):  # an end token after the end leaves no trace
+        if not self._grammar.ends(self.state):  # an end token after the end is not counted
             self.state = state
             self._token_ids.append(token_id)
             if self.owed:
@@ -240,13 +240,13 @@ class RegularMatcher:
         return True
 
     def try_accept(self, token_id: int) -> bool:
-        """Go on with this token, if it is allowed here; else nothing changes. What is forced is for
-        the caller to see to."""
+        """Go on with this token if it is allowed here; otherwise nothing changes. Forced tokens are
+        not checked: the caller must do that."""
         dead = self.is_stopped or self._grammar.step(self.state, token_id) == DEAD
         return not dead and self.accept(token_id)
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, spelled as the tokenizer spells their text."""
+        """The tokens that must come next, as the tokenizer spells their text."""
         self._check()
         if self.state == _END or not self._grammar.forces[self.state]:
             return []
@@ -259,14 +259,14 @@ class RegularMatcher:
         return list(self._ll.compute_ff_tokens())
 
     def fork(self) -> RegularMatcher:
-        """A matcher at the same place that goes its own way."""
+        """An independent matcher at the same place."""
         self._check()
         other = RegularMatcher(self._grammar)
         other.state, other._token_ids = self.state, self._token_ids[:]
         return other
 
     def give_up(self, why: str) -> GrammarFailed:
-        """End here; the error is raised from then on."""
+        """Fail now; the error is raised by every later call."""
         self.error = GrammarFailed(f"{self._grammar.grammar.kind}: {why}")
         return self.error
 

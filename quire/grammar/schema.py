@@ -1,4 +1,4 @@
-"""JSON schemas before they are compiled: how large, what they say, what is left out.
+"""JSON schemas before they are compiled: their size, their subschemas, and what is removed.
 
 A schema is plain JSON. Its subschemas have paths, which errors show as $.properties.x.items,
 $.anyOf[1] or $.properties["a b"]. No function here recurses, so no schema is too deep for it.
@@ -25,7 +25,7 @@ _SINGLE = frozenset(
         *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
     }
 )
-# The formats that JSON Schema itself defines; any other one is a note that constrains nothing.
+# The formats that JSON Schema itself defines; any other format constrains nothing.
 _FORMATS = frozenset(
     {
         *("date-time", "date", "time", "duration", "email", "idn-email", "uuid", "regex"),
@@ -33,16 +33,16 @@ _FORMATS = frozenset(
         *("uri", "uri-reference", "uri-template", "iri", "iri-reference"),
     }
 )
-# Of the moments that llguidance writes, those that exist: no year 0, the 29th of February every
-# fourth year alone, and no second 60, which few readers take.
+# Patterns that remove dates and times that do not exist from those llguidance allows: year 0, the
+# 29th of February except in every fourth year, and second 60, which few readers accept.
 _YEAR = "([0-9][0-9][0-9][1-9]|[0-9][0-9][1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"
 _DAY = f"({_YEAR}-(0[13-9]|1|02-[01]|02-2[0-8])|([0-9][0-9]{_FOURTH}|{_FOURTH}00)-02-29)"
 _SECOND = "[0-9][0-9]:[0-9][0-9]:[0-5]"
 _EXISTING = {"date": f"^{_DAY}", "time": f"^{_SECOND}", "date-time": f"^{_DAY}[^tT]*[tT]{_SECOND}"}
-# Of draft 3, and what later ones say instead.
+# Keywords of draft 3, and their later names.
 _OLD_KEYWORDS = {"divisibleBy": "multipleOf", "extends": "allOf", "disallow": "type"}
-# What compiles in milliseconds whatever else the schema says; more is tried elsewhere first.
+# Patterns that compile in milliseconds whatever else the schema says; others need a trial.
 _CHEAP_DIGITS = 3
 _CHEAP_REPETITION = 800
 _MAX_PATH = 300  # characters of a path in an error
@@ -51,11 +51,11 @@ _MAX_PATH = 300  # characters of a path in an error
 def read_schema(schema: object) -> Any:
     """The schema as JSON values that share nothing with what was passed.
 
-    Takes JSON text, a dict, or a pydantic model class.
+    Accepts JSON text, a dict, or a pydantic model class.
     """
     given = _as_given(schema)
     try:
-        # Through text in both cases: it refuses what is not JSON, and makes a copy.
+        # Through text in both cases: that refuses all that is not JSON, and makes a copy.
         return json.loads(given if isinstance(given, str) else json.dumps(given, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidGrammar(
@@ -66,19 +66,19 @@ def read_schema(schema: object) -> Any:
 
 
 def schema_text(schema: object) -> str:
-    """The schema as text; text is left as it is, and not read."""
+    """The schema as text; text is returned as it is, without parsing."""
     given = _as_given(schema)
     return given if isinstance(given, str) else json.dumps(given)
 
 
 def _as_given(schema: object) -> object:
-    """The schema of a pydantic model class; anything else is one already."""
+    """The schema of a pydantic model class; any other value as it is."""
     from_model = getattr(schema, "model_json_schema", None)
     return from_model() if callable(from_model) else schema
 
 
 def size(value: Any) -> tuple[int, int]:
-    """(number of values, brackets within brackets): {"a": [1, 2]} has 4 values, 2 deep."""
+    """(number of values, nesting depth): {"a": [1, 2]} has 4 values and depth 2."""
     num_values, deepest = 0, 0
     stack = [(value, 0)]
     while stack:
@@ -93,10 +93,10 @@ def size(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Path:
-    """Where a subschema stands: `name` within `above`; the outermost one has no `above`.
+    """The place of a subschema: `name` within `above`; the outermost one has no `above`.
 
-    A link to the step before it and no text: thousands of subschemas below long names would
-    each hold all of those names.
+    It is a link to the step before, not a text: thousands of subschemas below long names would
+    each hold copies of all these names.
     """
 
     above: Path | None = None
@@ -107,7 +107,7 @@ class Path:
 
     @property
     def names(self) -> list[str | int]:
-        """From the outermost on."""
+        """The names from the outermost on."""
         found: list[str | int] = []
         here = self
         while here.above is not None:
@@ -117,7 +117,7 @@ class Path:
 
     @property
     def pointer(self) -> str:
-        """As a reference names it: #/$defs/a~1b"""
+        """The path as in a reference: #/$defs/a~1b"""
         steps = (str(name).replace("~", "~0").replace("/", "~1") for name in self.names)
         return "#" + "".join(f"/{quote(step)}" for step in steps)
 
@@ -137,7 +137,7 @@ def _step(name: str | int) -> str:
 
 
 def referred(schema: Any, reference: str) -> Any:
-    """What a reference within the schema points to; None where it leads elsewhere."""
+    """The target of a reference within the schema; None if it leads elsewhere."""
     if reference != "#" and not reference.startswith("#/"):
         return None
     here = schema
@@ -153,12 +153,12 @@ def referred(schema: Any, reference: str) -> Any:
 
 
 def _is_index(name: str) -> bool:
-    # Not every digit is a number: "²" is one to str.isdigit and none to int.
+    # str.isdigit accepts characters that int() does not, such as "²".
     return name.isascii() and name.isdecimal() and len(name) < 10
 
 
 def children(path: Path, schema: Any) -> Iterator[tuple[Path, Any]]:
-    """The subschemas right inside this one; definitions come last."""
+    """The subschemas directly inside this one; definitions come last."""
     if not isinstance(schema, dict):
         return
     for keyword, value in sorted(schema.items(), key=lambda item: item[0] in _DEFINITIONS):
@@ -181,12 +181,12 @@ def walk(schema: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def prepare(schema: Any) -> None:
-    """Change the schema in place to what llguidance is to read.
+    """Change the schema in place to the form that llguidance should read.
 
-    Left out: "uniqueItems": false, and formats that JSON Schema does not define; neither
-    constrains anything. Also "$schema": a keyword that is younger than the version named there
-    would be passed over. Patterns are written in llguidance's dialect. It is kept from dates and
-    times that do not exist, and from a bound that is excluded.
+    Removed are "uniqueItems": false and formats that JSON Schema does not define, because they
+    constrain nothing; and "$schema", because keywords newer than the version named there would be
+    ignored. Patterns are translated to llguidance's dialect. Patterns are added against dates and
+    times that do not exist, and excluded bounds are corrected.
     """
     for path, node in list(walk(schema)):
         if not isinstance(node, dict):
@@ -209,7 +209,7 @@ def prepare(schema: Any) -> None:
 
 
 def _check_keywords(path: Path, node: dict[str, Any]) -> None:
-    """Refuse what older versions of JSON Schema know, and later ones pass over."""
+    """Refuse keywords of older versions of JSON Schema, which later ones ignore."""
     if isinstance(node.get("required"), bool):
         way_out = "list the names of what is required in 'required' of the object around it"
         raise InvalidGrammar(f"invalid keyword 'required' at {path}: {way_out}", parameter="json")
@@ -221,8 +221,8 @@ def _check_keywords(path: Path, node: dict[str, Any]) -> None:
 
 
 def _leave_out_whole_bound(node: dict[str, Any]) -> None:
-    """Between bounds within one whole number, such as above 0 and at most 0.5, llguidance takes the
-    whole number though it is excluded: begin a billionth behind it."""
+    """Between bounds within one whole number, such as above 0 and at most 0.5, llguidance accepts
+    the whole number although it is excluded. So move the bound by a billionth."""
     for side, far, way in (("Minimum", "Maximum", 1), ("Maximum", "Minimum", -1)):
         bound: Any = node.get(f"exclusive{side}")
         ends: list[Any] = [node.get(f"exclusive{far}"), node.get(far.lower())]
@@ -253,7 +253,7 @@ def _pattern(regex: str, path: Path) -> str:
 
 
 def has_named_and_others(schema: Any) -> bool:
-    """Whether an object may have properties beside those that it names."""
+    """Whether some object may have properties beside those that it names."""
     return any(
         node.get("additionalProperties", True) is not False
         and bool(node.get("properties") or node.get("patternProperties") or node.get("required"))
@@ -262,16 +262,16 @@ def has_named_and_others(schema: Any) -> bool:
 
 
 def is_dear(schema: Any) -> bool:
-    """Whether a small schema may still take long to compile: `multipleOf` of many digits taken
-    together, whose automaton has that many states, or much repetition inside a pattern.
+    """Whether even a small schema may take long to compile: `multipleOf` with many digits in all,
+    whose automaton has as many states as the number, or much repetition inside a pattern.
 
-    Looks at every object, also where no subschema belongs: a $ref may lead there.
+    All objects are checked, also where no subschema belongs: a $ref may lead there.
     """
     digits, repetition = 0, 0
     for node in _objects(schema):
         multiple = node.get("multipleOf")
         if isinstance(multiple, int | float):
-            # All of them count as one: under allOf the states of each multiply.
+            # All are added up: under allOf the numbers of states are multiplied.
             digits += len(repr(multiple).strip("0."))
         named = node.get("patternProperties")
         patterns = [node.get("pattern"), *(named if isinstance(named, dict) else ())]

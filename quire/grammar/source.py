@@ -1,7 +1,7 @@
-"""From StructuredOutputsParams to the text that llguidance compiles.
+"""Turns StructuredOutputsParams into the text that llguidance compiles.
 
-Everything that can be judged without llguidance is judged here: what does not read, what is too
-large or too deep, what must be tried in another process first.
+Everything that can be checked without llguidance is checked here: texts that cannot be read, that
+are too large or too deep, or that must be tried in another process first.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from quire.grammar.schema import (
 from quire.grammar.structural_tag import structural_tag_to_lark
 from quire.params.structured import StructuredOutputsConfig, StructuredOutputsParams
 
-# Where JSON allows white space: nothing, up to two blanks, or a new line with its indentation.
+# Where JSON allows white space: none, up to two blanks, or a new line with its indentation.
 # Without a bound a model may write blanks until its tokens run out.
 WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,20}"
 
-# A string or a regex of Lark, which ends with its line if nothing else ends it. What was read is
-# never read again, so that a grammar of quotes takes no longer than any other.
+# A string or a regex in Lark; without an end it stops at the end of the line. What was matched is
+# never matched again, so that a grammar full of quotes takes no longer than any other.
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*+"?|/(?:[^/\\\n]|\\.)++/?')
 
 _ESCAPE = re.compile(
     r"\\[xuU](\{[0-9a-fA-F]{1,8}\}|(?<=x)[0-9a-fA-F]{2}|(?<=u)[0-9a-fA-F]{4})|\\(.)"
 )
 
-# A control that JSON has no letter for, in a schema as Python spells it, or in a pattern.
+# A control character without a letter in JSON, in a schema as Python writes it, or in a pattern.
 _BY_NUMBER = re.compile(r"\\u00([01]|7f)|\\\\[xuU]|\\\\c")
 
 
 @dataclass(frozen=True, slots=True)
 class SourceKey:
-    """What was asked for, in full: two requests share a compiled grammar when this is equal."""
+    """The whole content of a request: equal keys share a compiled grammar."""
 
     kind: str
     text: str
@@ -67,7 +67,7 @@ class SourceKey:
 class GrammarSource:
     """A grammar before it is compiled.
 
-    `text` is llguidance's, `schema` the JSON schema inside it, where there is one.
+    `text` is for llguidance; `schema` is the JSON schema in it, if there is one.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class GrammarSource:
 
 
 def source_key(params: StructuredOutputsParams, config: StructuredOutputsConfig) -> SourceKey:
-    """The content of the parameters; cheap enough for the thread that adds requests."""
+    """The key of these parameters; fast enough for the thread that adds requests."""
     is_json = params.json is not None or params.json_object or params.structural_tag
     compact = params.disable_any_whitespace or config.disable_any_whitespace
     closed = params.disable_additional_properties or config.disable_additional_properties
@@ -107,34 +107,33 @@ def _kind_and_text(params: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def read_source(key: SourceKey, special: Collection[str], limits: GrammarLimits) -> GrammarSource:
-    """The grammar as llguidance reads it; `special` are the vocabulary's special tokens."""
+    """The grammar in llguidance's form; `special` are the vocabulary's special tokens."""
     _check_text(key, limits)
     source = _read(key, special, limits)
-    _check_unicode(key.kind, source.text)  # an escape in JSON or GBNF may have spelled a half
+    _check_unicode(key.kind, source.text)  # an escape in JSON or GBNF may be a lone surrogate
     return replace(source, text=_unforced(source)) if _spells(source, special) else source
 
 
 def _spells(source: GrammarSource, special: Collection[str]) -> bool:
-    """Whether the grammar has a text in which a special token is spelled out: "<s>" as letters.
+    """Whether some text of the grammar spells out a special token: "<s>" as letters.
 
-    Literals are put together as if they followed each other; to say yes too often costs no more
-    than a little time.
+    Literals are joined as if they followed each other. A wrong yes costs only a little time.
     """
-    # Outside of literals, Lark names a token that is meant as one.
+    # Outside of literals, Lark names tokens that are meant as tokens.
     texts = "".join(literal[1:-1] for literal in _LITERAL.findall(source.text))
     spelled = _ESCAPE.sub(lambda found: _character(*found.groups()), texts)
     return any(token in spelled for token in special)
 
 
 def _character(in_hex: str | None, plain: str | None) -> str:
-    """What an escape stands for: \\x{3c}, \\u003c and \\< are all "<"."""
+    """The character of an escape: \\x{3c}, \\u003c and \\< are all "<"."""
     code = int(in_hex.strip("{}"), 16) if in_hex else 0
     return plain or (chr(code) if code <= sys.maxunicode else "")
 
 
 def _unforced(source: GrammarSource) -> str:
-    """The same grammar, with no token forced ahead: the tokenizer, asked how to write a text in
-    which a special token is spelled out, would answer with that token."""
+    """The same grammar without forced tokens: asked to write a text that spells out a special
+    token, the tokenizer would answer with that token itself."""
     is_schema = source.schema is not None
     text = f"start: %json {json.dumps(source.schema)}\n" if is_schema else source.text
     return f'%llguidance {{"no_forcing": true}}\n{text}'
@@ -161,7 +160,7 @@ def _read(key: SourceKey, special: Collection[str], limits: GrammarLimits) -> Gr
             tokens=special,
             json_rule=lambda schema: json.dumps(_schema(schema, key, limits)),
         )
-    # A few bytes of regex or Lark may cost minutes, and there are seldom many of them.
+    # A few bytes of regex or Lark may take minutes, and such grammars are rarely many.
     return GrammarSource(key.kind, text, needs_trial=True)
 
 
@@ -187,7 +186,7 @@ def _check_unicode(kind: str, text: str) -> None:
 
 
 def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any]:
-    """The schema as llguidance is to read it, with our options in it and none of its own."""
+    """The schema in llguidance's form, with our options and without options of its own."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):

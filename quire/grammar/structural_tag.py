@@ -1,4 +1,4 @@
-"""Structural tags: free text in which certain tags, once begun, must be finished as told.
+"""Structural tags: free text in which certain tags, once begun, must be completed by given rules.
 
 Two forms are read, both JSON. The older one:
 
@@ -16,12 +16,12 @@ one of
   {"type": "tags_with_separator", "tags": [tag, ...], "separator": ",",
    "at_least_one": false, "stop_after_first": false}
 
-Both become Lark for llguidance, a schema as `%json`. A trigger that is a token of its own in the
-vocabulary is asked for as that token, since the model will not spell it letter by letter.
+Both become Lark for llguidance, a schema as `%json`. A trigger that is a token of the vocabulary is
+written as that token, since a model does not spell it letter by letter.
 
-Free text (any_text, and what stands around triggered tags) runs to the end of the tag that it is
-in, at the first place where that end is written, or else to the end of the answer. The text and
-the end are one lexeme then, so a format writes what closes it along with itself.
+Free text (any_text, and text around triggered tags) runs up to the first place where the end of its
+tag is written, or, outside of tags, to the end of the answer. Text and end are one lexeme, so each
+format is written together with its end.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from quire.grammar.regex import in_slashes, translated
 
 _MAX_DEPTH = 40
 _TEXT = r"/(.|\n)*/"
-# What is read of each format, besides its type. Another field might ask for something else than
-# what would be written, so it is refused unless it is empty.
+# Fields that are read of each format, besides its type. Any other field could ask for something
+# that is not done, so it is refused unless it is empty.
 _FIELDS = {
     "const_string": {"value"},
     "json_schema": {"json_schema"},
@@ -52,15 +52,15 @@ _FIELDS = {
 }
 _SAYS_NOTHING = {"style": "json"}
 
-# What closes a format: the texts of which one follows it, or none where the answer may end there.
+# The possible ends of a format: one of these texts follows it; none where the answer may end.
 Close = tuple[str, ...]
 
 
 def structural_tag_to_lark(
     tag: str, *, tokens: Collection[str], json_rule: Callable[[Any], str]
 ) -> str:
-    """The Lark grammar; `tokens` are the vocabulary's added tokens, `json_rule` makes llguidance's
-    text of a schema."""
+    """The Lark grammar. `tokens` are the vocabulary's added tokens; `json_rule` turns a schema into
+    text for llguidance."""
     try:
         value = json.loads(tag)
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def _items(value: Any, path: str) -> list[Any]:
 
 @lru_cache(maxsize=4)
 def _finder(tokens: frozenset[str]) -> re.Pattern[str]:
-    """Finds the tokens that Lark can name, the longest where several begin."""
+    """A regex that finds the tokens which Lark can name; of several at one place, the longest."""
     named = sorted(filter(_has_a_name, tokens), key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, named))})" if named else r"((?!))")
 
@@ -110,8 +110,8 @@ def _has_a_name(token: str) -> bool:
 
 
 class _Writer:
-    """Collects rules; each method returns what stands for its format inside a rule, with what
-    closes it."""
+    """Collects rules; each method returns the text for its format inside a rule, with the end of
+    the format."""
 
     def __init__(self, tokens: frozenset[str], json_rule: Callable[[Any], str]) -> None:
         self._tokens, self._json_rule = tokens, json_rule
@@ -125,21 +125,21 @@ class _Writer:
         return name
 
     def _literal(self, text: str) -> str:
-        """The text, with the tokens in it asked for as tokens: "<f>x" -> <f> "x"."""
+        """The text, with tokens in it written as tokens: "<f>x" -> <f> "x"."""
         pieces = self._finder.split(text)  # text, token, text, token, ..., text
         quoted = [json.dumps(piece, ensure_ascii=False) if piece else "" for piece in pieces]
         quoted[1::2] = pieces[1::2]
         return " ".join(filter(None, quoted))
 
     def _closed(self, body: str, close: Close) -> str:
-        """What closes a format, behind its `body`."""
+        """`body`, followed by the end of its format."""
         if not close:
             return body
         ends = [self._literal(text) for text in close]
         return f"{body} {ends[0]}" if len(ends) == 1 else f"{body} ({' | '.join(ends)})"
 
     def _free_text(self, close: Close) -> str:
-        """Text up to the first place where it is closed, and what closes it."""
+        """Free text up to the first of its ends, and that end."""
         if not close:
             return _TEXT
         return f"({' | '.join(self._text_up_to(end) for end in close)})"
@@ -149,9 +149,9 @@ class _Writer:
         spelled = f"{_TEXT} {json.dumps(before, ensure_ascii=False)}" if before else _TEXT
         if not rest:
             return self._rule(spelled, "[lazy]")
-        # No text runs over a token, so the longest text before it is the one that is meant.
+        # Text cannot contain a token, so the longest text before the token is the right one.
         token, after = rest
-        text = f"T{len(self.lines)}"  # in upper case: one lexeme
+        text = f"T{len(self.lines)}"  # upper case: one lexeme
         self.lines.append(f"{text}: {spelled}")
         return " ".join(filter(None, (text, token, self._literal(after))))
 
@@ -234,7 +234,7 @@ class _Writer:
         return f"({' | '.join(parts)})"
 
     def _tag(self, value: dict[str, Any], path: str, close: Close, after: str = "") -> str:
-        """A tag whole, or what is left of it `after` its trigger."""
+        """A whole tag, or the rest of it `after` its trigger."""
         begin, end = value.get("begin"), value.get("end")
         if not isinstance(begin, str) or not isinstance(end, str | list):
             _fail(path, "a tag with a text as begin, and a text or texts as end")
@@ -254,7 +254,7 @@ class _Writer:
         return self._closed(f"({one}{more}){sign}", close)
 
     def _tags(self, value: dict[str, Any], path: str) -> list[tuple[str, dict[str, Any]]]:
-        """The tags among which text may go on, so each has an end of its own."""
+        """The tags of a format with text around them, so each must have an end of its own."""
         tags = _items(value.get("tags"), f"{path}.tags")
         found = []
         for i, tag in enumerate(tags):
@@ -268,7 +268,7 @@ class _Writer:
         return found
 
     def _triggered_tags(self, value: dict[str, Any], path: str, close: Close) -> str:
-        """Free text up to a trigger, then one of the tags that begin with it, and so on."""
+        """Free text up to a trigger, then a tag that begins with it, and so on."""
         triggers = set(_texts(value.get("triggers"), f"{path}.triggers"))
         lengths = sorted({len(trigger) for trigger in triggers}, reverse=True)
         by_trigger: dict[str, list[str]] = {}
@@ -292,7 +292,7 @@ class _Writer:
 def _longest_prefix(text: Any, prefixes: set[str], lengths: list[int]) -> str | None:
     """The longest of the prefixes that the text begins with; `lengths` are theirs, longest first.
 
-    Looked up by length: there may be thousands of tags, each with a trigger of its own.
+    Looked up by length, because there may be thousands of tags with different triggers.
     """
     if not isinstance(text, str):
         return None
@@ -307,7 +307,7 @@ def _check_fields(value: dict[str, Any], kind: str, path: str) -> None:
 
 
 def _ends_in_free_text(value: Any) -> bool:
-    """Whether a format has no end of its own: what follows could not be told from its text."""
+    """Whether a format has no end of its own, so that what follows cannot be told from its text."""
     while isinstance(value, dict):
         kind = value.get("type")
         if kind == "or" and isinstance(value.get("elements"), list):

@@ -1,8 +1,8 @@
-"""Trial: tries a grammar in a process that can be killed, before it is compiled in ours.
+"""Trial: tries a grammar in a process that can be killed, before it is compiled in this process.
 
-A compile cannot be interrupted, and a matcher cannot cross processes. So what may be dear is
-compiled twice: there under limits, then here, where it then takes no longer. The process stays
-for the next grammar; it ends with its input, and so with us.
+A compile cannot be interrupted, and a matcher cannot be sent to another process. So a grammar that
+may be expensive is compiled twice: there under limits, then here, where it is known to be fast
+enough. The process stays for the next grammar, and ends with its input, and so with us.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.errors import InvalidGrammar
 from quire.grammar.limits import MIB, GrammarLimits
 from quire.grammar.vocabulary import Vocabulary
 
-# Until the child has read the vocabulary; no grammar's fault, so without haste.
+# Until the child has read the vocabulary, which depends on no grammar and may take long.
 _START_SECONDS = 60.0
 _CHILD = "quire.grammar.child"
 
 
 class Trial:
-    """The child process, started when first needed. One grammar at a time."""
+    """The child process, started when first needed. It tries one grammar at a time."""
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
         self._vocabulary, self._limits = vocabulary, limits
@@ -33,10 +33,10 @@ class Trial:
         self._held: int | None = None  # address space of the child before its next grammar
 
     def run(self, kind: str, text: str) -> str:
-        """What llguidance says of the grammar: "" or its error.
+        """llguidance's error for the grammar, or "".
 
-        Raises InvalidGrammar where it took too much time, memory or stack, and RuntimeError where
-        the child failed on it in another way.
+        Raises InvalidGrammar if it took too much time, memory or stack, and RuntimeError if the
+        child failed on it in another way.
         """
         limits = self._limits
         task = {
@@ -66,7 +66,7 @@ class Trial:
         return error
 
     def start(self) -> None:
-        """Start the child now, rather than when first needed."""
+        """Start the child now, not only when it is first needed."""
         with self._lock:
             self._started()
 
@@ -90,7 +90,7 @@ class Trial:
         return self._child
 
     def _buried(self) -> str:
-        """End the child and say, from how it went, what it died of."""
+        """End the child, and return why it failed, judged by its exit status."""
         child, limits = self._child, self._limits
         if child is None:
             return "its trial was ended"
@@ -103,7 +103,7 @@ class Trial:
         return f"compiling it takes more than {limits.compile_seconds:g} s"
 
     def _short_of_memory(self, *, killed: bool) -> str:
-        """What it needs more of than it got, and which limit on our process is in the way."""
+        """The error for too little memory, or for a limit on our process that is in the way."""
         wanted, set_here = self._limits.trial_memory, _limits_set_here()
         left = resource.getrlimit(resource.RLIMIT_AS)[1] - (self._held or 0)
         if resource.RLIMIT_AS in set_here and left < wanted:
@@ -130,7 +130,7 @@ def _not_started(why: str) -> InvalidGrammar:
 
 
 def _limits_set_here() -> dict[int, str]:
-    """The limits that this process was started under, and hands on to the child."""
+    """The limits that this process was started under, which the child inherits."""
     space, seconds = (resource.getrlimit(n)[1] for n in (resource.RLIMIT_AS, resource.RLIMIT_CPU))
     found = {}
     if space != resource.RLIM_INFINITY:

@@ -1,9 +1,9 @@
-r"""Classes of characters that need tables of Unicode, such as \p{L}, as ranges of code points.
+r"""Character classes that need Unicode's tables, such as \p{L}, as ranges of code points.
 
-Python's tables are of another age than llguidance's, and differ from one Python to the next. So
-llguidance itself is asked, over a vocabulary of the 256 bytes: which byte may come first, which
-behind each of these, and so on. A class takes some tenths of a second, once, so this is for
-forms that are made while others wait for nothing.
+Python's tables are not those of llguidance, and differ between Python versions. So llguidance
+itself is asked, with a vocabulary of the 256 bytes: which bytes may come first, which after each of
+these, and so on. A class takes some tenths of a second, once, so this is only used for forms that
+nothing waits for.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quire.grammar.vocabulary import Vocabulary, open_vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_END = 256  # the token behind the bytes
+_END = 256  # the token after the bytes
 
 
 @lru_cache(maxsize=64)
 def ranges_of(regex: str) -> Ranges | None:
-    """Of a regex for one character as llguidance reads it; None where it reads none."""
+    """The ranges of a regex for one character; None if llguidance cannot read it."""
     from llguidance import LLMatcher
 
     limits = parser_limits(GrammarLimits().lexer_states)
@@ -47,7 +47,7 @@ def ranges_of(regex: str) -> Ranges | None:
 
 
 def _ranges(matcher: LLMatcher, code: int, num_more: int) -> list[tuple[int, int]]:
-    """Behind the bytes of the code so far, which has so many more."""
+    """Ranges of characters that begin with the bits `code` and have `num_more` more bytes."""
     found: list[tuple[int, int]] = []
     for byte in _following(matcher):
         here = code << 6 | byte & 0x3F

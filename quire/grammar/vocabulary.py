@@ -1,8 +1,8 @@
-"""Vocabulary: what llguidance must know of a tokenizer, as data that can cross to a process.
+"""Vocabulary: what llguidance must know about a tokenizer, as data that can be sent to a process.
 
-A byte-level or byte-fallback tokenizer crosses as its own JSON, which llguidance reads with the
-same library that we use. Any other one crosses as the bytes of each token. Token ids that the
-model has beyond its tokenizer (a padded vocabulary) stand for nothing and are never allowed.
+A byte-level or byte-fallback tokenizer is sent as its own JSON, which llguidance reads with the
+same library that we use. Any other is sent as the bytes of each token. Token ids that the model has
+beyond its tokenizer (a padded vocabulary) are no tokens and are never allowed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Bits = npt.NDArray[np.uint32]
 class Vocabulary:
     """`size` ids of a model, of which the first `num_known` have a token.
 
-    One of `tokenizer_json` and `tokens` is set. `special` are the tokens that stand outside the
-    text, such as <|im_end|>, by their spelling.
+    One of `tokenizer_json` and `tokens` is set. `special` are the tokens that are not text, such as
+    <|im_end|>, as they are written.
     """
 
     size: int
@@ -64,7 +64,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> Vo
             f"eos ids {list(eos_ids)}, {num_known} tokens",
             parameter="structured_outputs",
         )
-    # llguidance, too, takes every added token in angle brackets for one that is no text.
+    # llguidance also treats every added token in angle brackets as one that is not text.
     special_ids = sorted(
         i
         for i, text in added.items()
@@ -86,7 +86,7 @@ def vocabulary_of(tokenizer: Tokenizer, size: int, eos_ids: Sequence[int]) -> Vo
 def _llguidance_reads(backend: Any, ids: dict[str, int], size: int) -> bool:
     """Whether llguidance finds the same bytes in the tokenizer's JSON as we do.
 
-    It numbers tokens without gaps, and knows decoders with bytes in them only.
+    It numbers tokens without gaps, and supports only decoders of bytes.
     """
     if len(ids) > size or len(set(ids.values())) != max(ids.values(), default=-1) + 1:
         return False
@@ -114,10 +114,10 @@ def _is_byte(token: str) -> bool:
 def open_vocabulary(
     vocabulary: Vocabulary, encode: Callable[[str], list[int]] | None = None
 ) -> LLTokenizer:
-    """llguidance's tokenizer; about a second for 150,000 tokens.
+    """llguidance's tokenizer; takes about a second for 150,000 tokens.
 
-    `encode` spells a text in tokens where only bytes are known; without it the longest token
-    that fits comes first.
+    `encode` splits a text into tokens if only their bytes are known; without it the longest token
+    that fits is taken first.
     """
     from llguidance import LLTokenizer
 
@@ -148,7 +148,7 @@ class _TokenTable:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """Ids whose bytes are exactly the text: the tokenizer's own, or the longest that fit."""
+        """Ids whose bytes are exactly the text: from the tokenizer, else the longest that fit."""
         wanted = text.encode()
         ids = self._encode(text) if self._encode is not None else []
         for start in (0, 1):  # a tokenizer may put a space of its own before a text
@@ -164,13 +164,13 @@ class _TokenTable:
                     ids.append(self._ids[wanted[at:end]])
                     at = end
                     break
-            else:  # a character that no token has: llguidance then forces nothing here
+            else:  # no token has this character: llguidance then forces nothing here
                 return ids
         return ids
 
 
 def known_bits(vocabulary: Vocabulary) -> Bits | None:
-    """A mask of the ids that have a token; None where all have one."""
+    """A mask of the ids that are tokens; None if all are."""
     if vocabulary.num_known == vocabulary.size:
         return None
     bits = np.zeros(-(-vocabulary.size // 32) * 4, np.uint8)
@@ -180,7 +180,7 @@ def known_bits(vocabulary: Vocabulary) -> Bits | None:
 
 
 def check_mask(bits: Bits, num_words: int) -> None:
-    """Whether a mask can be written here."""
+    """Check that a mask can be written to this array."""
     if bits.dtype != np.uint32 or not bits.flags.c_contiguous:
         raise TypeError("a mask is a contiguous array of uint32")
     if len(bits) != num_words:

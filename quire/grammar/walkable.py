@@ -1,8 +1,8 @@
 """Regular grammars in the form that a device follows by itself (steps/automata.py).
 
-The device draws every token, where the host gives a row those that are forced without drawing. So
-it must know of each state the token that is forced there, and following these one by one must lead
-to the same tokens as following all at once. Grammars of which that is not so have no such form.
+The device draws every token, also those that the host would give a row without drawing. So it must
+know the token that is forced in each state, and following these one by one must give the same
+tokens as forcing all at once. Grammars where that is not so have no such form.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 def walkable_form(
     automaton: Automaton, first: LLMatcher, texts: TokenTexts
 ) -> WalkableGrammar | None:
-    """`first` is llguidance's matcher at the beginning, which is used up."""
+    """The form for a device, or None. `first`, llguidance's matcher at the start, is used up."""
     by_byte = _byte_tokens(texts)
     leads = (automaton.follows != DEAD) & (by_byte != NO_TOKEN)
-    # From every state some token must lead on, and a state be reached to be asked about.
+    # Every state must have a token that leads on, and be reachable by single-byte tokens.
     if not (leads.any(axis=1) | automaton.ends).all():
         return None
     forced = _forced_tokens(automaton, first, by_byte, leads)
@@ -41,7 +41,7 @@ def walkable_form(
 
 
 def _byte_tokens(texts: TokenTexts) -> Ints:
-    """For every byte the token that is this byte alone. [256]"""
+    """For every byte the token that consists of it alone. [256]"""
     found = np.full(256, NO_TOKEN, np.int32)
     single = np.flatnonzero(np.diff(texts.offsets) == 1)
     found[texts.texts[texts.offsets[single]]] = single
@@ -51,8 +51,8 @@ def _byte_tokens(texts: TokenTexts) -> Ints:
 def _forced_tokens(
     automaton: Automaton, first: LLMatcher, by_byte: Ints, leads: npt.NDArray[np.bool_]
 ) -> dict[int, list[int]] | None:
-    """The tokens that are forced in each state with a single way on. What they are depends on the
-    state alone, so llguidance is led there byte by byte. None where it cannot be."""
+    """The tokens that are forced in each state with a single way on. They depend on the state only,
+    so llguidance is led there byte by byte. None if that is not possible."""
     is_forced = automaton.forces
     forces = np.flatnonzero(is_forced)
     if not len(forces):
@@ -78,7 +78,7 @@ def _forced_tokens(
 
 
 def _parents(automaton: Automaton, leads: npt.NDArray[np.bool_]) -> Ints:
-    """From which state, by which byte, each is first reached; DEAD where none leads there."""
+    """(state, byte) from which each state is first reached; DEAD if it is not reachable."""
     found = np.full((len(automaton.accepts), 2), DEAD, np.int32)
     found[0, 0] = 0
     left = [0]
@@ -93,8 +93,8 @@ def _parents(automaton: Automaton, leads: npt.NDArray[np.bool_]) -> Ints:
 
 
 def _in_order(came_from: Ints, wanted: npt.NDArray[np.int64]) -> Iterator[int]:
-    """The states on the ways to those that are wanted, each after the one it is reached from and
-    before anything that is not reached by it."""
+    """The states on the ways to the wanted ones, depth first: each follows its parent, with all
+    states that are reached from it before any others."""
     on_way: set[int] = set()
     for state in wanted.tolist():
         while state not in on_way:
@@ -111,8 +111,8 @@ def _in_order(came_from: Ints, wanted: npt.NDArray[np.int64]) -> Iterator[int]:
 
 
 def _is_consistent(automaton: Automaton, forced: dict[int, list[int]], texts: TokenTexts) -> bool:
-    """Whether behind the first of several forced tokens the others are forced as well. They are
-    not where a character is cut in two."""
+    """Whether after the first of several forced tokens the others are forced, too. They are not
+    where a character is split over tokens."""
     for state, tokens in forced.items():
         if len(tokens) < 2:
             continue
