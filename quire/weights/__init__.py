@@ -1,1 +1,1 @@
-"""Model files: finding them, reading them safely, and turning them into named tensors."""
+"""Model files: finds them, reads them safely, and makes named tensors of them."""

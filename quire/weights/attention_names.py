@@ -1,4 +1,4 @@
-"""The weights of a layer's attention, of every kind that a plan can ask for. No torch."""
+"""The weights of a layer's attention, for every kind of plan. No torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def state_weights(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
 
 
 def cross_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight]:
-    """Keys and values are the encoder's (models/towers)."""
+    """The encoder makes keys and values (models/towers)."""
     width = plan.num_heads * plan.head_dim
     for name, stored, rows, columns, bias in (
         ("cross.q", layer.names.cross_q, width, layer.hidden, plan.qkv_bias),
@@ -99,8 +99,9 @@ def _latent(layer: LayerParts, plan: AttentionPlan, latent: LatentPlan) -> Itera
 def _by_key_head(
     layer: LayerParts, plan: DeltaNetPlan
 ) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """q, k, v and the gate, and rates with decays, each of one tensor that has them by head of
-    k. A GGUF file has q, k and v in one, the gate in another."""
+    """q, k, v and the gate, and rates with decays: in files of Hugging Face each of the two is one
+    tensor, ordered by head of k. A GGUF file has q, k and v in one tensor, and the gate in
+    another."""
     names, keys, per_key = layer.names, plan.num_key_heads, plan.num_heads // plan.num_key_heads
     sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
     q, k, v, gate = layer.by_head(names.qkvz[0], keys, sizes)
@@ -119,20 +120,20 @@ def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:
         queries, _ = _gated_queries(layer, plan)
         ordered = tuple(_turned(layer, one, 1, plan) for one in queries)
         return (*ordered, _turned(layer, qkv[1], heads[1], plan), qkv[2])
-    # v is not turned, so its rows stay.
+    # v is not rotated, so its rows stay in order.
     turned = heads[:2] if len(qkv) > 1 else (sum(heads[:2]),)
     ordered = tuple(_turned(layer, *pair, plan) for pair in zip(qkv, turned, strict=False))
     return (*ordered, *qkv[len(ordered) :])
 
 
 def _gated_queries(layer: LayerParts, plan: AttentionPlan) -> list[tuple[Stored, ...]]:
-    """q, and the gate of what it attends to, which q's tensor has by head."""
+    """The parts of q and of its output gate, which q's tensor has alternately, head by head."""
     return layer.by_head(layer.names.qkv[0], plan.num_heads, (plan.head_dim, plan.head_dim))
 
 
 def _by_group(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[Stored]:
-    """q, k and v, cut out of a tensor that has them by KV head in files of Hugging Face, and in
-    this order in GGUF files."""
+    """q, k and v, cut from a single tensor that in files of Hugging Face is ordered by KV head;
+    GGUF files have q, k and v one after the other."""
     queries, size = plan.num_heads // plan.num_kv_heads, plan.head_dim
     q, k, v = layer.by_head(name, plan.num_kv_heads, (queries * size, size, size))
     q = tuple(_turned(layer, one, queries, plan) for one in q)
@@ -141,7 +142,7 @@ def _by_group(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[St
 
 
 def _turned(layer: LayerParts, stored: Stored, heads: int, plan: AttentionPlan) -> Stored:
-    """The part with the order of its first `heads` heads, which are turned."""
+    """The part with the row order of its first `heads` heads, which are rotated."""
     size, rope = plan.head_dim, plan.rope
     dims = size if rope is None else rope.dims
     order = deinterleaved(heads, size, dims) if layer.family.gguf_interleaved else None
@@ -150,6 +151,6 @@ def _turned(layer: LayerParts, stored: Stored, heads: int, plan: AttentionPlan) 
 
 
 def _without_second(weight: Weight) -> Weight:
-    """The same where files have no second part: it is zeros."""
+    """The weight without its stored second part, which is zeros instead."""
     first, second, third = weight.parts
     return replace(weight, parts=(first, replace(third, zeros=second.rows)))

@@ -1,7 +1,7 @@
-"""Which tensors a directory of safetensors files holds, and where their bytes are. No torch.
+"""Which tensors a directory of safetensors files has, and where their bytes are. No torch.
 
-Headers only: a file's claims are checked against its size before anything is read or allocated.
-Shards are named by their way down from the directory; a link may lead to another place inside it
+Only headers are read: a file's claims are checked against its size before anything is read or
+allocated. Shards are named relative to the directory. A link may lead to another place inside it
 or, as in a Hub cache, from snapshots/<commit>/ to the blobs beside it, and nowhere else.
 """
 
@@ -47,13 +47,13 @@ def _indexed(directory: Path) -> dict[str, StoredTensor]:
     headers = {
         name: read_header(checked_file(directory, name)) for name in sorted({*weight_map.values()})
     }
-    # An index may name what its files lack: the head of a tied model, layers that were cut off.
-    # What the model needs of it is missed by name when it is read.
+    # An index may name tensors that its files lack: the head of a tied model, layers that were cut
+    # off. A tensor that the model needs is reported by name when it is read.
     return {key: headers[name][key] for key, name in weight_map.items() if key in headers[name]}
 
 
 def _loose_files(directory: Path) -> list[str]:
-    # consolidated.* is the same model again, under names of another framework.
+    # consolidated.* is the same model again, with the names of another framework.
     names = sorted(os.listdir(directory))
     found = [n for n in names if n.endswith(".safetensors") and not n.startswith("consolidated")]
     if found:
@@ -74,14 +74,15 @@ def _loose_files(directory: Path) -> list[str]:
 
 
 def checked_file(directory: Path, name: str) -> Path:
-    """The path of a file of the model, in a folder of it perhaps: no way out of the directory."""
+    """The path of a file of the model, which may be in a subfolder but not outside of the
+    directory."""
     if {"", ".", ".."} & {*name.split("/")} or {"\\", "\0"} & {*name}:
         raise CorruptModel(f"{name[:200]!r} is not the name of a file in {directory}; refused")
     return check_inside(directory, directory / name)
 
 
 def check_inside(directory: Path, path: Path) -> Path:
-    """The path again, if what it leads to is a regular file of this model and of no other place."""
+    """Return the path if it leads to a regular file of this model, and to no other place."""
     try:
         real = path.resolve(strict=True)
         mode = real.stat().st_mode
@@ -122,7 +123,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     start = 8 + length
     tensors = {key: _entry(path, key, entry, start, size) for key, entry in header.items()}
     check_no_overlap([tensor for tensor in tensors.values() if tensor.num_bytes])
-    # Inside the file, apart from each other and as many bytes as there are: no holes either.
+    # Tensors are inside the file and do not overlap; with this check there are no gaps either.
     stored = sum(tensor.num_bytes for tensor in tensors.values())
     if start + stored != size:
         raise CorruptModel(

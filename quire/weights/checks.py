@@ -1,5 +1,5 @@
-"""What is checked of a model's files before the first weight is read: that each is there, with its
-shape, in a format we read, and that there is memory for all of them."""
+"""Checks of a model's files before the first weight is read: each weight is there, has its shape
+and a format that quire reads, and there is memory for all of them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from quire.weights.within import Within
 
 _LAYER = re.compile(r".*?layers\.(\d+)\.(.+)")
 TIE = '; hf_overrides={"tie_word_embeddings": True} takes the embedding for it'
-# Tools whose own files say in no config that they are quantised, by how a weight's tensors end.
+# Tools whose files do not say in any config that weights are quantised, by the ends of tensor
+# names.
 _OTHER_TOOLS = {".W_q": "HQQ", ".weight._data": "quanto"}
 _OF_PEFT = re.compile(r"\.(base_layer|lora_[AB]|lora_embedding_[AB])\b")
 
 
 def check_merged(stored: Iterable[str], files: ModelFiles) -> None:
-    """Refuse a base that was saved with an adapter of PEFT still in it."""
+    """Refuse a model that was saved with an adapter of PEFT inside."""
     inside = next((one for one in stored if files.kind == "hf" and _OF_PEFT.search(one)), None)
     if inside is not None:
         raise UnsupportedModel(
@@ -70,7 +71,7 @@ def sources_of(
 def _missing(
     name: str, stored: Mapping[str, StoredTensor], files: ModelFiles
 ) -> CorruptModel | UnsupportedModel:
-    """A tensor that is not there, or that the file has under a name which quire does not know."""
+    """The error for a tensor that is missing, or that has a name which quire does not know."""
     wrapped = next((one for one in stored if one.endswith(f".{name}")), None)
     if wrapped is not None and files.kind != "gguf":
         before = wrapped.removesuffix(name)
@@ -102,7 +103,7 @@ def _missing(
 def _stored_place(
     part: Part, stored: Mapping[str, StoredTensor], files: ModelFiles
 ) -> tuple[str, Within]:
-    """The tensor that a part is in, and which of it it is."""
+    """The tensor that contains a part, and which part of the tensor it is."""
     if files.kind == "gguf":
         places = ((part.gguf, part.gguf_within), *part.gguf_else)
         return next((one for one in places if one[0] in stored), places[0])
@@ -120,10 +121,10 @@ def check_unused(
     spec: ModelSpec,
     files: ModelFiles,
 ) -> None:
-    """Say which tensors nothing was made of; refuse a model that has one in its layers."""
+    """Note which tensors are not used; refuse the model if one of them is in its layers."""
     used = {name for _, sources in plan for source in sources for name in _names(source)}
     head = (head_name(spec),) if spec.tied_embeddings else ()
-    # The head of a classifier is read by pooling.
+    # Pooling reads the head of a classifier.
     labels = ("score.weight",) if "SequenceClass" in str(files.config.get("architectures")) else ()
     ignored = (*COMPUTED, *family_named(spec.family).buffers, *head, *labels)
     unused = [
@@ -152,7 +153,7 @@ def _names(source: Source) -> list[str]:
 
 
 def _is_empty_bias(tensor: StoredTensor) -> bool:
-    """Whether a tensor is a bias of zeros, as some tools write beside every weight."""
+    """Whether a tensor is a bias of zeros, which some tools write beside every weight."""
     is_bias = tensor.name.endswith(".bias") and tensor.format.name in PLAIN
     return is_bias and not bool(read_tensor(tensor).any())
 
@@ -160,7 +161,7 @@ def _is_empty_bias(tensor: StoredTensor) -> bool:
 def check_memory(
     weights: list[Weight], dtype: torch.dtype, device: torch.device, *, beside: int = 0
 ) -> None:
-    """Refuse weights that do not fit, with `beside` bytes of others."""
+    """Refuse weights that do not fit into memory together with `beside` more bytes."""
     needed = beside + sum(
         math.prod(weight.shape) * (4 if weight.is_wide else dtype.itemsize) for weight in weights
     )
@@ -175,7 +176,7 @@ def check_memory(
 
 
 def _available(device: torch.device) -> int | None:
-    """Free bytes of a device, None where the system does not say."""
+    """Free bytes of a device, None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_memory() if device.type == "cpu" else None

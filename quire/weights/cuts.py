@@ -1,7 +1,7 @@
-"""Which rows and columns of each weight one rank of several has, and where they lie in files.
+"""Which rows and columns of each weight a rank has, and where they are in files.
 
-What is not named here is not divided yet, and that is an error: a weight that every rank had whole
-by mistake would be added up several times. No torch.
+Weights not named here cannot be divided yet, which is an error: if every rank had such a weight
+whole, it would be added up several times. No torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _EXPERT = re.compile(r"mlp\.experts\.\d+\.(.+)")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows of a whole weight, one range after the other, and a range of its columns (None: all).
-    It has `height` rows; those beyond the ranges are zeros."""
+    """A rank's share of a weight: ranges of its rows, and a range of its columns (None: all). The
+    share has `height` rows; those after the ranges are zeros."""
 
     rows: tuple[range, ...]
     height: int
@@ -43,9 +43,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of a stored tensor that become rows first .. first + rows of a weight: their order, what
-    is added to them, which of their columns are wanted (None: all), and whether they are -exp of
-    what is wanted."""
+    """Rows of a stored tensor that become rows first .. first + rows of a weight: their order, a
+    number added to them, the wanted columns (None: all), and whether the file has -exp of the
+    numbers."""
 
     first: int
     rows: int
@@ -57,7 +57,7 @@ class Piece:
 
 
 def pieces_of(stored: Iterable[Piece], cut: Cut) -> Iterator[Piece]:
-    """What a rank reads of a weight that is stored in these pieces."""
+    """The pieces that a rank reads of a weight that is stored in these pieces."""
     at, whole = 0, tuple(stored)
     for wanted in cut.rows:
         for piece in whole:
@@ -71,7 +71,7 @@ def pieces_of(stored: Iterable[Piece], cut: Cut) -> Iterator[Piece]:
 
 
 def _rows(piece: Piece, rows: range) -> Piece:
-    """Some rows of a piece, of whole heads where these have an order."""
+    """Some rows of a piece; whole heads, if it has an order."""
     source, order = piece.source, piece.order
     if len(rows) < piece.rows:
         source = source.rows(rows.start, len(rows))
@@ -86,7 +86,7 @@ def whole_of(weight: Weight) -> Cut:
 
 
 def cut_of(weight: Weight, spec: ModelSpec, share: RankShare) -> Cut:
-    """What a rank has of a weight of the model of this spec."""
+    """A rank's share of a weight."""
     if share.size == 1:
         return whole_of(weight)
     name, _, kind = weight.name.rpartition(".")
@@ -144,14 +144,14 @@ class _LayerCut:
         return None
 
     def _cross(self, name: str, plan: AttentionPlan) -> Cut | None:
-        """Keys and values of a rank's heads are made by its tower (models/towers/hearing.py)."""
+        """A rank's tower makes the keys and values of its heads (models/towers/hearing.py)."""
         own = _times(self.share.heads(plan), plan.head_dim)
         if name == "q":
             return self._of_rows(own)
         return self._of_columns(own) if name == "o" else None
 
     def _latent(self, name: str, heads: range, plan: LatentPlan) -> Cut | None:
-        """Every rank makes and keeps the row of a token; what is of single heads is divided."""
+        """Every rank makes and keeps the row of a token; weights of single heads are divided."""
         if name in ("q_a", "q_a_norm", "kv_a", "kv_a_norm"):
             return whole_of(self.weight)
         if name in ("q", "q_b"):
@@ -180,7 +180,7 @@ class _LayerCut:
         return Cut(rows, sum(map(len, rows)))
 
     def _of_columns(self, columns: range) -> Cut:
-        """Of a product whose results are added up; so its bias is the first rank's alone."""
+        """For a product whose results are added up over ranks: only the first rank has its bias."""
         if not self.is_bias:
             return replace(whole_of(self.weight), columns=columns)
         height = self.weight.shape[0]

@@ -1,8 +1,8 @@
-"""Stored blocks -> codes and scales -> numbers, in torch, on whatever device the bytes are.
+"""Stored blocks -> codes and scales -> numbers, in torch, on the device of the bytes.
 
-BLOCKS says once how the blocks of a format come apart. Products and sums are in the order that
-llama.cpp's definition has them, so numbers are bitwise those of the `gguf` package. Knows nothing
-of files or names.
+BLOCKS describes how the blocks of each format are taken apart. Products and sums are in the order
+of llama.cpp's definition, so numbers are bitwise those of the `gguf` package. Knows nothing of
+files or names.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A format: how `raw [blocks, bytes]` comes apart. A weight is (code - zero) * scale + minimum,
-    or what the table has for its code in place of code - zero."""
+    """A format: how `raw [blocks, bytes]` is taken apart. A weight is (code - zero) * scale +
+    minimum; with a table, the table's entry for the code takes the place of code - zero."""
 
     part: Callable[[Tensor], Parts]
     zero: int = 0
@@ -40,7 +40,7 @@ class Blocks:
 
 def dequantise_into(out: Tensor, raw: Tensor, format: str, scale: float = 1.0) -> None:
     """Fill `out` (contiguous, any float dtype) with the weights in `raw` (flat uint8), times a
-    scale; all that is rounded once."""
+    scale, rounded once."""
     if format in PLAIN:
         numbers = raw.view(PLAIN[format])
         out.view(-1).copy_(numbers if scale == 1.0 else numbers.float() * scale)
@@ -60,8 +60,8 @@ def dequantise_into(out: Tensor, raw: Tensor, format: str, scale: float = 1.0) -
 
 
 def _fill(out: Tensor, format: Blocks, raw: Tensor) -> None:
-    """The numbers of blocks, [blocks, weights]. Scales are of equal runs of them: 16 scales over
-    256 weights are of 16 each."""
+    """Fill `out` [blocks, weights]. Scales are for equal runs of weights: 16 scales over 256
+    weights are for 16 each."""
     codes, scales, minima = format.part(raw)
     if format.table is None:
         out.copy_(codes)
@@ -134,7 +134,7 @@ def _q3_k(raw: Tensor) -> Parts:
     low = torch.cat([raw[:, 96:104] & 15, raw[:, 96:104] >> 4], 1)
     high = torch.cat([(raw[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], 1)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    # The mask's bit says that 4 is *not* taken away.
+    # A mask bit of 1 means that 4 is *not* subtracted.
     codes = _crumbs(raw[:, 32:96]) | (_planes(raw[:, :32]) << 2)
     return codes, _half(raw, 108) * scales, None
 
@@ -160,7 +160,7 @@ def _q6_k(raw: Tensor) -> Parts:
     return codes, _half(raw, 208) * raw[:, 192:208].view(torch.int8), None
 
 
-# What the codes of IQ4 stand for: closer together around zero, where most weights are.
+# The numbers of IQ4's codes: denser around zero, where most weights are.
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 # fp4 numbers (1 bit of fraction, 2 of exponent), doubled to be whole.
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -176,20 +176,21 @@ def _iq4_xs(raw: Tensor) -> Parts:
 
 def _mxfp4(raw: Tensor) -> Parts:
     power = raw[:, :1].int()
-    # Half of 2^(power - 127), as the bits of a float32; the two smallest have no leading one.
+    # Half of 2^(power - 127), as the bits of a float32; the two smallest are subnormal.
     bits = torch.where(power < 2, 0x00200000 << power, (power - 1) << 23)
     return _nibbles(raw[:, 1:], 16), bits.view(torch.float32), None
 
 
 def _nvfp4(raw: Tensor) -> Parts:
-    # Scales of 16 weights each are fp8 numbers without a sign; the table is doubled to be whole.
+    # Scales, each for 16 weights, are fp8 numbers without sign; they are halved, as the table is
+    # doubled to be whole.
     scales = (raw[:, :4] & 127).view(torch.float8_e4m3fn).float() * 0.5
     return _nibbles(raw[:, 4:], 8), scales.nan_to_num(0.0), None
 
 
 def _trits(raw: Tensor, count: int) -> Tensor:
-    """Values 0, 1, 2: `count` of them in each byte as digits of a fraction to base 3, the first
-    of all bytes, then the second of all, and so on."""
+    """Values 0, 1, 2: each byte has `count` of them as digits of a fraction in base 3. First come
+    the first digits of all bytes, then the second digits, and so on."""
     digits = [((raw * 3**i).to(torch.int16) * 3) >> 8 for i in range(count)]
     return torch.cat(digits, 1)
 

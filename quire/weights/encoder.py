@@ -1,4 +1,4 @@
-"""The stored tensors of an encoder as named weights: checked first, then read one by one."""
+"""The stored tensors of an encoder as named weights: all checked first, then read one by one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quire.weights.formats import READABLE, StoredTensor
 from quire.weights.read_rows import read_tensor
 from quire.weights.source import ModelFiles
 
-# What files converted from TensorFlow call them.
+# Names in files that were converted from TensorFlow.
 _OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeight:
-    """One weight and the stored tensors that fill it from the top, which have so many rows each;
-    with `is_turned` its second half stands first in them."""
+    """One weight, and the stored tensors that fill it from the top, with their numbers of rows. If
+    `is_turned`, the stored tensor has the second half of the rows first."""
 
     name: str
     shape: tuple[int, ...]
@@ -113,7 +113,7 @@ def load_encoder_weights(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> dict[str, Tensor]:
-    """The weights of an encoder on `device`, by quire's names: in `dtype`, norms in float32."""
+    """The weights of an encoder on `device`, by quire's names, in `dtype`; norms in float32."""
     stored = files.stored_tensors()
     plan = [
         (weight, [_found(*one, weight, stored, family, files) for one in _parts(weight)])
@@ -139,7 +139,7 @@ def dummy_encoder_weights(
     device: torch.device | str,
     seed: int,
 ) -> dict[str, Tensor]:
-    """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02."""
+    """Random weights of the right shapes: norms are 1, all others normal with deviation 0.02."""
     made, generator = {}, torch.Generator().manual_seed(seed)
     for weight in encoder_weights(spec, family):
         out = torch.empty(weight.shape)
@@ -152,7 +152,7 @@ def dummy_encoder_weights(
 
 
 def _is_norm(weight: EncoderWeight) -> bool:
-    """Norms are computed in float32, whatever type products have."""
+    """Norms are computed in float32, whatever the dtype of products."""
     return weight.name.rpartition(".")[0].endswith("norm")
 
 
@@ -193,7 +193,7 @@ def _check_unused(
     family: EncoderFamily,
     files: ModelFiles,
 ) -> None:
-    """In a layer there are no tensors beside those: they are a part that quire does not know."""
+    """Refuse other tensors in a layer: quire does not know their part of the model."""
     known = set(used)
     layers = family.names.layer.partition("{}")[0]
     for name, tensor in stored.items():

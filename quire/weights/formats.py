@@ -1,4 +1,4 @@
-"""How weights lie in files: the storage formats, and where one tensor's bytes are. No torch here.
+"""How weights are stored in files: the formats, and where one tensor's bytes are. No torch.
 
 A format packs `block` weights into `block_bytes` bytes; plain numbers are blocks of one.
 """
@@ -23,11 +23,11 @@ class StorageFormat:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is: `num_bytes` at `offset` of the file `path`, rows first in `shape`.
+    """Where a tensor is: `num_bytes` at `offset` of the file `path`; `shape` has rows first.
 
-    Those bytes may hold more: every `step`-th row from `first` on is of the tensor, and of a
-    tensor that is `turned` the rows stand there as columns. `scales`: what its numbers are to be
-    multiplied by, one for all or one for each of the first dimension; none is 1."""
+    The bytes may hold more than the tensor: its rows are every `step`-th from `first` on. If
+    `turned`, the file has the transposed tensor. `scales`: factors of its numbers, one for all or
+    one for each index of the first dimension; empty means 1."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class StoredTensor:
         return self.num_bytes // self.shape[0]
 
     def rows(self, first: int, count: int, step: int = 1) -> StoredTensor:
-        """Some rows of it: every `step`-th from `first` on."""
+        """Some rows of the tensor: every `step`-th from `first` on."""
         shape = (count, *self.shape[1:])
         if self.is_scattered or step > 1:
             at = self.first + first * self.step
@@ -58,7 +58,7 @@ class StoredTensor:
 
     @property
     def is_scattered(self) -> bool:
-        """Whether its rows lie apart from each other in the file."""
+        """Whether its rows are not contiguous in the file."""
         return self.turned or self.step > 1
 
 
@@ -66,7 +66,7 @@ def _formats(*sizes: tuple[str, int, int]) -> dict[str, StorageFormat]:
     return {name: StorageFormat(name, block, size) for name, block, size in sizes}
 
 
-# What a weight may be stored in.
+# The formats in which weights are read.
 READABLE = _formats(
     ("F64", 1, 8),
     ("F32", 1, 4),
@@ -98,8 +98,9 @@ READABLE = _formats(
     ("Q1_0", 128, 18),
 )
 
-# GGUF numbers its formats. What has a name here but no entry in READABLE is refused by that name;
-# some are given up, and old files still have them. Q2_0 has blocks of 64 or 128, by who wrote it.
+# GGUF numbers its formats. Those without an entry in READABLE are refused by name; some are
+# obsolete but still in old files. Q2_0 has blocks of 64 or 128, depending on the tool that wrote
+# it.
 _GGUF_NAMES = (
     "F32 F16 Q4_0 Q4_1 Q4_2 Q4_3 Q5_0 Q5_1 Q8_0 Q8_1 Q2_K Q3_K Q4_K Q5_K Q6_K Q8_K "
     "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS I8 I16 I32 I64 F64 IQ1_M BF16 "
@@ -108,7 +109,7 @@ _GGUF_NAMES = (
 )
 GGUF_TYPES = dict(enumerate(_GGUF_NAMES.split()))
 
-# safetensors also holds integers and the like, which no weight of ours may be stored in.
+# safetensors also has integers and other types in which no weight may be stored.
 SAFETENSORS_DTYPES = {
     **{name: READABLE[name] for name in ("F64", "F32", "F16", "BF16")},
     **_formats(("BOOL", 1, 1), ("U8", 1, 1), ("I8", 1, 1), ("U16", 1, 2), ("I16", 1, 2)),
@@ -120,7 +121,7 @@ SAFETENSORS_DTYPES = {
 
 
 def num_bytes_of(shape: tuple[int, ...], format: StorageFormat, *, row: int, what: str) -> int:
-    """Bytes a tensor takes in a format; `row` weights lie together and must be whole blocks."""
+    """The bytes of a tensor in a format; `row` contiguous weights must be whole blocks."""
     if row % format.block:
         raise CorruptModel(
             f"{what} {shape}: {row:,} weights do not divide into {format.name} blocks "

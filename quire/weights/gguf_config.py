@@ -1,6 +1,6 @@
-"""GGUF metadata as a ModelSpec: translated into Hugging Face's words, then read as those. No torch.
+"""GGUF metadata as a ModelSpec: translated to a Hugging Face config, then read as one. No torch.
 
-What GGUF does not say in its metadata is read off the tensors: biases, tied embeddings, factors of
+What the metadata do not contain follows from the tensors: biases, tied embeddings, factors of
 rotary frequencies, and how experts are scored.
 """
 
@@ -26,8 +26,8 @@ from quire.weights.gguf_metadata import plain_metadata, shortest
 from quire.weights.gguf_windows import check_windows, layer_types, read_window
 from quire.weights.hf_config import spec_from_hf
 
-# Metadata of an architecture that is read here, and what changes nothing. Any other key must be
-# zero or off: it stands for a part that these models do not have.
+# Metadata that are read here, and those without effect. Any other key must be zero or false: it
+# belongs to a feature that these models do not have.
 _TOP = ("vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length")
 _ATTENTION = (
     *("head_count", "head_count_kv", "key_length", "value_length"),
@@ -55,12 +55,13 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _MAY_BE_BIASED = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
-# Factors that leave a model as it is when they are 1.
+# Factors that change nothing if they are 1.
 _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 
 
 def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-    """The spec of a GGUF file; `overrides` are in Hugging Face's words, as for any other model."""
+    """The spec of a GGUF file; `overrides` are keys of a Hugging Face config, as for other
+    models."""
     fields = Fields({**_gating(file), **plain_metadata(file.metadata)}, file.path.name)
     config = _config(file, fields)
     spec = spec_from_hf(config, overrides, source=file.path.name)
@@ -81,7 +82,7 @@ def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> M
 
 
 def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
-    """The layer with the biases that the file has, which its metadata do not mention."""
+    """The layer, with the biases for which the file has tensors: metadata do not mention them."""
     biased = {name: f"blk.{index}.{name}.bias" in file.tensors for name in _MAY_BE_BIASED}
     qkv = biased["attn_q"] or biased["attn_qkv"]
     attention = replace(layer.attention, qkv_bias=qkv, o_bias=biased["attn_output"])
@@ -91,8 +92,8 @@ def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
 
 
 def _gating(file: GgufFile) -> dict[str, int]:
-    """Sigmoids, where experts are chosen with a bias: no model adds one to a softmax, and early
-    files of some models do not say which of the two they have."""
+    """Sigmoids, if experts are chosen with a bias: no model adds a bias to a softmax, and early
+    files of some models do not name the function."""
     arch = file.metadata.get("general.architecture")
     has_bias = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     return {f"{arch}.expert_gating_func": SIGMOID} if has_bias else {}
@@ -137,12 +138,12 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         config |= family.gguf_words(fields, config)
     if window is not None:
         config["sliding_window"] = window
-    # A family may know the window, and give layers that have it a theta of their own.
+    # A family may have set the window, and its layers with one may have a theta of their own.
     return config if config.get("sliding_window") is None else config | layer_types(fields, config)
 
 
 def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
-    """What no metadata mention, by the words of those families that differ in it."""
+    """Config values that metadata do not have, under the keys that families read."""
     return {
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
@@ -151,7 +152,7 @@ def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
 
 
 def _eps(fields: Fields, arch: str) -> dict[str, float]:
-    """What norms add to mean squares, or to variances, by the words that families have."""
+    """The epsilon of norms, under the keys that families read."""
     key = f"{arch}.attention.layer_norm_epsilon"
     if fields.values.get(key) is None:
         return {
@@ -162,7 +163,7 @@ def _eps(fields: Fields, arch: str) -> dict[str, float]:
 
 
 def _experts(fields: Fields, arch: str) -> dict[str, int]:
-    """What is said of experts, by the words that families have; empty where there are none."""
+    """Config values for experts, under the keys that families read; empty without experts."""
     if fields.values.get(f"{arch}.expert_count", 0) == 0:
         return {}
     count = fields.count(f"{arch}.expert_count")
@@ -183,7 +184,7 @@ def _num_layers(file: GgufFile, fields: Fields, arch: str) -> int:
 
 
 def _width(fields: Fields, arch: str) -> int:
-    """Of feed-forwards; files of some models that have experts alone say that of an expert."""
+    """The width of feed-forwards; some files of models with experts only have that of an expert."""
     key = f"{arch}.feed_forward_length"
     if fields.values.get(key) is None and fields.values.get(f"{arch}.expert_count"):
         key = f"{arch}.expert_feed_forward_length"
@@ -223,7 +224,7 @@ def _partial_rotary(fields: Fields, arch: str, head_dim: int, family: Family) ->
     dims, values = (fields.count(f"{arch}.{key}", head_dim) for key in keys)
     for key, size in zip(keys, (dims, values), strict=True):
         if key in family.gguf_reads:
-            continue  # the family's own words
+            continue  # the family reads it
         if size != head_dim and not (key == keys[0] and family.partial_rotary):
             raise UnsupportedModel(
                 f"{fields.source}: {arch}.{key} {size} differs from the head size {head_dim}"
@@ -258,7 +259,7 @@ def _rope_scaling(
         raise UnsupportedModel(f"{said.source}: attn_factor without YaRN is not supported")
     if kind not in ("none", "linear"):
         return {"rope_type": kind, "factor": said.positive("factor")}
-    # Older files have a word of their own for it; zero is as if it were not there.
+    # Older files have another key for it; zero means that it is not set.
     older = fields.not_negative(f"{arch}.rope.scale_linear", 1.0)
     factor = said.not_negative("factor", older) or 1.0
     return None if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}
@@ -271,7 +272,7 @@ def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:
         "short_factor": list(short),
         "long_factor": list(long),
         "original_max_position_embeddings": said.values.get("original_context_length"),
-        # Without one Transformers computes it from the lengths; a converter wrote what came of it.
+        # If missing, Transformers computes it from the lengths; converters write the result.
         "attention_factor": said.values.get("attn_factor"),
     }
 
@@ -279,11 +280,11 @@ def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:
 def _yarn(said: Fields, family: Family) -> dict[str, Any]:
     for key, neutral in {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}.items():
         if f"rope.scaling.{key}" in family.gguf_reads:
-            continue  # the family's own words
+            continue  # the family reads it
         if said.not_negative(key, neutral) != neutral:
             raise UnsupportedModel(f"{said.source}: {key} other than {neutral:g} is not supported")
     factor = said.positive("factor")
-    # Converters write Transformers' attention_factor, llama.cpp's own factor multiplies it.
+    # Converters write Transformers' attention_factor; llama.cpp's own factor multiplies it.
     usual = 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0
     attention = said.positive("yarn_attn_factor", usual) * said.positive("attn_factor", 1.0)
     return {
@@ -321,7 +322,7 @@ def _freq_factors(file: GgufFile, spec: ModelSpec) -> tuple[float, ...] | None:
 
 
 def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
-    """What the frequencies of pairs are divided by."""
+    """The divisors of the frequencies of pairs."""
     stored = file.tensors.get(name)
     if stored is None or stored.format.name != "F32" or len(stored.shape) != 1:
         found = "missing" if stored is None else f"{stored.shape} in {stored.format.name}"

@@ -1,10 +1,10 @@
-"""A GGUF file of an encoder: its metadata in the words of config.json, and its tensors by the names
-that directories have for them. No torch.
+"""A GGUF file of an encoder: its metadata as a config.json, and its tensors by the names that model
+directories use. No torch.
 
-What the format does not say is as Transformers has it by default: exact gelu, and no length below
-that of the table of positions. Files of BERT, RoBERTa, XLM-RoBERTa and DistilBERT are all called
-"bert": without token types it is the last, and where positions began behind others, the converter
-has cut those off.
+What the format does not contain is Transformers' default: exact gelu, and the length of the table
+of positions. Files of BERT, RoBERTa, XLM-RoBERTa and DistilBERT are all called "bert": one without
+token types is DistilBERT, and if positions begin after unused ones, the converter has removed
+those.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_metadata import plain_metadata, shortest
 from quire.weights.gguf_windows import layer_types
 
-RANK = 4  # the pooling_type of what scores pairs
-# Metadata that is read, or that says nothing new; any other must be zero or off.
+RANK = 4  # the pooling_type of models that score pairs
+# Metadata that are read, or without effect; any other must be zero or false.
 _READ = frozenset(
     {
         *("context_length", "embedding_length", "block_count", "feed_forward_length"),
@@ -33,7 +33,7 @@ _READ = frozenset(
         *("attention.layer_norm_rms_epsilon", "rope.dimension_count"),
     }
 )
-# Whose layers are a decoder's: heads that share keys, of any size, and norms by root mean square.
+# Encoders with the layers of a decoder: KV heads shared by heads, any head_dim, RMSNorm.
 _AS_DECODERS = ("eurobert", embeddinggemma.GGUF)
 _ALIBI = "max_alibi_bias"
 _ROTARY = frozenset({"rope.freq_base", "rope.scaling.type"})
@@ -46,7 +46,7 @@ _OF_MODERN = frozenset(
 
 
 def encoder_config(file: GgufFile) -> dict[str, Any]:
-    """The config of a GGUF file; empty where it is of no encoder."""
+    """The config of a GGUF file; empty if it is no encoder."""
     arch = file.metadata.get("general.architecture")
     is_model = file.metadata.get("general.type", "model") == "model"
     if not isinstance(arch, str) or arch not in READERS or not is_model:
@@ -104,7 +104,7 @@ def _bert(file: GgufFile, fields: Fields) -> dict[str, Any]:
     head = [name for name in ("cls.weight", "cls.output.weight") if name in file.tensors]
     if not head:
         return {**config, "architectures": [f"{stem}Model"], "model_type": stem.lower()}
-    if stem == "Bert" and len(head) == 2:  # of BERT's own there is one part alone
+    if stem == "Bert" and len(head) == 2:  # BERT's own head is a single part
         stem, config["pad_token_id"] = "Roberta", -1
     config["num_labels"] = _tensor(file, head[-1]).shape[0]
     architectures = [f"{stem}ForSequenceClassification"]
@@ -237,7 +237,7 @@ def _tensor(file: GgufFile, name: str) -> StoredTensor:
 
 
 def encoder_tensors(file: GgufFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Every tensor by the name that its family's directories have for it."""
+    """Every tensor, by the name that directories of its family use."""
     family = encoder_family(config)
     if family is None:
         raise CorruptModel(f"{file.path.name}: its config names no encoder")
@@ -260,7 +260,7 @@ def encoder_tensors(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Stor
 def _names(
     family: EncoderFamily, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What GGUF calls a tensor, and what it holds by the family's names, from the top."""
+    """GGUF's name of each tensor, and the family's names of its contents, from the top."""
     names = family.names
     around = {
         "token_embd": names.words,
@@ -294,7 +294,7 @@ def _names(
             held |= {ours: (theirs,) for ours, theirs in apart}
         for ours, theirs in held.items():
             yield f"blk.{i}.{ours}", tuple(layer + name for name in theirs)
-    # What there is of BERT's own head is not enough: converters leave its first part out.
+    # BERT's own head is not complete: converters leave out its first part.
     if "ForSequenceClassification" in config["architectures"][0] and family.name != "bert":
         first, *norm, last = family.classifier(Fields(config, "config.json"), False)
         yield from (("cls", (first.name,)), ("cls.output", (last.name,)))

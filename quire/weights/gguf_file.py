@@ -1,10 +1,10 @@
-"""GGUF files: header, metadata, where each tensor lies. No torch, and no trust in the file.
+"""GGUF files: header, metadata, and where each tensor is. No torch, and no trust in the file.
 
-All counts, lengths and offsets are Python ints, checked against the size of the file before
-anything is allocated for them. Layout: magic, version, number of tensors, number of metadata
-entries; the entries (key, type, value); the tensor table (name, dimensions, type, offset);
-padding to `general.alignment`; the tensors' bytes. A large model may be split into parts, each a
-file of this layout with some of the tensors; the first has the metadata.
+All counts, lengths and offsets are Python ints, checked against the size of the file before memory
+is allocated for them. Layout: magic, version, number of tensors, number of metadata entries; the
+entries (key, type, value); the tensor table (name, dimensions, type, offset); padding to
+`general.alignment`; the tensors' bytes. A large model may be split into parts, each a file of this
+layout with some of the tensors; the first has the metadata.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _LENGTH = struct.Struct("<Q")
 
 
 class GgufFile:
-    """A GGUF model, mapped: one file, or any of its parts. `metadata` and `tensors` are complete
-    and checked; `path` is the file that has the metadata."""
+    """A GGUF model, mapped into memory, from its file or any of its parts. `metadata` and `tensors`
+    are complete and checked; `path` is the file with the metadata."""
 
     def __init__(self, path: str | Path) -> None:
         parts = _parts(Path(path))
@@ -58,8 +58,8 @@ class GgufFile:
         return np.frombuffer(self._bytes[tensor.path], np.uint8, tensor.num_bytes, tensor.offset)
 
     def _with_scales(self, found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Weights with the scales that NVFP4 has beside them, for all or for each expert, and
-        without those of activations, which are not needed."""
+        """Attach the scales of NVFP4 to their weights, one for all or one for each expert. Scales
+        of activations are dropped: they are not needed."""
         made = dict(found)
         for name, beside in found.items():
             module, _, end = name.rpartition(".")
@@ -84,7 +84,7 @@ class _Part:
     tensors: dict[str, StoredTensor]
 
     def number(self, key: str) -> int:
-        """A whole number about the split, 0 if the file has none."""
+        """A whole number about the split, 0 if the file does not have it."""
         value = self.metadata.get(key, 0)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise CorruptModel(f"{self.path.name}: {key} is {str(value)[:40]}, not a whole number")
@@ -101,7 +101,7 @@ def _read_part(path: Path) -> _Part:
 
 
 def _parts(path: Path) -> list[_Part]:
-    """Every part of the model that a file belongs to, the one with the metadata first."""
+    """All parts of the model to which a file belongs; the one with the metadata first."""
     given = _read_part(path)
     count = given.number("split.count")
     if count <= 1:
@@ -151,7 +151,7 @@ def _merged(parts: list[_Part]) -> dict[str, StoredTensor]:
 
 
 class _Cursor:
-    """A place in the file that only moves forward, and never past the end."""
+    """A position in the file that only moves forward, and never past the end."""
 
     def __init__(self, data: mmap.mmap, name: str) -> None:
         self.data, self.name, self.size, self.at = data, name, len(data), 0

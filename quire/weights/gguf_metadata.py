@@ -9,8 +9,8 @@ import numpy as np
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata with per-layer arrays of one equal number as that number, and fractions as they
-    were written."""
+    """The metadata, where per-layer arrays of equal numbers become that number, and floats have the
+    decimals with which they were written."""
     plain = {}
     for key, value in metadata.items():
         if isinstance(value, np.ndarray) and 0 < value.size <= 10_000:

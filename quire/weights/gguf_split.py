@@ -8,7 +8,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 def part_names(name: str) -> list[str]:
-    """All parts of the model that a file belongs to, by its name; just itself if it is whole."""
+    """The names of all parts of a file's model, by its own name; just itself if it is whole."""
     found = _PART.fullmatch(name)
     if found is None or not 1 <= int(found["number"]) <= int(found["count"]):
         return [name]

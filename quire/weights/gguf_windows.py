@@ -1,4 +1,4 @@
-"""What a GGUF file says of sliding windows, and whether its family computes that. No torch."""
+"""Sliding windows in a GGUF file, and whether its family computes them. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.weights.gguf_metadata import shortest
 
 
 def read_window(fields: Fields, arch: str) -> int | None:
-    """How far back layers see, where that is not everything anyway."""
+    """The window of layers; None if it covers all positions."""
     max_len = fields.count(f"{arch}.context_length")
     said = fields.values.get(key := f"{arch}.attention.sliding_window")
     if isinstance(said, int) and said == 0:
@@ -21,14 +21,14 @@ def read_window(fields: Fields, arch: str) -> int | None:
 
 
 def layer_types(fields: Fields, config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Which layers have the window, where a file says: a mark for each layer, or a number of which
-    every such layer has none. Empty: the family knows."""
+    """Which layers have the window, if the file has it: a flag for each layer, or a period, whose
+    last layer has none. Empty if the family decides."""
     arch, count = fields.word("general.architecture"), config["num_hidden_layers"]
     key = f"{arch}.attention.sliding_window_pattern"
     said = fields.values.get(key)
     if said is None:
         return {}
-    if isinstance(said, bool):  # a mark that all layers have
+    if isinstance(said, bool):  # the same for all layers
         said = [said] * count
     if isinstance(said, int) and said > 1:
         said = [(i + 1) % said != 0 for i in range(count)]
@@ -38,7 +38,7 @@ def layer_types(fields: Fields, config: Mapping[str, Any]) -> dict[str, list[str
 
 
 def check_windows(fields: Fields, config: Mapping[str, Any], spec: ModelSpec) -> None:
-    """Refuse what a file says of layers with a window and its family computes otherwise."""
+    """Refuse a file whose layers with windows are not as its family computes them."""
     arch = fields.word("general.architecture")
     kinds = ["full_attention" if w is None else "sliding_attention" for w in spec.windows]
     if config.get("layer_types") not in (None, kinds):

@@ -1,9 +1,9 @@
-"""Stored blocks of one to three bits a weight -> numbers, in torch, on whatever device they are.
+"""Stored blocks of one to three bits a weight -> numbers, in torch, on the device of the bytes.
 
-Runs of eight or four weights are points of a grid that the format lists, 256 to 2,048 of them: a
-code is the number of a point. grids.bin has the lists one behind the other, two bits a number, or
-four where a number has one of eight values. As in dequantise.py, every function fills
-`out [blocks, 256]` from `raw [blocks, bytes per block]` and is bitwise the format's definition.
+Runs of eight or four weights are points of a grid, of which the format lists 256 to 2,048; a code
+is the index of a point. grids.bin has the lists one after the other, with two bits for a number, or
+four if it has one of eight values. As in dequantise.py, every function fills `out [blocks, 256]`
+from `raw [blocks, bytes per block]` and is bitwise the format's definition.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 _TWO = (8, 25, 43)
 _FILE = Path(__file__).with_name("grids.bin")
-# Of each grid: where it begins in the file, its points, and what numbers its codes stand for.
+# For each grid: its offset in the file, its points, and the numbers of its codes.
 _GRIDS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "IQ2_XXS": (0, 256, _TWO),
     "IQ2_XS": (512, 512, _TWO),
@@ -27,7 +27,7 @@ _GRIDS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "IQ3_S": (4096, 512, (1, 3, 5, 7, 9, 11, 13, 15)),
     "IQ1": (5120, 2048, (-1, 0, 1)),
 }
-DELTA = 0.125  # what points of IQ1 are shifted by
+DELTA = 0.125  # the shift of IQ1's points
 
 
 @cache
@@ -68,13 +68,13 @@ def _signs(packed: Tensor) -> Tensor:
 
 
 def _even(packed: Tensor) -> Tensor:
-    """Seven signs, and an eighth that makes the number of minuses even."""
+    """Seven signs, and an eighth that makes the number of minus signs even."""
     ones = _fields(packed, *range(7), mask=1).view(*packed.shape, 7).sum(-1)
     return _signs(packed | (ones & 1) << 7)
 
 
 def _fill(out: Tensor, scales: Tensor, weights: Tensor) -> None:
-    """Weights by the scales of equal runs of them."""
+    """Weights times scales; each scale is for an equal run of weights."""
     out.copy_((scales[..., None] * weights.view(*scales.shape, -1)).view(out.shape))
 
 
@@ -120,7 +120,7 @@ def _iq1_s(out: Tensor, raw: Tensor) -> None:
 
 
 def _iq1_m(out: Tensor, raw: Tensor) -> None:
-    words = _words(raw[:, 48:], 2)  # each has four scales, and four bits of the one above them
+    words = _words(raw[:, 48:], 2)  # each has four scales, and four bits of a common factor
     above = (words >> 12 << torch.arange(0, 16, 4, device=raw.device)).sum(-1, keepdim=True)
     bits = torch.where(above < 1 << 15, above, above - (1 << 16)).to(torch.int16)
     scales = _half(bits.view(torch.uint8)) * (2 * _fields(words, 0, 3, 6, 9, mask=7) + 1)

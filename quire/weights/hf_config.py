@@ -1,8 +1,8 @@
 """A Hugging Face config as a ModelSpec, and the small JSON files beside it. No torch.
 
-The family's file reads it (quire/families); absent fields mean what they mean to Transformers.
-Every key that Transformers knows for a family is read, or listed as one that changes nothing
-(WITHOUT_EFFECT, and the family's own), or refused unless it has a value that quire computes (ONLY).
+The family's file reads it (quire/families); missing fields have Transformers' defaults. Every key
+that Transformers knows for a family is read, or listed as one without effect (WITHOUT_EFFECT, and
+the family's own), or refused unless it has a value that quire supports (ONLY).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.weights.checkpoint import checked_file
 from quire.weights.json_file import read_json
 
 ARCHITECTURES = {name: family.name for name, family in BY_ARCHITECTURE.items()}
-# Values of keys that would make another model; null and absent are fine.
+# The only supported values of these keys; null or absent is always accepted.
 ONLY: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True,),
@@ -32,7 +32,7 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
     "per_layer_config": ({},),
     "transformers_weights": ("model.safetensors", "model.safetensors.index.json"),
 }
-# Keys that change nothing of what a model computes here.
+# Keys that do not change what a model computes here.
 WITHOUT_EFFECT: Mapping[str, str] = {
     "attention_dropout": "training",
     "initializer_range": "training",
@@ -51,8 +51,8 @@ _DTYPES = ("dtype", "torch_dtype")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model directory. A dtype that is an object has one for each part of a model
-    that also sees or hears: that of the text is taken, or the one for all."""
+    """config.json of a model directory. If dtype is an object, it has one for each part of a model
+    that also sees or hears: the text's is taken, or the one for all."""
     if not (directory / "config.json").exists():
         raise ModelNotFound(f"{directory}: no config.json there; is it a model directory?")
     values = read_json(checked_file(directory, "config.json"))
@@ -69,8 +69,8 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 def read_processor_config(directory: Path) -> dict[str, Any]:
     """How media are prepared: preprocessor_config.json of a model directory, or the parts of
-    processor_config.json that newer ones have instead; empty where there is neither. What is said
-    of videos alone is under "video_processor"."""
+    processor_config.json in newer ones; empty without either. Settings for videos alone are under
+    "video_processor"."""
     parts: dict[str, Any] = {}
     if (directory / "processor_config.json").exists():
         parts = read_json(checked_file(directory, "processor_config.json"))
@@ -90,21 +90,21 @@ def spec_from_hf(
     *,
     source: str = "config.json",
 ) -> ModelSpec:
-    """The spec of a config, with `overrides` (hf_overrides) laid over it."""
+    """The spec of a config with `overrides` (hf_overrides)."""
     said = _overridden(_text_part(config), _text_part(overrides or {}))
     fields = Fields(said, source, false_nulls=True)
     family = _family(fields)
     fields.check_only({**ONLY, **family.only})
-    known = ChainMap(said, dict(family.unsaid))  # null is said, and refused
+    known = ChainMap(said, dict(family.unsaid))  # a null is not missing, and is refused
     spec = family.spec(Fields(known, source, false_nulls=True))
-    # A length that was asked for holds, whatever a scaling would stretch to.
+    # A length in the overrides holds, even if a scaling would allow more.
     asked = Fields(overrides or {}, source).count("max_position_embeddings", spec.max_model_len)
     return replace(spec, max_model_len=min(spec.max_model_len, asked))
 
 
 def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config says of the model's text: those of models that also see or hear have that in a
-    part of its own, and a few words about all of it beside."""
+    """The config of the model's text. Models that also see or hear have it in an object of its own,
+    with a few keys for the whole model beside it."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         return dict(config)
@@ -112,9 +112,9 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     said = {key: config[key] for key in around if config.get(key) is not None}
     said["text_model_type"] = text.get("model_type")
     if config.get("tie_word_embeddings") is True:
-        said["tie_word_embeddings"] = True  # of the whole; a head that is stored counts for more
+        said["tie_word_embeddings"] = True  # for the whole; a stored head wins
     if media_family(config) is not None and not any(map(family_of, config["architectures"])):
-        # Another model's text, read as that model's own config.
+        # The text of another model, read like that model's own config.
         kind = text.get("model_type") or UNSAID_TEXT.model_types[0]
         said = {**said, "architectures": None, "model_type": kind}
         family = BY_MODEL_TYPE.get(kind) if isinstance(kind, str) else None
@@ -125,7 +125,7 @@ def _text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     merged = overridden(config, overrides)
     if "architectures" in overrides and "model_type" not in overrides:
-        merged["model_type"] = None  # an override of one of the two decides
+        merged["model_type"] = None  # the overridden one of the two decides
     if "model_type" in overrides and "architectures" not in overrides:
         merged["architectures"] = None
     return merged
@@ -151,7 +151,7 @@ def _family(fields: Fields) -> Family:
             f"{model_type[:40]!r}; these are different models. hf_overrides={{"
             f'"model_type": "{family.model_types[0]}"}} runs it as the former.'
         )
-    # A model that also sees or hears is of the family of its text.
+    # For a model that also sees or hears, the family is that of its text.
     return BY_MODEL_TYPE.get(fields.word("text_model_type", ""), family)
 
 

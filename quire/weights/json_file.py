@@ -1,4 +1,4 @@
-"""Reads the JSON of a model from an unknown source: bounded in size, no key twice."""
+"""Reads JSON of a model from an unknown source: bounded in size, no key twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MAX_BYTES = 16 << 20
 
 
 def refuse_pointer(start: bytes, name: str) -> None:
-    """A clone without Git LFS has a few lines of text in place of each large file."""
+    """Refuse a Git LFS pointer: a clone without Git LFS has a few lines of text for a large
+    file."""
     if start.startswith(b"version https://git-lfs"):
         raise CorruptModel(f"{name} is only a pointer of Git LFS; run: git lfs pull")
 

@@ -1,8 +1,9 @@
-"""Stored tensors -> the named weights of a model (names.py has the names), packed as it wants them.
+"""Stored tensors -> the named weights of a model (names in names.py), packed as the model needs
+them.
 
-Everything is checked first: that each weight is there, with its shape, in a format we read.
+Everything is checked first: each weight is there, with its shape, in a format that quire reads.
 Then the files are read piece by piece straight into the final tensors, so that memory holds the
-weights once and a few MB more.
+weights once, and a few MB more.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from quire.weights.row_order import RowOrder
 from quire.weights.source import ModelFiles
 
 # Bytes read and weights unpacked at a time. On a CPU a piece stays below the 32,768 numbers from
-# which torch splits an operation among its threads: ours, one tensor each, need no barriers, and
-# barriers are what hurts on a busy machine.
+# which torch divides an operation among its threads. Our own threads, one for each tensor, need no
+# barriers, which are slow on a busy machine.
 _CPU_READ, _CPU_PIECE = 1 << 20, 127 * 256
-# For a GPU: pieces that a few threads have on their way at once, from memory it can read itself.
+# For a GPU: pieces that a few threads copy at once, from pinned memory.
 _DEVICE_READ = 1 << 23
 
 
@@ -49,8 +50,8 @@ def load_weights(
     only: Collection[str] | None = None,
     share: RankShare = ALONE,
 ) -> dict[str, Tensor]:
-    """The weights of a model in `dtype` on `device`, by quire's names; `only` those named. Of one
-    of several ranks its `share` of each."""
+    """The weights of a model in `dtype` on `device`, by quire's names. `only`: only those named.
+    `share`: one rank's share of each."""
     tensors: dict[str, Tensor] = {}
 
     def fill(weight: Weight, pieces: Pieces) -> None:
@@ -63,9 +64,10 @@ def load_weights(
 def load_int8_weights(
     files: ModelFiles, spec: ModelSpec, arithmetic: Int8Arithmetic, share: RankShare = ALONE
 ) -> dict[str, Matrix]:
-    """The same for 8-bit arithmetic on a CPU: matrices in bytes, vectors in float32.
+    """The weights of a model for 8-bit arithmetic on a CPU: matrices in bytes, vectors in float32.
 
-    Rows are unpacked, turned and rounded a few at a time: the wide matrix never exists."""
+    Rows are unpacked, transformed and rounded a few at a time: the float matrix never exists as a
+    whole."""
     weights: dict[str, Matrix] = {}
 
     def fill(weight: Weight, pieces: Pieces) -> None:
@@ -82,8 +84,8 @@ def load_int8_weights(
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What a weight is filled from; `start` has each of them filled in, by any thread. Rows beyond
-    and between them are zeros."""
+    """The pieces that fill a weight. `start` fills them in, in threads. Rows that no piece fills
+    are zeros."""
 
     all: Sequence[Piece]
     has_zeros: bool
@@ -94,7 +96,7 @@ class Pieces:
         self.filling.extend(self.pool.submit(fill, piece) for piece in self.all)
 
     def fill_plain(self, weight: Weight, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """A tensor for a weight in `dtype`, which is being filled."""
+        """A tensor in `dtype` for a weight, which threads begin to fill."""
         kept = torch.float32 if weight.is_wide else dtype
         make = torch.zeros if self.has_zeros else torch.empty
         out = make(weight.shape, dtype=kept, device=device)
@@ -112,8 +114,8 @@ def fill_all(
     share: RankShare = ALONE,
     kept: Callable[[Weight, Sequence[Source]], bool] = lambda weight, sources: False,
 ) -> None:
-    """Check every weight, then let `fill` make room for each and start to fill it, in threads.
-    `kept` says which take as much memory as in their files."""
+    """Check every weight, then let `fill` allocate each and begin to fill it, in threads. `kept`:
+    whether a weight stays as in its files, and so takes as much memory."""
     stored = files.stored_tensors()
     check_merged(stored, files)
     wanted = [w for w in rank_weights(spec, share) if only is None or w.name in only]
@@ -144,7 +146,7 @@ def fill_all(
 def _kept_bytes(
     plan: Sequence[tuple[Weight, Sequence[Source]]], stay: Sequence[bool], own: Sequence[Weight]
 ) -> int:
-    """Bytes of the weights that stay as they are, of which a rank may have a part."""
+    """Bytes of the weights that stay as in their files, for this rank's share."""
     total = 0
     for (weight, sources), stays, mine in zip(plan, stay, own, strict=True):
         share = math.prod(mine.shape) / math.prod(weight.shape)
@@ -153,8 +155,8 @@ def _kept_bytes(
 
 
 def rank_weights(spec: ModelSpec, share: RankShare) -> Iterator[Weight]:
-    """The weights of a model of which a rank has its share: of a tied one its rows of the head
-    beside the embedding, which is every rank's."""
+    """The weights of a model of which a rank has a share. With a tied embedding, every rank has the
+    whole embedding, and its rows of the head as another weight."""
     for weight in weights_of(spec):
         yield weight
         if weight.name == "embed.weight" and spec.tied_embeddings and share.size > 1:
@@ -162,7 +164,7 @@ def rank_weights(spec: ModelSpec, share: RankShare) -> Iterator[Weight]:
 
 
 def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles) -> Iterator[Piece]:
-    """A whole weight, piece by piece as it is stored."""
+    """The pieces of a whole weight, as they are stored."""
     first = 0
     for part, source in zip(weight.parts, sources, strict=True):
         order = _given_order(part, files)
@@ -179,8 +181,8 @@ def stored_weights(
     files: ModelFiles, spec: ModelSpec, *, only: Collection[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """(name in Hugging Face checkpoints, float32 tensor) of every stored tensor, or of `only` those
-    named, one at a time: for a model that is built already. Each is checked before the first is
-    read."""
+    named, one at a time: for replacing weights of a built model. All are checked before the first
+    is read."""
     stored = files.stored_tensors()
     by_name: dict[str, list[tuple[Part, tuple[int, ...], Source]]] = {}
     for weight in weights_of(spec):
@@ -204,7 +206,7 @@ def stored_weights(
 
 
 def _given_order(part: Part, files: ModelFiles) -> RowOrder | None:
-    """How the rows of Hugging Face stand in these files."""
+    """The order of Hugging Face's rows in these files."""
     return part.gguf_order if files.kind == "gguf" else None
 
 
@@ -216,8 +218,8 @@ def dummy_weights(
     seed: int = 0,
     share: RankShare = ALONE,
 ) -> dict[str, Tensor]:
-    """Random weights of the right shapes: norms 1, everything else normal with deviation 0.02. A
-    rank's share is cut from the same ones."""
+    """Random weights of the right shapes: norms are 1, all others normal with deviation 0.02. A
+    rank's share is cut from the same numbers."""
     if share.size == 1:
         check_memory(list(weights_of(spec)), dtype, torch.device(device))
     return dict(_dummies(spec, dtype, device, seed, share))
@@ -226,7 +228,8 @@ def dummy_weights(
 def dummy_int8_weights(
     spec: ModelSpec, arithmetic: Int8Arithmetic, *, seed: int = 0, share: RankShare = ALONE
 ) -> dict[str, Matrix]:
-    """The same, each matrix rounded to bytes before the next is made."""
+    """Random weights for 8-bit arithmetic; each matrix is rounded to bytes before the next is
+    made."""
     check_memory(list(weights_of(spec)), torch.int8, torch.device("cpu"))
     in_bytes = {weight.name for weight in rank_weights(spec, share) if weight.is_matrix}
     return {
@@ -257,7 +260,7 @@ def dummy(
 
 
 def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
-    """What a rank has of a weight; the tensor itself where that is all of it."""
+    """A rank's share of a weight; the tensor itself if that is all of it."""
     shape = cut.shape(tuple(whole.shape))
     if shape == tuple(whole.shape) and not cut.has_zeros:
         return whole
@@ -272,7 +275,7 @@ def cut_tensor(whole: Tensor, cut: Cut) -> Tensor:
 
 
 def fill_rows(out: Tensor, piece: Piece) -> None:
-    """Unpack rows of a stored tensor into `out`, put in order, with a number added to each."""
+    """Unpack rows of a stored tensor into `out`, in order, and apply the piece's changes."""
     source = piece.source
     if isinstance(source, StoredMatrix):
         for first, wide in dequantised_rows(source, piece.order, piece.columns, out):
@@ -300,7 +303,7 @@ def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
     read_size, unit = (_CPU_READ, _CPU_PIECE) if on_cpu else (_DEVICE_READ, _DEVICE_READ)
     for first, count, raw in stored_rows(source, len(out), order, read_size, pinned=out.is_cuda):
         into = part = out[first : first + count]
-        if columns is not None:  # rows are unpacked whole: blocks of a format may span the cut
+        if columns is not None:  # whole rows, as a block may cross the cut
             into = out.new_empty(count, source.shape[1])
         unpack(into.view(-1), raw.to(out.device, non_blocking=True), source, unit)
         if columns is not None:
@@ -308,7 +311,7 @@ def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
 
 
 def _fill_int8(matrix: Int8Matrix, piece: Piece) -> None:
-    """Unpack rows of a stored tensor into rows of a matrix of bytes."""
+    """Unpack rows of a stored tensor, and pack them into rows of a matrix of bytes."""
     source, columns = piece.source, piece.columns
     if isinstance(source, StoredMatrix):
         like = torch.empty(0, matrix.shape[1])

@@ -1,4 +1,5 @@
-"""The weights of a model with what is quantised in its files kept so, for products on a GPU."""
+"""Loads the weights of a model without dequantising those that are quantised, for products on a
+GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def load_kept_weights(
     fp8: bool,
     share: RankShare = ALONE,
 ) -> dict[str, Tensor | QuantisedMatrix]:
-    """The same with what is quantised in the files kept so; `fp8`: also what is in fp8."""
+    """The weights of a model, where quantised ones stay quantised; `fp8`: also those in fp8."""
     weights: dict[str, Tensor | QuantisedMatrix] = {}
     parts: dict[str, list[QuantisedMatrix | None]] = {}
 
@@ -65,7 +66,7 @@ def dummy_kept_weights(
     device: torch.device,
     seed: int = 0,
 ) -> dict[str, Tensor | QuantisedMatrix]:
-    """Random ones of the layouts that a config names."""
+    """Random weights with the layouts that a config names."""
     generator = torch.Generator(device=device).manual_seed(seed)
     weights: dict[str, Tensor | QuantisedMatrix] = {}
     for weight in weights_of(spec):

@@ -1,5 +1,5 @@
-"""Which files the answers of a model depend on: its own, its tokenizer's, and those that options
-name. Stored answers are kept with the hashes of these."""
+"""The files on which a model's answers depend: its own, its tokenizer's, and those that options
+name. Stored answers are kept with their hashes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MadeOf:
 
 
 def made_of(model: str, options: Mapping[str, Any]) -> MadeOf:
-    """Fetches what is not there yet, as loading would."""
+    """The files; missing ones are fetched, as for loading."""
     dummy = options.get("load_format") == "dummy"
     found = _located(model, options, "revision", weights=not dummy)
     named = options.get("tokenizer")
@@ -83,7 +83,7 @@ def _is_of_tokenizer(path: Path) -> bool:
 
 
 def _if_file(given: Any, *inside: str) -> list[Path]:
-    """The file that an option names, if it names one and not a text or a word."""
+    """The file that an option names, if its value is the path of a file."""
     if not isinstance(given, str | Path):
         return []
     try:

@@ -1,8 +1,9 @@
-"""quire's own names for a model's weights, their shapes, and what files call the parts. No torch.
+"""quire's own names for a model's weights, their shapes, and the names of their parts in files. No
+torch.
 
-One entry per final tensor. Those made of several stored ones list them in row order: of
-`layers.0.attn.qkv.weight` the first heads * head_dim rows are q_proj, then k_proj, then v_proj.
-A family whose files have them as one tensor lists that one.
+There is one entry for each final tensor. If it is made of several stored ones, these are listed in
+row order: the first heads * head_dim rows of `layers.0.attn.qkv.weight` are q_proj, then come
+k_proj and v_proj. A family whose files have them in one tensor lists that one.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from quire.spec import ModelSpec
 from quire.weights.attention_names import attention_weights, cross_weights, state_weights
 from quire.weights.parts import LayerParts, Weight, normed, single
 
-AFTER = ("after", "both")  # the places of norms that stand behind the branches, too
+AFTER = ("after", "both")  # with norms after the branches
 
 
 def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     family, vocab, hidden = family_named(spec.family), spec.vocab_size, spec.hidden_size
     names = family.outer_names
     embed = single("embed", (vocab, hidden), names.embed)
-    if spec.tied_embeddings:  # a writer that stores each matrix once keeps either name
+    if spec.tied_embeddings:  # a tool that stores each matrix once keeps either name
         (part,) = embed.parts
         head = (f"{names.head.hf}.weight", part.hf_within)
         embed = replace(embed, parts=(replace(part, hf_else=head),))

@@ -1,4 +1,4 @@
-"""Weights and the stored parts that fill them, and how those of a layer are named. No torch."""
+"""Weights and the stored parts that fill them, and the names of a layer's parts. No torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from quire.layer_plan import NormPlan
 from quire.weights.row_order import RowOrder
 from quire.weights.within import WHOLE, Within
 
-# Gates and ups of all experts as one, which converters of llama.cpp write where they are asked to.
-# Before 2024-04 they wrote every expert by itself.
+# Gates and ups of all experts in one tensor, an option of llama.cpp's converters. Before 2024-04
+# they wrote each expert separately.
 GGUF_FUSED = "ffn_gate_up_exps"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One stored tensor: what files call it, how many rows it has, which of them a GGUF file has
-    in another order than Hugging Face, in which order quire wants those of Hugging Face, and what
-    is to be added to the numbers of Hugging Face, which a GGUF file holds added. Where it is only
-    some of a stored tensor, `within` says which. `zeros`: so many rows of those before it are
-    stored nowhere. `hf_else`, `gguf_else`: where else files of either kind may have it.
-    `gguf_minus_exp`: a GGUF file has -exp of it."""
+    """One stored tensor that fills some rows of a weight.
+
+    `gguf_order`: the order of its rows in GGUF files, relative to Hugging Face. `order`: the order
+    in which quire wants Hugging Face's rows. `hf_less`: added to Hugging Face's numbers; GGUF files
+    contain it already. `*_within`: the part of the stored tensor that it is. `zeros`: so many rows
+    before it are not stored. `hf_else`, `gguf_else`: other places in files. `gguf_minus_exp`: GGUF
+    files have -exp of the numbers."""
 
     hf: str
     gguf: str
@@ -40,9 +41,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One final tensor and the stored ones that fill it from the top; `is_wide`: it is kept in
-    float32 whatever the others are; `is_plain`: it is kept as plain numbers, since others are made
-    of it."""
+    """One final tensor, and the stored ones that fill it from the top. `is_wide`: it is always
+    float32. `is_plain`: it stays a plain tensor, as other tensors are made of it."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is multiplied with as it is, so that it may be rounded to fewer bits."""
+        """Whether it is used in a product as it is, so that it may be rounded to fewer bits."""
         return len(self.shape) == 2 and not self.is_wide and not self.is_plain
 
     @property
@@ -68,7 +68,7 @@ def single(name: str, shape: tuple[int, ...], stored: Name, *, kind: str = "weig
 def normed(
     name: str, stored: Name, size: int, plan: NormPlan, order: RowOrder | None = None
 ) -> Iterator[Weight]:
-    """The weights of a norm, which stand in the order of what is normed."""
+    """The weights of a norm, in the order of the normed numbers."""
     for kind in ("weight", "bias") if plan.bias else ("weight",):
         made = single(name, (size,), stored, kind=kind)
         less = 1.0 if plan.one_plus and kind == "weight" else 0.0
@@ -78,7 +78,7 @@ def normed(
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A part of a matrix and of its bias, under the name that both begin with."""
+    """A part of a matrix and of its bias, which share the beginning of their names."""
 
     name: Name
     part: Part
@@ -93,7 +93,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """One layer: ours and the files' names of its weights, and the parts they are made of."""
+    """One layer: quire's and the files' names of its weights, and their parts."""
 
     index: int
     hidden: int
@@ -106,7 +106,7 @@ class LayerParts:
     def linear(
         self, name: str, columns: int, parts: tuple[Stored, ...], bias: bool = False
     ) -> Iterator[Weight]:
-        """A matrix and, if the model has it, its bias; both are cut into the same parts."""
+        """A matrix and its bias, if any; both have the same parts."""
         rows = sum(one.part.rows for one in parts)
         for kind, shape in (("weight", (rows, columns)), ("bias", (rows,))):
             if kind == "weight" or bias:
@@ -116,8 +116,8 @@ class LayerParts:
     def parts(
         self, names: tuple[Name, ...], rows: tuple[int, ...], *, expert: int | None = None
     ) -> tuple[Stored, ...]:
-        """The stored tensors of so many rows each, or the one that has all of them. Those of a GGUF
-        file are by expert, if they are."""
+        """The stored tensors with so many rows each, or the one with all rows. With `expert`, those
+        of this expert; GGUF files may have all experts in one tensor."""
         if len(names) == 1:
             rows = (sum(rows),)
         made = []
@@ -146,8 +146,8 @@ class LayerParts:
         return (Stored(self.stored(name), Part("", "", rows, order=order)),)
 
     def by_head(self, name: Name, heads: int, sizes: tuple[int, ...]) -> list[tuple[Stored, ...]]:
-        """For each of `sizes` its parts, head by head, cut out of a tensor that has all of a head
-        one after the other, then those of the next."""
+        """For each of `sizes` its parts, head by head, cut from a tensor in which each head has
+        rows of all sizes, one head after the other."""
         each, stored = sum(sizes), self.stored(name)
         made = []
         for number, rows in enumerate(sizes):
@@ -158,7 +158,7 @@ class LayerParts:
         return made
 
     def in_gguf(self, parts: tuple[Stored, ...], name: Name) -> Iterator[Stored]:
-        """Parts that a GGUF file has one after the other, in a tensor of this name."""
+        """The parts, which a GGUF file has one after the other in a tensor of this name."""
         at, total = 0, sum(one.part.rows for one in parts)
         for one in parts:
             part = replace(one.part, gguf_within=Within(first=at, of=total))

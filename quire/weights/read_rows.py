@@ -1,4 +1,4 @@
-"""Rows of a stored tensor, read a few at a time and unpacked."""
+"""Reads rows of a stored tensor, a few at a time, and unpacks them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stored_rows(
 ) -> Iterator[tuple[int, int, Tensor]]:
     """Read about `read_size` bytes at a time: (first row, number of rows, their bytes in order).
 
-    Into `pinned` memory where they go to a GPU; torch keeps that until it was copied."""
+    With `pinned`, into memory for copies to a GPU, which torch keeps until they are done."""
     if source.is_scattered:
         yield 0, num_rows, _scattered_rows(source, order)
         return
@@ -47,7 +47,7 @@ def stored_rows(
 
 
 def _scattered_rows(source: StoredTensor, order: RowOrder | None) -> Tensor:
-    """All rows of a tensor that lie apart in its file, as bytes in order."""
+    """All rows of a tensor that are not contiguous in the file, as bytes in order."""
     raw = torch.empty(source.num_bytes, dtype=torch.uint8)
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)
@@ -65,7 +65,7 @@ def _scattered_rows(source: StoredTensor, order: RowOrder | None) -> Tensor:
 def unpack(out: Tensor, raw: Tensor, source: StoredTensor, piece: int) -> None:
     """Dequantise `piece` weights at a time, a multiple of every format's block."""
     format = source.format
-    (scale,) = source.scales or (1.0,)  # of many, each expert's part has its own
+    (scale,) = source.scales or (1.0,)  # of several, an expert's part has one
     for first in range(0, out.numel(), piece):
         weights = out[first : first + piece]
         start = first // format.block * format.block_bytes
@@ -74,7 +74,7 @@ def unpack(out: Tensor, raw: Tensor, source: StoredTensor, piece: int) -> None:
 
 
 def in_order(rows: Tensor, order: RowOrder, first_head: int = 0) -> Tensor:
-    """Rows [N, ...] of a tensor, from a head of it on, put in order."""
+    """Rows [N, ...] of a tensor that begin with head `first_head`, put in order."""
     heads = rows.view(-1, len(order.order), *rows.shape[1:])
     num_ordered = max(order.heads - first_head, 0)
     ordered = heads[:num_ordered, torch.tensor(order.order, device=rows.device)]
@@ -94,7 +94,7 @@ def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTens
 
 
 def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) -> Tensor:
-    """Rows first .. first + count of a stored tensor, by default all of it, as float32."""
+    """Rows first .. first + count of a stored tensor, by default all, as float32."""
     count = source.shape[0] - first if count is None else count
     part = replace(
         source,
@@ -110,7 +110,7 @@ def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) 
 
 
 def turned_blocks(source: StoredTensor) -> Tensor:
-    """The rows of a tensor that is turned and lies in blocks, which its columns are cut into."""
+    """The rows of a transposed tensor whose stored rows (its columns) are in blocks."""
     count = source.first + source.step * source.shape[0]
     columns, row = source.shape[1], source.format.block_bytes
     width = source.num_bytes // columns // row * source.format.block

@@ -1,6 +1,6 @@
-"""In which order the rows of a head stand in a file. No torch.
+"""The order of the rows of a head in a file. No torch.
 
-Kernels turn row i and row i + half of a head as a pair, whatever the file has as pairs.
+Kernels rotate rows i and i + half of a head as a pair, whatever the pairs in the file.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from quire.layer_plan import Rope
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Of the first `heads` heads, row i of each is the given row order[i]; others are in order."""
+    """Row i of each of the first `heads` heads is row order[i] of the file; other heads are in
+    order."""
 
     heads: int
     order: tuple[int, ...]
 
     def after(self, first: RowOrder | None) -> RowOrder:
-        """Both of them for the same heads, `first` before this one."""
+        """Both orders for the same heads, `first` applied before this one."""
         if first is None:
             return self
         return RowOrder(self.heads, tuple(first.order[row] for row in self.order))
 
 
 def deinterleaved(heads: int, size: int, dims: int) -> RowOrder:
-    """Pairs that were given side by side, of the first `dims` rows: 0 and 1, 2 and 3, and so on.
+    """For interleaved pairs (0 and 1, 2 and 3, ...) in the first `dims` rows of a head.
 
-    Heads of 8, all turned: the rows 0 2 4 6 1 3 5 7 that were given are 0 to 7."""
+    Heads of 8, all rotated: the file's rows 0 2 4 6 1 3 5 7 become rows 0 to 7."""
     return RowOrder(heads, (*range(0, dims, 2), *range(1, dims, 2), *range(dims, size)))
 
 
 def ordered_by(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
-    """The order in which kernels want rows of Hugging Face; None where they are in it."""
+    """The order in which kernels want Hugging Face's rows; None if they are in that order."""
     if rope is None:
         return None
     order = paired(heads, size, rope.dims)
@@ -43,7 +44,8 @@ def ordered_by(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
 
 
 def turned_at_the_end(rope: Rope | None, heads: int, size: int) -> RowOrder | None:
-    """The same for heads whose last rows alone are turned; the others stay where they are."""
+    """As ordered_by, for heads of which only the last rows are rotated; the others stay in
+    place."""
     if rope is None or not rope.interleaved:
         return None
     before, apart = size - rope.dims, deinterleaved(heads, rope.dims, rope.dims).order
@@ -51,10 +53,11 @@ def turned_at_the_end(rope: Rope | None, heads: int, size: int) -> RowOrder | No
 
 
 def paired(heads: int, size: int, dims: int) -> RowOrder | None:
-    """Pairs half a head apart where those that were given are half of `dims` apart, and rows that
-    are not turned paired behind them; None where all are turned.
+    """For heads of which only the first `dims` rows are rotated, in pairs half of `dims` apart:
+    makes pairs half a head apart, followed by pairs of rows that are not rotated. None if all are
+    rotated.
 
-    Heads of 8, 4 of them turned: 0 1 4 5 2 3 6 7."""
+    Heads of 8, 4 rows rotated: 0 1 4 5 2 3 6 7."""
     if dims == size:
         return None
     half, rest = dims // 2, dims + (size - dims) // 2

@@ -1,6 +1,6 @@
-"""Where a model is: a directory, a GGUF file, an alias or a Hub id -> ModelFiles. No torch.
+"""Finds a model: a directory, a GGUF file, an alias or a Hub id -> ModelFiles. No torch.
 
-What comes from the Hub is data only: JSON, safetensors, tokenizer files and chat templates.
+From the Hub only data are fetched: JSON, safetensors, tokenizer files and chat templates.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER = ("original/*", "consolidated*", "onnx/*")
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that is on this machine. Files are opened when they are first asked for."""
+    """A model on this machine. Files are opened when they are first needed."""
 
     name: str  # as the caller wrote it
     kind: Literal["hf", "gguf"]
@@ -50,8 +50,8 @@ class ModelFiles:
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """config.json, or what stands for it in a GGUF file of an encoder; empty for other GGUF
-        files, whose metadata is in `gguf`."""
+        """config.json, or its equivalent from a GGUF file of an encoder; empty for other GGUF
+        files, whose metadata are in `gguf`."""
         if self.kind == "hf":
             return hf_config.read_config(self.path)
         with self._refusing():
@@ -63,12 +63,12 @@ class ModelFiles:
 
     @cached_property
     def processor_config(self) -> Mapping[str, Any]:
-        """What prepares media for it; empty where no file says."""
+        """The config of its media processor; empty if there is none."""
         return hf_config.read_processor_config(self.path) if self.kind == "hf" else {}
 
     @cached_property
     def quantisation(self) -> Quantisation | None:
-        """How safetensors hold weights that were rounded; None where they are plain numbers."""
+        """How safetensors hold quantised weights; None if weights are plain."""
         with self._refusing():
             return read_quantisation(self.path, self.config) if self.kind == "hf" else None
 
@@ -82,8 +82,8 @@ class ModelFiles:
         return refusing(lambda why: CorruptModel(f"{self.path}: its config cannot be read: {why}"))
 
     def stored_tensors(self) -> Mapping[str, StoredTensor]:
-        """Every stored tensor by the name it has in the files; those of an encoder by the name
-        that directories have."""
+        """All stored tensors by their names in the files; those of a GGUF encoder by the names that
+        directories use."""
         if self.kind == "hf":
             return checkpoint.stored_tensors(self.path)
         return encoder_tensors(self.gguf, self.config) if self.config else self.gguf.tensors
@@ -133,13 +133,13 @@ def fetch_files(
     download_dir: str | None = None,
     token: str | bool | None = None,
 ) -> Path:
-    """The directory with those files of a Hub repository that match, fetched if need be."""
+    """The directory with the files of a Hub repository that match, fetched if needed."""
     return _Hub(None, download_dir, token).snapshot(repo, patterns)
 
 
 def _shut_folder(path: Path) -> Path | None:
-    """The first folder on the way to `path` that may not be looked into: what lies there would
-    else seem not to be."""
+    """The first folder on the way to `path` that this user may not enter: without this check, files
+    in it would seem not to exist."""
     folders = (each for each in reversed((path, *path.parents)) if os.path.isdir(each))
     return next((each for each in folders if not os.access(each, os.X_OK)), None)
 
@@ -175,7 +175,7 @@ def _what_a_file_is(path: Path) -> str:
 
 
 def _first_module(path: Path) -> str:
-    """What a sentence-transformers directory begins with; empty where it is none."""
+    """The first module of a sentence-transformers directory; empty for others."""
     if not (path / "modules.json").exists():
         return ""
     listed = parse_array(checkpoint.checked_file(path, "modules.json").read_bytes(), "modules.json")
@@ -224,7 +224,7 @@ def _base_of(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Hub:
-    """The Hugging Face Hub, through huggingface_hub, with its errors as ours."""
+    """The Hugging Face Hub, through huggingface_hub; its errors become quire's."""
 
     revision: str | None
     download_dir: str | None
@@ -289,9 +289,9 @@ class _Hub:
 
 
 def _hub_errors(errors: Any) -> tuple[type[Exception], ...]:
-    """What can go wrong while fetching, in the versions of huggingface_hub we may meet."""
+    """The errors of fetching, for all supported versions of huggingface_hub."""
     newer = [getattr(errors, n, OSError) for n in ("XetDownloadError", "RevisionResolutionError")]
-    # The first base of its HTTP error is whatever its HTTP client raises.
+    # The first base of its HTTP error is that of its HTTP client.
     client = errors.HfHubHTTPError.__bases__
     return (*client, errors.HFValidationError, errors.EntryNotFoundError, OSError, *newer)
 

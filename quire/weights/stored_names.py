@@ -1,7 +1,7 @@
-"""What checkpoints put before the names of a model's tensors, and what else they hold. No torch.
+"""Prefixes of tensor names in checkpoints, and tensors that are not of the text. No torch.
 
-A bare model, without its head, leaves `model.` out. One that also sees or hears has its text in a
-part of its own, which two generations of files call by two names.
+A bare model, without its head, has no `model.` prefix. A model that also sees or hears has its text
+in a part of its own, which has two names in two generations of files.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Container
 
 from quire.families.registry import FAMILIES
 
-# What families put before the names of a model that has a head.
+# The prefixes of families' names in models with a head.
 BASES = tuple(dict.fromkeys(f"{family.outer_names.layer.hf.split('.')[0]}." for family in FAMILIES))
-# What may stand where one of these stands, and where nothing does.
+# Prefixes in place of these, and in place of none.
 _TEXTS = (
     "language_model.model.model.",  # models that hear, as Transformers 5.22 saves them
     *("language_model.model.", "model.language_model.", "model.text_model."),
 )
 _INNER = ("", *_TEXTS)
 _OUTER = ("", "language_model.")
-# Towers and what joins them to the text: not read.
+# Towers and projectors, which are not read here.
 _TOWERS = (
     *("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "visual."),
     *("vision_model.", "connector.", "image_newline", "encoder."),
@@ -27,14 +27,14 @@ _TOWERS = (
 
 
 def stored_name(name: str, stored: Container[str]) -> str:
-    """The name that a tensor has among those stored; its own where it has none."""
+    """The stored name of a tensor; its own name if it is not stored."""
     base = next((one for one in BASES if name.startswith(one)), "")
     starts, rest = ((base, *_INNER) if base else _OUTER), name.removeprefix(base)
     return next((one for start in starts if (one := start + rest) in stored), name)
 
 
 def own_name(stored: str) -> str:
-    """The name of a stored tensor without what stands before it; the other way round."""
+    """The name of a stored tensor without prefixes; the reverse of stored_name."""
     for start in _TEXTS:
         if stored.startswith(start):
             return "model." + stored.removeprefix(start)

@@ -1,4 +1,4 @@
-"""Whether a model that should share one matrix for embedding and head has two of them. No torch."""
+"""Checks whether a model that should share one matrix for embedding and head has two. No torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PIECE = 1 << 22
 
 
 def with_stored_head(files: ModelFiles, spec: ModelSpec) -> ModelSpec:
-    """The spec, untied where the files hold a head of their own: as in Transformers, what is
-    stored counts for more than `tie_word_embeddings`. A GGUF file has no such word."""
+    """The spec, untied if the files have another head: as in Transformers, a stored head wins over
+    `tie_word_embeddings`. GGUF files have no such key."""
     if files.kind != "hf" or not spec.tied_embeddings:
         return spec
     stored = files.stored_tensors()

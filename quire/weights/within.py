@@ -1,4 +1,4 @@
-"""Which of a stored tensor is a part of a weight, where that is not all of it. No torch."""
+"""Which part of a stored tensor fills a weight, if not all of it. No torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Of a tensor that holds one for each expert, that of `expert`; of that, `turned` from
-    [in, out] to [out, in], of the `of` rows it has (None: as many as are wanted) every `step`-th
-    from `first` on."""
+    """The part of a stored tensor that fills a weight: of a tensor for all experts that of
+    `expert`; then, if `turned`, transposed from [in, out] to [out, in]; then, of its `of` rows
+    (None: as many as are wanted), every `step`-th from `first` on."""
 
     expert: int | None = None
     turned: bool = False
@@ -28,11 +28,11 @@ class Within:
     of: int | None = None
 
     def of_stored(self, source: StoredTensor, shape: tuple[int, ...], where: str) -> StoredTensor:
-        """The part of a stored tensor that has this shape; refused where there is no such."""
+        """The part of a stored tensor, which must have this shape."""
         if self.expert is not None:
             source = of_expert(source, self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
-        if source.shape == tuple(size for size in whole if size > 1):  # GGUF files leave ones out
+        if source.shape == tuple(size for size in whole if size > 1):  # GGUF leaves 1s out
             source = replace(source, shape=whole)
         expected = whole[::-1] if self.turned else whole
         if source.shape != expected:
@@ -47,7 +47,7 @@ class Within:
         return source.rows(self.first, shape[0], self.step)
 
     def of_tensor(self, tensor: Tensor, count: int) -> Tensor:
-        """The same of a tensor in memory: `count` rows of it."""
+        """The part of a tensor in memory: `count` rows."""
         if self.expert is not None:
             tensor = tensor[self.expert]
         if self.turned:
@@ -55,7 +55,7 @@ class Within:
         return tensor[self.first : self.first + count * self.step : self.step]
 
     def whole(self, shape: tuple[int, ...], experts: int) -> tuple[int, ...]:
-        """The shape of the tensor that a part of this shape is cut from, of so many experts."""
+        """The shape of the tensor from which a part of this shape is cut, with so many experts."""
         rows = (self.of or shape[0], *shape[1:])
         rows = rows[::-1] if self.turned else rows
         return rows if self.expert is None else (experts, *rows)
@@ -67,8 +67,8 @@ WHOLE = Within()
 def latent_pairs(
     names: tuple[Name, Name], heads: int, latent: LatentPlan
 ) -> Iterator[tuple[Name, int, Within, Within]]:
-    """Head by head what makes its keys, then its values: its name of `names`, its rows, and which
-    they are of a tensor of Hugging Face, and of a GGUF file, which has that of keys turned."""
+    """Head by head the parts that make its keys and its values: the name, the rows, and the part of
+    the tensor in files of Hugging Face and in GGUF files, where that of keys is transposed."""
     total, at = heads * latent.pair_dims, 0
     for head in range(heads):
         for name, rows in zip(names, (latent.plain_dims, latent.value_dims), strict=True):
@@ -78,7 +78,7 @@ def latent_pairs(
 
 
 def of_expert(source: StoredTensor, expert: int, where: str) -> StoredTensor:
-    """What a tensor of all experts holds of one."""
+    """One expert's part of a tensor of all experts."""
     if len(source.shape) < 2 or expert >= source.shape[0]:
         raise CorruptModel(
             f"{where}: tensor {source.name!r} has the shape {source.shape}; it has nothing "

@@ -1,2 +1,2 @@
-"""Checkpoints whose weights were rounded before: what their configs say, where a weight's parts
-are, and how they become a GroupedMatrix or an Fp8Matrix."""
+"""Checkpoints with quantised weights: what their configs say, where a weight's tensors are, and how
+they become a GroupedMatrix or an Fp8Matrix."""

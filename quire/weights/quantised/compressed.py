@@ -11,9 +11,9 @@ from quire.weights.quantised.layout import Layout, Rule, refused
 from quire.weights.quantised.patterns import Names, read_names
 
 PACKED = "pack-quantized"
-# Codes as they are, in bytes: what they are the weights' type says.
+# Unpacked codes in bytes; the `weights` object says their type.
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
-# Formats whose numbers are fixed: how many bits of floats in groups of how many columns.
+# Formats with fixed numbers: bits of the floats, columns of a group, and the layout.
 FIXED = {
     "nvfp4-pack-quantized": (4, 16, Layout("nvfp4", 4, 16)),
     "mxfp4-pack-quantized": (4, 32, Layout("mxfp4", 4, 32)),
@@ -25,8 +25,8 @@ MOST_GROUPS = 1_000
 
 
 def read_compressed(fields: Fields) -> tuple[Rule, ...]:
-    """The rules of a config: modules to be ignored, then the groups that name modules, then those
-    that describe some, then that of all others."""
+    """The rules of a config: first ignored modules, then groups that name modules, then groups with
+    expressions, then the group for all others."""
     for key in ("sparsity_config", "transform_config"):
         given = fields.values.get(key)
         if given and not _says_nothing(given):
@@ -56,8 +56,8 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rules(group: Fields) -> Iterator[tuple[int, Rule]]:
-    """What a group says of weights, and how closely it names them; nothing where it rounds keys
-    and values or activations alone, whose scales are found while computing."""
+    """The rules of a group, each with its rank (1: names, 2: expressions, 3: all). None if the
+    group only quantises activations or KV, whose scales quire computes itself."""
     weights = group.values.get("weights")
     if weights is None:
         return
@@ -99,11 +99,11 @@ def _layout(stored: str, weights: Fields) -> Layout:
     symmetric = weights.flag("symmetric", True)
     if stored == PACKED:
         return Layout("packed", bits, group, symmetric)
-    return Layout("int", 8, group, symmetric)  # fewer bits lie in bytes, too
+    return Layout("int", 8, group, symmetric)  # codes of fewer bits are in bytes as well
 
 
 def _strategy(weights: Fields) -> str:
-    """What a config means that says none."""
+    """The default strategy."""
     size = weights.values.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"
 

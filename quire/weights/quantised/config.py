@@ -1,7 +1,7 @@
-"""What the config of a quantised checkpoint says -> Quantisation. No torch.
+"""The config of a quantised checkpoint -> Quantisation. No torch.
 
-It stands in config.json as `quantization_config`, or alone beside it in a file of the tool that
-made it. What is not known here is refused with its file, field and value.
+It is in config.json as `quantization_config`, or in a file of the tool that made the checkpoint.
+Anything unknown is refused with its file, field and value.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from quire.weights.quantised.layout import Layout, Quantisation, Rule, refused
 from quire.weights.quantised.modelopt import read_modelopt
 from quire.weights.quantised.patterns import Names, expression, read_names
 
-# Files that tools write beside config.json, and the method each of them means by itself.
+# Files that tools write beside config.json, and the method that each implies.
 ALONE = {
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
     "hf_quant_config.json": "modelopt",
 }
 GPTQ_BITS = (2, 3, 4, 8)
-# Methods as files name them, and as the option `quantization` does.
+# Methods' names in files, and the names of the option `quantization`.
 SAME_METHOD = {
     "gptq_v2": "gptq",
     "fbgemm_fp8": "fp8",
     "modelopt_fp4": "modelopt",
     "compressed_tensors": "compressed-tensors",
 }
-# AutoRound packs as one of these: by `packing_format`, the method and what says its zero points.
+# AutoRound's layouts: by `packing_format`, the method and its kind of zero points.
 AUTO_ROUND = ("auto-round", "intel/auto-round")
 _PACKED: dict[str, dict[str, Any]] = {
     "auto_round:auto_gptq": {"quant_method": "gptq"},
@@ -45,7 +45,7 @@ _KEYS = ("quantization_config", "compression_config")
 
 
 def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisation | None:
-    """What a model's files say of how its weights are stored; None where they say nothing."""
+    """How a model's files say that weights are quantised; None if they do not."""
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     for holder in (config, inner):
@@ -61,7 +61,7 @@ def read_quantisation(directory: Path, config: Mapping[str, Any]) -> Quantisatio
 
 
 def without_quantisation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config without what it says of how weights are stored."""
+    """A config without its quantisation."""
     left = {key: value for key, value in config.items() if key not in _KEYS}
     if isinstance(text := left.get("text_config"), dict):
         left["text_config"] = without_quantisation(text)
@@ -94,7 +94,7 @@ def _skipped(fields: Fields, *keys: str) -> tuple[Rule, ...]:
 
 
 def _auto_round(fields: Fields) -> Fields:
-    """What AutoRound says, in the words of the tool whose layout it packs in. `extra_config` has
+    """AutoRound's config, as the config of the tool whose layout it uses. `extra_config` has
     modules with other numbers; those of 16 bits and more are plain."""
     packing = fields.word("packing_format", "auto_round:auto_gptq").lower()
     if packing not in _PACKED:
@@ -120,7 +120,7 @@ def _auto_round(fields: Fields) -> Fields:
 
 
 def _awq(fields: Fields) -> tuple[Rule, ...]:
-    for key in ("version", "format", "checkpoint_format"):  # by two tools, and of several years
+    for key in ("version", "format", "checkpoint_format"):  # keys of two tools, in several versions
         if fields.word(key, "gemm").lower() != "gemm":
             raise refused(fields, key, "of AWQ only gemm is read")
     key = "bits" if "bits" in fields.values else "w_bit"
@@ -158,8 +158,8 @@ def _gptq_layout(fields: Fields, is_second: bool) -> Layout:
 
 
 def _dynamic(fields: Fields, *, is_second: bool) -> tuple[Rule, ...]:
-    """What GPTQ's `dynamic` says of single modules: '-:expression' are not quantised, others are
-    with other numbers."""
+    """Rules for GPTQ's `dynamic`: modules that match '-:expression' are not quantised, others have
+    other numbers."""
     given = fields.values.get("dynamic") or {}
     if not isinstance(given, dict):
         raise refused(fields, "dynamic", "it must be an object of expressions")
@@ -207,7 +207,7 @@ def _bitsandbytes(fields: Fields) -> tuple[Rule, ...]:
 
 
 def _group(fields: Fields, key: str) -> int:
-    """Columns of a group; -1 means all of a row."""
+    """Columns of a group; -1 in the config means a whole row."""
     if fields.values.get(key) == -1:
         return 0
     return fields.count(key, 128)

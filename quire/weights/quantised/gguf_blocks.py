@@ -1,7 +1,7 @@
-"""Blocks of GGUF files -> a GroupedMatrix, without making the weights wide.
+"""Blocks of GGUF files -> a GroupedMatrix, without dequantising.
 
-Codes and scales are those of dequantise.py, kept apart: formats of 4 bits stay in 4, those of 5, 6
-and 8 become 8.
+Codes and scales are those of dequantise.py: formats of 4 bits keep 4, those of 5, 6 and 8 bits
+become 8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.weights.read_rows import stored_rows
 from quire.weights.row_order import RowOrder
 
 _READ = 1 << 24
-# What codes of a format become.
+# The bits of codes in a GroupedMatrix, by format.
 KEPT_BITS = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K", "IQ4_NL", "MXFP4"), 4),
     **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"), 8),
@@ -35,7 +35,7 @@ def gguf_matrix(
     columns: range | None,
     device: torch.device,
 ) -> GroupedMatrix:
-    """The first rows of a stored tensor, in order."""
+    """The first `num_rows` rows of a stored tensor, in order."""
     name, width = source.format.name, source.shape[1]
     bits, format = KEPT_BITS[name], BLOCKS[name]
     codes, scales, minima, zero = [], [], [], format.zero
@@ -61,15 +61,14 @@ def gguf_matrix(
 
 
 def _unsigned(codes: Tensor, zero: int) -> tuple[Tensor, int]:
-    """Codes of 8 bits, and which of them is zero: those of numbers with a sign have it in the
-    middle."""
+    """8-bit codes, and the code of zero, which for signed numbers is in the middle."""
     if codes.dtype == torch.int8:
         return codes.contiguous().view(torch.uint8) ^ SIGNED_ZERO, SIGNED_ZERO
     return (codes + (SIGNED_ZERO - zero), SIGNED_ZERO) if zero else (codes, zero)
 
 
 def is_kept_format(source: StoredTensor) -> bool:
-    """Whether a stored tensor can stay as it is."""
+    """Whether a stored tensor can stay quantised."""
     bits = KEPT_BITS.get(source.format.name)
     if bits is None or source.is_scattered or source.scales or len(source.shape) != 2:
         return False

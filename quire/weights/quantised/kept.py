@@ -1,8 +1,8 @@
-"""Weights that stay quantised on a GPU: read and stacked as a model wants them, or random ones.
+"""Weights that stay quantised on a GPU: read and stacked for the model, or random.
 
-Kept are the matrices of layers and a head of its own. An embedding is plain, since its rows are
-looked up; so are experts, whose products take plain stacks, and what latents become keys and values
-by, which is taken apart by heads.
+Kept are the matrices of layers, and a head that is not tied. Plain are an embedding, whose rows are
+looked up, experts, whose products take plain stacks, and the product that makes keys and values of
+latents, which is divided by heads.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from quire.weights.quantised.layout import Layout, Quantisation
 from quire.weights.quantised.stored import Source, StoredMatrix
 from quire.weights.quantised.unpack import QuantisedMatrix, read_matrix
 
-SMALL = 0.02  # how large random weights are
+SMALL = 0.02  # the size of random weights
 
 
 def may_be_kept(weight: Weight) -> bool:
-    """Whether this is a matrix that is multiplied with as a whole, and no expert's."""
+    """Whether this is a matrix used as a whole in a product, and not of an expert."""
     if weight.name == "embed.weight" or weight.name.endswith(".kv_b.weight"):
         return False
     return weight.is_matrix and ".experts." not in weight.name
 
 
 def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
-    """Whether all that a weight consists of is quantised in ways that have a product; `fp8`: on a
-    GPU that has it."""
+    """Whether all parts of a weight are quantised in ways that a product supports; `fp8`: on a GPU
+    with fp8."""
     return all(
         one.layout.has_product and (one.layout.kind != "fp8" or fp8)
         if isinstance(one, StoredMatrix)
@@ -44,15 +44,15 @@ def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
 
 
 def read_kept(piece: Piece, device: torch.device) -> QuantisedMatrix:
-    """What is wanted of one stored weight."""
+    """The piece's rows and columns of a stored weight."""
     if isinstance(piece.source, StoredMatrix):
         return read_matrix(piece.source, piece.order, piece.columns, device)
     return gguf_matrix(piece.source, piece.rows, piece.order, piece.columns, device)
 
 
 def stack(parts: Sequence[QuantisedMatrix], dtype: torch.dtype) -> QuantisedMatrix | Tensor:
-    """Parts of a weight under each other; plain where they do not go together: codes beside fp8, or
-    groups of columns that are scattered differently."""
+    """The parts of a weight, stacked. Plain if they cannot be: codes beside fp8, or columns
+    scattered in different orders."""
     if all(isinstance(part, Fp8Matrix) for part in parts):
         return stacked_fp8(cast(Sequence[Fp8Matrix], parts))
     made = None
@@ -66,7 +66,7 @@ def stack(parts: Sequence[QuantisedMatrix], dtype: torch.dtype) -> QuantisedMatr
 def random_matrix(
     weight: Weight, said: Quantisation, device: torch.device, generator: torch.Generator
 ) -> QuantisedMatrix | None:
-    """A weight as the config says that it is stored, of random codes; None: it is plain."""
+    """A random weight in the layout that the config names; None: it is plain."""
     module = weight.parts[0].hf.removesuffix(".weight")
     layout = said.layout_of(module)
     if not may_be_kept(weight) or weight.name == "head.weight" or layout is None:

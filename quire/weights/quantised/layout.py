@@ -9,9 +9,9 @@ from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
 from quire.weights.quantised.patterns import Names
 
-# Each kind names what tensors a weight consists of; see stored.py and unpack.py.
+# A kind determines the tensors of a weight; see stored.py and unpack.py.
 Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4", "nvfp4"]
-# For people: the methods that are read.
+# The methods that are read, for messages.
 LAYOUTS = (
     "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
     "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
@@ -24,26 +24,26 @@ WAY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a module's weight is stored. `group` is how many columns share a scale: 0 means all of a
-    row. `block`: rows and columns of fp8 that share one."""
+    """How a module's weight is stored. `group`: columns with one scale; 0 means a whole row.
+    `block`: rows and columns of fp8 with one scale."""
 
     kind: Kind
     bits: int
     group: int = 0
     symmetric: bool = True
-    zeros_less_one: bool = False  # GPTQ's first format keeps every zero point less one
+    zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
     block: tuple[int, int] | None = None
 
     @property
     def has_product(self) -> bool:
-        """Whether a GPU multiplies with it as it is stored; not in groups of 16."""
+        """Whether a GPU has a product for it; not for groups of 16."""
         return self.kind != "nvfp4"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The layout of the modules that `names` mean, of all where there are none; no layout: these
-    are not quantised."""
+    """The layout of the modules that match `names`, or of all if that is None. No layout: these
+    modules are not quantised."""
 
     names: Names | None
     layout: Layout | None
@@ -51,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What a checkpoint's config says of its weights: the first rule that takes a module holds."""
+    """A checkpoint's quantisation by its config: the first rule that matches a module holds."""
 
     method: str  # as the option `quantization` names it
     source: str  # the file that says so

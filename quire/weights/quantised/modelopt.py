@@ -8,7 +8,7 @@ from quire.weights.quantised.patterns import Names
 
 MIXED = "MIXED_PRECISION"
 _FP8, _NVFP4 = Layout("fp8", 8), Layout("nvfp4", 4, 16)
-# What the activations were rounded to is another matter: they are rounded while computing, or not.
+# The format of activations does not matter: they are rounded while computing, or not.
 ALGORITHMS = {
     "FP8": _FP8,
     "FP8_PER_CHANNEL_PER_TOKEN": _FP8,
@@ -18,7 +18,7 @@ ALGORITHMS = {
 
 
 def read_modelopt(fields: Fields) -> tuple[Rule, ...]:
-    """The rules of a config. Modules that it excludes are those stored as plain numbers."""
+    """The rules of a config. Excluded modules are stored as plain numbers."""
     if fields.word("quant_algo", "FP8").upper() != MIXED:
         return (Rule(None, _layout(fields)),)
     layers = fields.values.get("quantized_layers")

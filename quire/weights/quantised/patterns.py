@@ -1,8 +1,8 @@
-"""Which modules a config's lists of names mean. No torch.
+"""Matches modules with a config's lists of names. No torch.
 
-Lists hold names of modules, ends or beginnings of such names, and after `re:` regular expressions.
-Those come from unknown sources, and an expression can take years over a short name:
-one that repeats a group, or repeats more than a few things, is refused.
+Lists have names of modules, ends or beginnings of such names, and, after `re:`, regular
+expressions. These come from unknown sources, and an expression may take years for a short name: one
+that repeats a group, or has more than a few repeats, is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BACKWARDS = re.compile(r"\\[1-9]|\(\?P=")
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a list means: whole names, parts of names between dots, and expressions."""
+    """A list of a config: whole names or parts of names between dots, and expressions."""
 
     parts: tuple[str, ...] = ()
     expressions: tuple[re.Pattern[str], ...] = ()
@@ -36,7 +36,7 @@ class Names:
 
 
 def read_names(value: object, source: str, field: str) -> Names:
-    """A list of names of a config; null and absent mean none."""
+    """Read a list of names; null or absent means none."""
     listed = [] if value is None else value
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
         raise UnsupportedModel(f"{source}: {field} must be a list of names, it is {_short(value)}")
@@ -50,7 +50,7 @@ def read_names(value: object, source: str, field: str) -> Names:
 
 
 def expression(text: str, source: str, field: str) -> re.Pattern[str]:
-    """A regular expression out of a config, if it is one that cannot take long."""
+    """Compile a regular expression of a config, if it cannot take long."""
     slow = len(text) > MOST_LENGTH or len(_REPEAT.findall(text)) > MOST_REPEATS
     if slow or _REPEATED_GROUP.search(text) or _BACKWARDS.search(text):
         raise UnsupportedModel(

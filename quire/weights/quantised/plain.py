@@ -1,6 +1,6 @@
-"""A quantised checkpoint as plain tensors by the names in its files, for modules that are not ours.
+"""A quantised checkpoint as plain tensors, by the names in its files, for modules of Transformers.
 
-The shapes of weights are not known from elsewhere here: what is stored says them.
+Nothing else tells the shapes of weights here, so they follow from the stored tensors.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from quire.weights.quantised.stored import LEADS, STATES, beside, stored_matrix
 from quire.weights.quantised.unpack import read_raw, read_whole
 from quire.weights.within import Within
 
-# What a buffer that is not quantised may be kept in.
+# Formats of buffers that are not quantised.
 _NUMBERS = ("BOOL", "I16", "I64")
 
 
 def plain_tensors(
     stored: Mapping[str, StoredTensor], said: Quantisation, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Every tensor that a checkpoint means: quantised weights dequantised into `dtype`, all others
-    as they are."""
+    """All tensors of a checkpoint: quantised weights dequantised into `dtype`, all others
+    unchanged."""
     made: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, tensor in stored.items():
@@ -57,8 +57,8 @@ def plain_tensors(
 def _shape(
     module: str, lead: StoredTensor, said: Quantisation, stored: Mapping[str, StoredTensor]
 ) -> tuple[int, ...] | None:
-    """Rows and columns of a weight, by the tensor that it is known by."""
-    layout = said.layout_of(module) or Layout("int", 8)  # refused where it is read
+    """Rows and columns of a weight, from its leading tensor."""
+    layout = said.layout_of(module) or Layout("int", 8)  # reading it will be refused
     if layout.kind == "nf4":
         return _shape_in_state(module, stored)
     if len(lead.shape) != 2:
@@ -74,7 +74,8 @@ def _shape(
 
 
 def _shape_in_state(module: str, stored: Mapping[str, StoredTensor]) -> tuple[int, ...]:
-    """bitsandbytes keeps a weight as one row of bytes, and its shape beside it."""
+    """The shape of a weight of bitsandbytes, which stores a row of bytes, and the shape beside
+    it."""
     state = next((found for one in STATES if (found := stored.get(f"{module}{one}"))), None)
     if state is None:
         raise CorruptModel(f"{module}{STATES[0]} is missing, which has the weight's shape")

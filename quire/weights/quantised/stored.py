@@ -1,7 +1,7 @@
-"""Where the tensors are that make up one quantised weight, and whether they fit it. No torch.
+"""Finds the tensors of one quantised weight, and checks that they fit together. No torch.
 
-What is stored decides whether a module is quantised: many that a config leaves open are not (a
-head, mostly). The config says how to read what is.
+The stored tensors decide whether a module is quantised: many modules that a config does not exclude
+are not (usually the head). The config only says how to read them.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from quire.weights.quantised.layout import Layout, Quantisation
 from quire.weights.stored_names import stored_name
 from quire.weights.within import Within, of_expert
 
-# What follows a module's name in that of the tensor by which a weight is known: AWQ and GPTQ,
-# compressed-tensors, MXFP4, all others.
+# Endings of the tensor that identifies a weight, after the module's name: for AWQ and GPTQ,
+# compressed-tensors, MXFP4, and all others.
 LEADS = (".qweight", ".weight_packed", "_blocks", ".weight")
-BLOCK = 32  # columns whose codes lie together in a GroupedMatrix, at least
+BLOCK = 32  # least columns whose codes share words in a GroupedMatrix
 FLOATS = ("F32", "F16", "BF16")
-POWERS = ("U8", "F8_E8M0")  # of two
+POWERS = ("U8", "F8_E8M0")  # powers of two
 STATES = tuple(f".weight.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4"))
-# What follows it in the names of all tensors that a weight of some kind consists of.
+# Endings of all tensors that may belong to a weight.
 ROLES = (
     *(".weight", ".weight_packed", ".qweight", "_blocks", ".SCB", ".weight_format", *STATES),
     *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale", ".scales"),
     *("_scales", ".qzeros", ".weight_zero_point", ".g_idx", ".weight_g_idx"),
     *(".weight.absmax", ".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
 )
-# What may stand beside a quantised weight and is not needed: scales of activations and of KV are
-# found while computing, and shapes are known.
+# Tensors beside a quantised weight that are not needed: scales of activations and of KV are
+# computed, and shapes are known.
 NOT_NEEDED = (
     *("weight_shape", "input_scale", "output_scale", "input_zero_point", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "prob_scale", "input_scale_ub", "act_scale"),
@@ -40,8 +40,8 @@ NOT_NEEDED = (
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A weight [N, K] that several stored tensors make up, each by what it is; `wanted` are the
-    rows of it that are to be read, None all."""
+    """A weight [N, K] of several stored tensors, by their endings. `wanted`: the rows to be read,
+    None: all."""
 
     name: str
     shape: tuple[int, int]
@@ -51,7 +51,7 @@ class StoredMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """What its tensors take in the files, and about as much elsewhere."""
+        """The bytes of its tensors in the files, and about as many in memory."""
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     @property
@@ -60,7 +60,7 @@ class StoredMatrix:
         return self.layout.group or self.shape[1]
 
     def rows(self, first: int, count: int) -> StoredMatrix:
-        """Some of the rows that are to be read."""
+        """The weight with only some of its wanted rows."""
         wanted = range(self.shape[0]) if self.wanted is None else self.wanted
         return replace(self, wanted=wanted[first : first + count])
 
@@ -75,8 +75,8 @@ def stored_matrix(
     stored: Mapping[str, StoredTensor],
     said: Quantisation | None,
 ) -> StoredMatrix | None:
-    """The tensors of a weight, by its name in Hugging Face's files; None where it lies there as
-    plain numbers, or not at all."""
+    """The tensors of a weight, by its name in Hugging Face's files; None if it is stored as plain
+    numbers, or missing."""
     found = _lead(name, stored)
     if len(shape) != 2 or found is None:
         return None
@@ -97,7 +97,7 @@ def stored_matrix(
             f"{tensor.name!r} in {tensor.format.name}"
         )
     where, rows = f"{tensor.path.name}: {module}", within.of or shape[0]
-    if within.turned and layout.kind != "mxfp4":  # whose files have [out, in] though others do not
+    if within.turned and layout.kind != "mxfp4":  # MXFP4 files are [out, in] anyway
         raise UnsupportedModel(
             f"{where} is quantised [in, out]; quire reads plain numbers that way"
         )
@@ -115,12 +115,12 @@ def stored_matrix(
 
 
 def beside(module_tensor: str) -> bool:
-    """Whether a tensor may be left unread: it is no part of a weight."""
+    """Whether a tensor may stay unread, as it is no part of a weight."""
     return module_tensor.rpartition(".")[2] in NOT_NEEDED
 
 
 def _lead(name: str, stored: Collection[str]) -> tuple[str, str] | None:
-    """The stored name of a module and the tensor that it is known by."""
+    """The stored name of a module, and the ending of the tensor that identifies its weight."""
     module = name.removesuffix(".weight")
     for lead in LEADS:
         found = stored_name(f"{module}{lead}", stored)
@@ -130,16 +130,16 @@ def _lead(name: str, stored: Collection[str]) -> tuple[str, str] | None:
 
 
 def num_words(count: int, layout: Layout) -> int:
-    """Words of 32 bits that so many codes take, without gaps."""
+    """The 32-bit words that so many codes take, without gaps."""
     return -(-count * layout.bits // 32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A tensor of a weight: in which formats it may be, and of which shapes."""
+    """A tensor of a weight: its allowed formats and shapes."""
 
     formats: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...] = ()  # none: any
+    shapes: tuple[tuple[int, ...], ...] = ()  # empty: any
     required: bool = True
 
 
@@ -196,7 +196,7 @@ def _packed(matrix: StoredMatrix) -> dict[str, _Wanted]:
     rows, columns = matrix.shape
     zeros = _Wanted(("I32",), ((num_words(rows, matrix.layout), columns // matrix.group),))
     given = matrix.tensors.get(".weight_zero_point")
-    if given is not None and given.format.name == "I8":  # one for all is not packed
+    if given is not None and given.format.name == "I8":  # a single one is not packed
         zeros = _Wanted(("I8",), ((), (1,)))
     return {
         ".weight_packed": _Wanted(("I32",), ((rows, num_words(columns, matrix.layout)),)),
@@ -208,7 +208,7 @@ def _packed(matrix: StoredMatrix) -> dict[str, _Wanted]:
 
 def _int(matrix: StoredMatrix) -> dict[str, _Wanted]:
     shapes, symmetric = _scale_shapes(matrix), matrix.layout.symmetric
-    if ".SCB" in matrix.tensors:  # bitsandbytes: the largest of each row
+    if ".SCB" in matrix.tensors:  # bitsandbytes: the largest magnitude of each row
         largest = _Wanted(("F32",), ((matrix.shape[0],),))
         layout = _Wanted(("U8",), required=False)
         weight = _Wanted(("I8",), (matrix.shape,))
@@ -221,7 +221,7 @@ def _int(matrix: StoredMatrix) -> dict[str, _Wanted]:
 
 
 def _scale_shapes(matrix: StoredMatrix) -> tuple[tuple[int, ...], ...]:
-    """By group, by row, or one for all."""
+    """One scale for each group, for each row, or for all."""
     (rows, columns), group = matrix.shape, matrix.group
     if group < columns:
         return ((rows, columns // group),)

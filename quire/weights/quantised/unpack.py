@@ -39,20 +39,20 @@ _DTYPES = {
 }
 # fp4 numbers: a sign, 2 bits of exponent, 1 of fraction.
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-# In which nibble of a word AWQ keeps each of eight columns.
+# The nibble of a word in which AWQ stores each of eight columns.
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-# Weights that are made wide at a time.
+# Weights that are dequantised at a time.
 _PIECE = 1 << 23
-_TALL = 128  # rows of a block of fp8, mostly
+_TALL = 128  # the usual rows of an fp8 block
 
 
 def dequantised_rows(
     source: StoredMatrix, order: RowOrder | None, columns: range | None, like: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """Plain rows of a weight, some at a time: (the first one's number, their numbers)."""
-    # Whole rows: codes can be cut at some columns only, plain numbers anywhere.
+    """Plain rows of a weight, some at a time: (index of the first, the rows)."""
+    # Whole rows: codes can be cut only at some columns, plain numbers at any.
     matrix = read_matrix(source, order, None, like.device)
     rows, width = matrix.shape
     wanted = slice(None) if columns is None else slice(columns.start, columns.stop)
@@ -65,7 +65,7 @@ def dequantised_rows(
 def read_matrix(
     source: StoredMatrix, order: RowOrder | None, columns: range | None, device: torch.device
 ) -> QuantisedMatrix:
-    """What is wanted of a weight, its rows in order, in the form that quire multiplies with."""
+    """The wanted rows and columns of a weight, in order, in the form for quire's products."""
     matrix = read_whole(source, device)
     if source.wanted is not None and source.wanted.step > 1:
         matrix = matrix.rows_at(torch.tensor(source.wanted, device=device))
@@ -79,7 +79,7 @@ def read_matrix(
 
 
 def read_whole(source: StoredMatrix, device: torch.device | str = "cpu") -> QuantisedMatrix:
-    """Read all of a weight, onto a device."""
+    """Read a whole weight to a device."""
     tensors = {
         role: read_raw(tensor).to(device, non_blocking=False)
         for role, tensor in source.tensors.items()
@@ -107,19 +107,19 @@ def _awq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 def _gptq(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
     (rows, columns), bits, layout = source.shape, source.layout.bits, source.layout
-    # Words hold columns that follow each other: [K / 8, N] -> [N, K].
+    # Words hold neighbouring columns: [K / 8, N] -> [N, K].
     codes = _fields(tensors[".qweight"].t().contiguous(), bits)[:, :columns].contiguous()
     zero, zeros = 1 << (bits - 1), None
     if not layout.symmetric:
         words = tensors[".qzeros"]
         whole = layout.zeros_less_one and 32 % bits == 0
         if whole:
-            # The tool takes one from each field by one subtraction of the word, so that a field of
-            # 0 borrows from the next: adding to the word gives it back.
+            # The tool subtracts 1 from all fields of a word at once, so a field of 0 borrows from
+            # the next. Adding to the whole word restores that.
             words = words + sum(1 << at for at in range(0, 32, bits))
         zero, zeros = 0, _fields(words, bits)[:, :rows].t().contiguous()
         if layout.zeros_less_one and not whole:
-            zeros = (zeros + 1) & ((1 << bits) - 1)  # each by itself: they cross words
+            zeros = (zeros + 1) & ((1 << bits) - 1)  # one by one, as fields cross words
     order = _order(source, tensors.get(".g_idx"))
     if order is not None:
         codes = codes[:, order].contiguous()
@@ -141,8 +141,8 @@ def _packed(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 
 def _packed_zeros(stored: Tensor, rows: int, bits: int) -> Tensor:
-    """Words that hold rows that follow each other: [N / 8, groups] -> [N, groups]; or one number
-    for all, which has a sign."""
+    """Words with neighbouring rows, [N / 8, groups] -> [N, groups]; or one signed number for
+    all."""
     if stored.dtype == torch.int8:
         return (_by_row(stored, rows).int() + (1 << (bits - 1))).to(torch.uint8)
     return _fields(stored.t().contiguous(), bits)[:, :rows].t().contiguous()
@@ -170,7 +170,7 @@ def _int(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 
 def _unsigned(numbers: Tensor) -> Tensor:
-    """int8 -> uint8, 0 becoming SIGNED_ZERO: the first bit turned round."""
+    """int8 -> uint8, where 0 becomes SIGNED_ZERO: flips the first bit."""
     return numbers.contiguous().view(torch.uint8) ^ SIGNED_ZERO
 
 
@@ -208,7 +208,7 @@ def _nf4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 
 def _nested(source: StoredMatrix, tensors: dict[str, Tensor], state: dict[str, Any]) -> Tensor:
-    """Scales that were rounded themselves, around a mean that was taken from them."""
+    """Scales that are quantised themselves, after subtracting their mean."""
     size, numbers = state["nested_blocksize"], tensors[".weight.absmax"].flatten()
     outer = tensors[".weight.nested_absmax"].repeat_interleave(size)[: numbers.numel()]
     if outer.numel() != numbers.numel():
@@ -218,7 +218,7 @@ def _nested(source: StoredMatrix, tensors: dict[str, Tensor], state: dict[str, A
 
 
 def _state(source: StoredMatrix, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """What bitsandbytes wrote about a weight, as JSON in a tensor."""
+    """bitsandbytes' description of a weight, JSON in a tensor."""
     raw = next(tensors[role] for role in STATES if role in tensors)
     state = parse_object(bytes(raw.cpu().numpy()), f"{source.name}: quant_state")
     for key, kind in (("blocksize", int), ("nested_blocksize", int), ("nested_offset", float)):
@@ -244,8 +244,8 @@ def _mxfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
 
 
 def _nvfp4(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
-    """Scales of groups are fp8 numbers themselves; compressed-tensors divides them by one of the
-    whole weight, ModelOpt multiplies."""
+    """The scales of groups are fp8 numbers. compressed-tensors divides them by a scale of the whole
+    weight, ModelOpt multiplies."""
     scales, packed = tensors[".weight_scale"].float(), tensors.get(".weight_packed")
     if packed is not None:
         return _fp4_matrix(source, packed, scales / tensors[".weight_global_scale"])
@@ -261,8 +261,8 @@ def _fp4_matrix(source: StoredMatrix, raw: Tensor, scales: Tensor) -> GroupedMat
 
 
 def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
-    """The columns put together by their groups; None where they stand that way."""
-    if groups is None or bool((groups < 0).any()):  # not filled in: there are no others
+    """The order that sorts columns by group; None if they are sorted already."""
+    if groups is None or bool((groups < 0).any()):  # negative: not filled in, and there is no order
         return None
     columns, group = source.shape[1], source.group
     expected = torch.arange(columns, device=groups.device) // group
@@ -277,9 +277,9 @@ def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
 
 
 def _fields(words: Tensor, bits: int) -> Tensor:
-    """int32 [A, B] -> uint8 [A, B * 32 / bits], the first field in the lowest bits. Of 3, 5, 6 and
-    7 bits some begin in a word and end in the next, and the last may be of no code."""
-    span = bits // math.gcd(bits, 32)  # words until one ends with a field
+    """int32 [A, B] -> uint8 [A, B * 32 / bits], with the first field in the lowest bits. Fields of
+    3, 5, 6 and 7 bits may cross words, and the last ones may be padding."""
+    span = bits // math.gcd(bits, 32)  # words until a word ends with a field
     runs = F.pad(words, (0, -words.shape[1] % span)).view(len(words), -1, span)
     shape = (*runs.shape[:2], 32 * span // bits)
     made = torch.empty(shape, dtype=torch.uint8, device=words.device)
@@ -293,13 +293,13 @@ def _fields(words: Tensor, bits: int) -> Tensor:
 
 
 def _words(codes: Tensor, bits: int) -> tuple[int, Tensor]:
-    """Codes in words of 4 bits each if they fit, or of 8: also where a row ends inside a block."""
+    """Codes packed in 4 bits if they fit, else in 8: also if a row ends inside a block."""
     held = 4 if bits <= 4 and codes.shape[1] % block_columns(4) == 0 else 8
     return held, put_together(codes, held)
 
 
 def _by_row(numbers: Tensor, rows: int) -> Tensor:
-    """Scales of rows [N, any], of which a file may have one for all."""
+    """Scales [N, any] of rows; a file may have a single one for all."""
     if numbers.dim() == 2 and numbers.shape[0] == rows:
         return numbers.contiguous()
     return numbers.reshape(-1, 1).expand(rows, 1).contiguous()
