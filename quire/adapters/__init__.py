@@ -1,1 +1,1 @@
-"""LoRA adapters: read from PEFT's files, checked against the model, held in memory by name."""
+"""LoRA adapters: read from PEFT's files, checked against the model, and held in memory by name."""

@@ -1,4 +1,4 @@
-"""What an adapter does to the parts of a model, as its plan has it. No torch."""
+"""How an adapter changes the parts of a model: the entries of its plan. No torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.weights.formats import StoredTensor
 @dataclass(frozen=True, slots=True)
 class Stacked:
     """A and B of all experts in two tensors: A [experts * rank, in], and B [out, rank * experts],
-    whose columns are by rank, then by expert. `swapped`: what multiplies the input is B^T, and A^T
-    makes the output, since PEFT took the two sides of the weight for each other."""
+    whose columns are ordered by rank, then by expert. `swapped`: PEFT exchanged the two sides of
+    the weight, so B^T multiplies the input and A^T makes the output."""
 
     experts: int
     swapped: bool
@@ -22,26 +22,26 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an adapter adds to one module: scale * B A, and with a magnitude each output row of the
-    sum gets that length (DoRA)."""
+    """What an adapter adds to one module: scale * B A. With a magnitude (DoRA), each output row of
+    the sum is then scaled to that length."""
 
     part: SitePart
     rank: int
     scale: float
-    a: StoredTensor  # [rank, columns]; of an embedding [rank, vocabulary]
-    b: StoredTensor  # [rows, rank]; of an embedding [hidden, rank]
+    a: StoredTensor  # [rank, columns]; for an embedding [rank, vocabulary]
+    b: StoredTensor  # [rows, rank]; for an embedding [hidden, rank]
     magnitude: StoredTensor | None = None
     stacked: Stacked | None = None
-    formed: Formed | None = None  # what A and B are to be made of, of which `a` and `b` are two
-    # PEFT takes scale * Q R from the base when it loads it, where Q R are the first columns of its
-    # weight (OLoRA): -Q and R are as much of the change as B and A.
+    formed: Formed | None = None  # what A and B are made of, with `a` and `b`
+    # PEFT subtracts scale * Q R from the base when it loads it, where Q R are the first columns of
+    # its weight (OLoRA): so -Q and R are part of the change, like B and A.
     less_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Numbers that what comes out of a part is multiplied with, its bias too (IA3). `of_last_rows`:
-    they are for so many of its last rows alone."""
+    """Factors (IA3) of the result of a part, with its bias. `of_last_rows`: only for so many of its
+    last rows."""
 
     part: SitePart
     stored: StoredTensor
@@ -51,8 +51,8 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Numbers that an adapter has in place of the base's: rows of a weight, by default all of
-    them, or a bias; or a bias that is added, times `scale`, to what is there."""
+    """An adapter's own numbers in place of the base's: rows of a weight (by default all) or a bias;
+    or a bias that is added, times `scale`."""
 
     part: SitePart
     kind: Literal["weight", "bias", "added_bias"]
@@ -63,9 +63,9 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """An embedding or a head that PEFT stored beside an adapter: the base's own, which has it under
-    one of these names (a head that is the embedding has no weight of its own), or else what is to
-    be taken in place of it by all these parts."""
+    """An embedding or a head that PEFT stored beside an adapter. It is the base's own, which has it
+    under one of these names (a head tied to the embedding has no weight of its own); if not, all
+    these parts take it in place of the base's."""
 
     stored: StoredTensor
     names: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""adapter_config.json: what of it changes the arithmetic, and what is refused. No torch.
+"""adapter_config.json: which fields change the arithmetic, and which are refused. No torch.
 
-Which modules an adapter changes, and at which rank, its tensors say; the config is needed for the
-scale alone. A field that would change the result and is not built is refused by name.
+An adapter's tensors say which modules it changes, and at which rank; the config is needed only for
+the scale. A field that would change the result and is not built is refused by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MERGE = "Merge it into its base with peft's merge_and_unload() and load the merg
 LEARN = "It puts tokens of its own before a prompt and cannot be merged; use one of LORA."
 WHOLE = "An activated adapter (aLoRA) changes a part of a prompt; use one that changes all of it."
 
-# Field -> values that ask for nothing; any other is refused with what to do instead.
+# Field -> values without effect; any other is refused with what to do instead.
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_qalora": ((False, None), MERGE),
     "alora_invocation_tokens": ((None, []), WHOLE),
@@ -32,7 +32,7 @@ _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_bdlora": ((False, None), MERGE),
     "arrow_config": ((None,), MERGE),
     "kasa_config": ((None,), MERGE),
-    # These start from another base than the model's files hold.
+    # With these the base is not that of the model's files.
     "init_lora_weights": (
         (True, False, None, "gaussian", "eva", "orthogonal", "olora"),
         "Such an adapter belongs to a base that was changed with it. Convert it: peft's "
@@ -48,7 +48,7 @@ _USED = (
     *("alpha_pattern", "modules_to_save", "bias", "trainable_token_indices"),
     *("ensure_weight_tying", "init_r", "alpha"),
 )
-# How it was trained, where it came from, and what it changes: its tensors say that.
+# Fields about training, origin, and what it changes, which its tensors say.
 _WITHOUT_EFFECT = (
     *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode"),
     *("lora_dropout", "target_modules", "exclude_modules", "layers_to_transform", "lora_bias"),
@@ -70,7 +70,7 @@ _FORMS: dict[str, Form] = {
 }
 MOST_ALPHA = 1e9
 MOST_PATTERNS, LONGEST_PATTERN = 10_000, 300
-# A pattern with more repeats, or one inside another, can take longer than anybody waits.
+# A pattern with more repeats, or nested ones, may take too long.
 MOST_REPEATS = 2
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _REPEAT, _NESTED = re.compile(r"(?<!\\)[*+{]"), re.compile(r"\)[*+{]")
@@ -78,33 +78,33 @@ _REPEAT, _NESTED = re.compile(r"(?<!\\)[*+{]"), re.compile(r"\)[*+{]")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What the arithmetic of an adapter needs beside its tensors."""
+    """What is needed of an adapter's config to compute it."""
 
     alpha: float
     use_rslora: bool
     use_dora: bool
-    alphas: tuple[tuple[re.Pattern[str], float], ...]  # of modules whose names match
-    saved: tuple[str, ...] = ()  # ends of names of modules that it has whole
-    has_biases: bool = False  # it has some of the base's biases as its own
-    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by end of a name
-    is_tied: bool = False  # what it does to an embedding it does to a head that is one with it
-    version: tuple[int, int] = (0, 0)  # of the PEFT that wrote it, where that is said
+    alphas: tuple[tuple[re.Pattern[str], float], ...]  # for modules whose names match
+    saved: tuple[str, ...] = ()  # ends of names of modules of which it has the whole weight
+    has_biases: bool = False  # it has its own values for some biases
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by end of module name
+    is_tied: bool = False  # a change of an embedding also changes the head tied to it
+    version: tuple[int, int] = (0, 0)  # of the PEFT that wrote it, if known
     form: Form = "lora"
-    rank: int = 8  # the highest that it was made with
-    first_rank: float = 0.0  # of AdaLoRA, before some of it was pruned
-    less_columns: bool = False  # of a base that OLoRA changed with it
+    rank: int = 8  # the highest rank with which it was made
+    first_rank: float = 0.0  # AdaLoRA's rank before pruning
+    less_columns: bool = False  # OLoRA subtracts columns from the base
 
     def has_whole(self, module: str) -> bool:
-        """As PEFT reads it: `norm` means `input_layernorm`, too."""
+        """Whether it has the whole weight. As in PEFT, `norm` also means `input_layernorm`."""
         return module.endswith(self.saved)
 
     def tokens_of(self, module: str) -> tuple[int, ...]:
-        """The tokens whose rows of a module are its own, in the order of its file."""
+        """The tokens whose rows of a module it has itself, in the order of its file."""
         ends = (one for one in self.tokens if module == one or module.endswith(f".{one}"))
         return self.tokens.get(next(ends, ""), ())
 
     def scale(self, module: str, rank: int) -> float:
-        """What B(A x) is multiplied with in a module of this name, at this rank."""
+        """The factor of B(A x) in a module of this name, at this rank."""
         if self.form == "adalora":
             return (self.alpha if self.alpha > 0 else self.first_rank) / (self.first_rank + 1e-5)
         alpha = next((a for pattern, a in self.alphas if pattern.match(module)), self.alpha)
@@ -112,7 +112,7 @@ class AdapterConfig:
 
 
 def read_adapter_config(directory: Path) -> AdapterConfig:
-    """The config in a directory of PEFT; InvalidAdapter for what is not built or not right."""
+    """Read the config in a directory of PEFT; InvalidAdapter if it is wrong or not supported."""
     if not (directory / CONFIG).exists():
         raise InvalidAdapter(
             f"{directory} holds no {CONFIG}: give the directory that peft's save_pretrained() "
@@ -168,7 +168,7 @@ class _Fields:
     def check_known(self) -> None:
         for name, (harmless, way_out) in _REFUSED.items():
             value = self.given.get(name)
-            # 1 == True, and a list cannot be looked up in a set: compared one by one, with type.
+            # Compared one by one with types: 1 == True, and lists cannot be in a set.
             if not any(type(value) is type(one) and value == one for one in harmless):
                 raise self.wrong(name, "that is not built", way_out)
         known = {*_REFUSED, *_USED, *_WITHOUT_EFFECT}
@@ -185,7 +185,7 @@ class _Fields:
         raise self.wrong(name, "it should be a list of names of modules")
 
     def tokens(self) -> dict[str, tuple[int, ...]]:
-        """Without a name they are those of the embedding."""
+        """The trained tokens by module; a list without names is for the embedding."""
         name = "trainable_token_indices"
         value = self.given.get(name) or {}
         by_module = value if isinstance(value, dict) else {"": value}

@@ -1,4 +1,4 @@
-"""Where an adapter is, and what its bytes are: a directory, or one from the Hub. No torch."""
+"""Finds an adapter's files: in a directory, or in one from the Hub; and hashes them. No torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file as it was when it was read: if nothing of this changed, neither did its bytes."""
+    """The state of a file when it was read: if it is unchanged, so are its bytes."""
 
     inode: int
     size: int
     modified: int  # nanoseconds
-    changed: int  # likewise; a copy that keeps the time above has another
+    changed: int  # nanoseconds (ctime); differs for copies that keep `modified`
 
     @classmethod
     def of(cls, path: Path) -> Stamp:
@@ -34,14 +34,14 @@ class Stamp:
 
 
 def stamps_of(directory: Path) -> tuple[Stamp, Stamp]:
-    """Of both files of an adapter."""
+    """The stamps of both files of an adapter."""
     return Stamp.of(directory / CONFIG), Stamp.of(directory / TENSORS)
 
 
 def adapter_directory(
     path: str, *, download_dir: str | None = None, token: str | bool | None = None
 ) -> Path:
-    """The directory that a lora_path names, fetched where it is a Hub id."""
+    """The directory that a lora_path names; fetched if it is a Hub id."""
     local = Path(os.path.expanduser(path))
     if os.path.exists(local):
         return local
@@ -78,7 +78,7 @@ def tensor_file(directory: Path) -> Path:
 
 
 def digest_of(directory: Path) -> str:
-    """A hash of all bytes that an adapter is made of."""
+    """A hash of all bytes of an adapter."""
     made = hashlib.sha256()
     for name in (CONFIG, TENSORS):
         made.update(bytes.fromhex(sha256_of(checked_file(directory, name))))

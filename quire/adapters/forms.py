@@ -1,9 +1,9 @@
 """Adapters whose A and B are made of other matrices: AdaLoRA, LoHa and LoKr of PEFT. No torch.
 
-All of them add s * dW to a weight [rows, columns], and dW = B A is of a low rank:
+All of them add s * dW to a weight [rows, columns], where dW = B A has a low rank:
 - AdaLoRA: B diag(E) A.
-- LoHa: (w1_a w1_b) * (w2_a w2_b), number by number: rank r * r.
-- LoKr: w1 (x) (w2_a w2_b), every number of w1 [a, b] times a matrix [c, d]: rank min(a, b) * r.
+- LoHa: (w1_a w1_b) * (w2_a w2_b), elementwise: rank r * r.
+- LoKr: w1 (x) (w2_a w2_b), each number of w1 [a, b] times a matrix [c, d]: rank min(a, b) * r.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _KINDS: dict[Form, tuple[tuple[Kind, ...], ...]] = {
     ),
 }
 _ALL = (kind for some in _KINDS.values() for kinds in some for kind in kinds)
-# The last two are of no low rank.
+# The last two have no low rank.
 FORM_KINDS: frozenset[Kind] = frozenset((*_ALL, "lokr_w2", "ia3_l"))
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The matrices of one module, in the order above, the weight they are for, the rank of what
-    they add, and the rank that scales it."""
+    """The matrices of one module, in the order above; the shape of the weight; the rank of what
+    they add; and the rank in the scale."""
 
     form: Form
     matrices: tuple[StoredTensor, ...]
@@ -43,8 +43,8 @@ class Formed:
 
 
 def formed(form: Form, found: Mapping[Kind, StoredTensor]) -> Formed | None:
-    """What the matrices of a module make; None where they are not those of the form, or do not
-    fit each other."""
+    """The Formed of a module's matrices; None if they are not those of the form, or do not fit
+    together."""
     kinds = next((one for one in _KINDS.get(form, ()) if {*one} == found.keys()), None)
     if kinds is None or any(len(found[kind].shape) != 2 for kind in kinds):
         return None

@@ -1,4 +1,4 @@
-"""Tensors of an adapter matched with the parts of a model, by names and shapes. No torch."""
+"""Matches tensors of an adapter with the parts of a model, by names and shapes. No torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_THERE = "Set device='cpu', or merge it into its base with peft's merge_and_
 
 @dataclass(frozen=True, slots=True)
 class Matcher:
-    """One adapter's file and config, and the model it is for."""
+    """One adapter's file and config, and the sites of its model."""
 
     path: Path
     config: AdapterConfig
@@ -33,8 +33,8 @@ class Matcher:
     def changes(
         self, name: TensorName, found: Mapping[Kind, StoredTensor], *, has_base: bool = False
     ) -> list[Change]:
-        """A and B of a module, and what DoRA has beside them; `has_base`: the file has the weight
-        that they are added to as well."""
+        """The changes by A and B of a module, and DoRA's magnitude. `has_base`: the file also has
+        the weight to which they are added."""
         parts = self.parts_of(name)
         part = parts[0]
         kinds = _OF_EMBEDDING if part.site == EMBEDDING else _OF_LINEAR
@@ -58,9 +58,9 @@ class Matcher:
         return [Change(one, added, scale, a, b, magnitude, less_columns=less) for one in parts]
 
     def _is_less(self, part: SitePart) -> bool:
-        """Whether PEFT takes some of a weight away when it loads the base. With DoRA it divides by
-        what is left, of a weight [in, out] it takes the other side, and a head that is the
-        embedding changes that, too."""
+        """Whether PEFT subtracts columns of the weight when it loads the base (OLoRA). Refused with
+        DoRA, which divides by what is left, for weights stored [in, out], and for a head tied to
+        the embedding."""
         if not self.config.less_columns or part.site == EMBEDDING:
             return False
         tied = part.site == HEAD and self.sites.is_tied
@@ -73,7 +73,7 @@ class Matcher:
     def formed(
         self, name: TensorName, found: Mapping[Kind, StoredTensor], form: Form
     ) -> list[Change]:
-        """What a module's A and B are made of, where its file has neither."""
+        """The changes of a module whose A and B are made of other matrices."""
         parts = self.parts_of(name)
         made = formed(form, found)
         if made is None or parts[0].site == EMBEDDING:
@@ -87,7 +87,7 @@ class Matcher:
                 f"is changed as a weight of {list(made.shape)}, and this model's is {list(shape)}",
                 "The adapter was made for another base.",
             )
-        if not made.rank:  # AdaLoRA may have pruned all of it
+        if not made.rank:  # AdaLoRA may have pruned all ranks
             return []
         self.check_rank(first, made.rank)
         scale = self.config.scale(name.module, made.inner)
@@ -95,7 +95,7 @@ class Matcher:
         return [Change(one, made.rank, scale, *ends, formed=made) for one in parts]
 
     def own(self, name: TensorName, found: Mapping[Kind, StoredTensor]) -> list[Own]:
-        """What a module has of its own beside A and B."""
+        """A module's own numbers beside A and B."""
         made = []
         for kind, stored in found.items():
             if kind == "tokens":
@@ -115,7 +115,8 @@ class Matcher:
         return made
 
     def copy(self, name: TensorName, stored: StoredTensor) -> Copy:
-        """What PEFT stores of the base beside an adapter: embeddings and heads alone."""
+        """A copy of a weight of the base that PEFT stored beside an adapter: only embeddings and
+        heads."""
         part = self._any_part(name)
         if part is None or part.site not in (EMBEDDING, HEAD):
             raise self.wrong(
@@ -172,13 +173,13 @@ class Matcher:
                 f"has a row for token {max(tokens)}, and the model's vocabulary is {part.rows}",
                 "The adapter was trained with a resized vocabulary: resize the base likewise.",
             )
-        # A head that is the embedding takes the same rows, unless it was given others.
+        # A head tied to the embedding takes the same rows, unless it has its own.
         same = ((), tokens)
         tied = (one for one in self._tied(part) if self.config.tokens_of(one.module) in same)
         return [Own(one, "weight", stored, tokens) for one in tied]
 
     def _tied(self, part: SitePart) -> tuple[SitePart, ...]:
-        """An embedding that is the head as well changes both."""
+        """The embedding and the tied head change together."""
         if part.site != EMBEDDING or not self.sites.is_tied:
             return (part,)
         heads = (parts[0] for parts in self.sites.parts.values() if parts[0].site == HEAD)
@@ -198,7 +199,8 @@ class Matcher:
         return self.parts_of(name)
 
     def parts_of(self, name: TensorName) -> tuple[SitePart, ...]:
-        """The module of the model; a bare model's adapter leaves `model.` out."""
+        """The parts of the model that a module of the adapter means. Adapters of bare models have
+        no `model.`."""
         for module in _modules(name):
             if module in self.sites.parts:
                 return self.sites.parts[module]
@@ -217,7 +219,8 @@ class Matcher:
         )
 
     def check_saved(self, own: Iterable[Own]) -> None:
-        """Modules that the config says are whole must be there: the base's would be wrong."""
+        """Refuse if a module that the config names as whole is missing: the base's would be
+        wrong."""
         there = {one.part.module for one in own}
         parts = (part for parts in self.sites.parts.values() for part in parts)
         known = {part.module for part in (*parts, *self.sites.norms.values())}
@@ -227,7 +230,8 @@ class Matcher:
                 raise self.wrong(module, "is in modules_to_save, and the file has nothing of it")
 
     def check_tied(self, changed: Iterable[Change | Own | Scale]) -> None:
-        """PEFT stores what is tied twice; half of it would leave the other half the base's."""
+        """Refuse half of a tied pair, which PEFT stores twice: the other half would stay the
+        base's."""
         there = {one.part.site for one in changed} & {EMBEDDING, HEAD}
         if self.config.is_tied and self.sites.is_tied and len(there) == 1:
             [site] = there
@@ -285,7 +289,7 @@ class Matcher:
 
 
 def _modules(name: TensorName) -> tuple[str, str]:
-    """What the model may call it; a bare model's adapter leaves `model.` out."""
+    """The names of a module in the model; adapters of bare models leave `model.` out."""
     return name.own, f"model.{name.own}"
 
 

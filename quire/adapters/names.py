@@ -1,8 +1,8 @@
-"""What PEFT calls the tensors of an adapter. No torch.
+"""PEFT's names of an adapter's tensors. No torch.
 
 `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` is the matrix A of the module
-`model.layers.0.self_attn.q_proj`. Adapters of bare models leave the inner `model.` out, those of
-models that also see have `language_model.` in it.
+`model.layers.0.self_attn.q_proj`. Adapters of bare models leave the inner `model.`
+out; those of models that also see have `language_model.` in it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _KINDS: dict[str, Kind] = {
     "bias": "bias",
     **{one: one for one in get_args(_Hadamard) + get_args(_Kronecker) + get_args(_Scale)},
 }
-# Of modules that an adapter has whole, and of the base's embeddings, which PEFT stores beside an
-# adapter that changes them.
+# For modules of which an adapter has the whole weight, and for embeddings of the base that PEFT
+# stores beside an adapter that changes them.
 _WHOLE = re.compile(r"(?P<module>.+?)(\.base_layer)?\.(?P<kind>weight|bias)")
 _PREFIXES = ("base_model.model.", "base_model.")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorName:
-    """Which matrix of which module; `module` as PEFT knows it, `own` as the model's files do."""
+    """A matrix and its module; `module` is PEFT's name, `own` that of the model's files."""
 
     module: str
     own: str
@@ -54,7 +54,7 @@ class TensorName:
 
 
 def tensor_name(stored: str) -> TensorName | None:
-    """What a stored tensor is; None for one that is no part of an adapter."""
+    """The matrix that a stored tensor is; None if it is no part of an adapter."""
     bias = _BIAS.fullmatch(stored)
     found = bias or _NAME.fullmatch(stored) or _WHOLE.fullmatch(stored)
     if found is None:

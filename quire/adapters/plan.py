@@ -1,4 +1,5 @@
-"""An adapter's tensors matched with the model's products, and checked before any is read. No torch.
+"""Matches an adapter's tensors with the model's products, and checks them before any is read. No
+torch.
 
 The header of its file says which modules it changes and at which rank; the config only scales.
 """
@@ -28,18 +29,18 @@ Found = list[tuple[TensorName, dict[Kind, StoredTensor]]]
 
 @dataclass(frozen=True, slots=True)
 class AdapterPlan:
-    """A checked adapter: everything but its numbers."""
+    """A checked adapter, without its numbers."""
 
     directory: Path
     changes: tuple[Change, ...]
-    stamps: tuple[Stamp, Stamp]  # of its files, when they were checked
+    stamps: tuple[Stamp, Stamp]  # of its files, when checked
     copies: tuple[Copy, ...] = ()
     own: tuple[Own, ...] = ()
     scales: tuple[Scale, ...] = ()
 
     @property
     def needs_base(self) -> bool:
-        """Whether what it adds is made from the base's numbers, too."""
+        """Whether the base's numbers are needed to compute what it adds."""
         of_base = bool(self.copies) or any(one.kind == "bias" for one in self.own)
         of_base = of_base or any(one.has_bias for one in self.scales)
         return of_base or any(
@@ -48,8 +49,8 @@ class AdapterPlan:
 
 
 def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
-    """The adapter in a directory, for a model with these sites; InvalidAdapter if it is another's,
-    or asks for what is not built."""
+    """The adapter in a directory, for a model with these sites. InvalidAdapter if it is for another
+    model, or needs what is not built."""
     config = read_adapter_config(directory)
     path = tensor_file(directory)
     stamps = stamps_of(directory)
@@ -79,7 +80,7 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
 
 
 def _by_module(path: Path) -> Found:
-    """The tensors of a file, by the module they are of."""
+    """The tensors of a file, by module."""
     modules: dict[str, tuple[TensorName, dict[Kind, StoredTensor]]] = {}
     for stored, tensor in read_header(path).items():
         name = tensor_name(stored)

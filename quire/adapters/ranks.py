@@ -1,4 +1,4 @@
-"""The rank that an adapter needs, as its files alone say it. No torch."""
+"""The rank that an adapter needs, by its files alone. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ALL_EXPERTS = (".experts", ".experts.base_layer")
 
 
 def highest_rank(directory: Path) -> int:
-    """Of what an adapter adds to any module."""
+    """The highest rank of what an adapter adds to a module."""
     config, ranks = read_adapter_config(directory), [1]
     modules: dict[str, dict[Kind, StoredTensor]] = {}
     for stored, tensor in read_header(tensor_file(directory)).items():
@@ -27,7 +27,7 @@ def highest_rank(directory: Path) -> int:
             made = formed(config.form, {kind: found[kind] for kind in FORM_KINDS & found.keys()})
             ranks.append(0 if made is None else made.rank)
         elif a is not None:
-            # A of all experts has the ranks of all of them.
+            # A for all experts has the sum of their ranks.
             of_all = module.endswith(_ALL_EXPERTS)
             of_one = max(a.shape[:1], default=0) * (2 if config.less_columns else 1)
             ranks.append(config.rank if of_all else of_one)

@@ -1,8 +1,8 @@
-"""The numbers of an adapter, read and made ready to be multiplied with.
+"""Reads the numbers of an adapter and prepares them for products.
 
-Scales are folded into B, and rows put into the order that the model's products have. A DoRA
-adapter's factor, m / ||W + s B A|| of each output row, needs the base's own weights once; they are
-read from the model's files, so that it does not depend on how the model keeps them.
+Scales are multiplied into B, and rows are put into the order of the model's products. A DoRA
+adapter's factor, m / ||W + s B A|| for each output row, needs the base's weights once; they are
+read from the model's files, so that it does not depend on how the model stores them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quire.errors import InvalidAdapter
 from quire.weights.formats import StoredTensor
 from quire.weights.read_rows import in_order, read_tensor
 
-# How far a number is from itself where one of two files has it in 16 bits.
+# How far two copies of a number may differ if one file has it in 16 bits.
 ROUNDED, TINY = 2.0**-8, 1e-7
-# (weights of these names, as stored) -> name and float32 tensor of each
+# (names of stored weights) -> name and float32 tensor of each
 ReadBase = Callable[[Collection[str]], Iterable[tuple[str, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """What an adapter adds at each site, and what it has there of its own, on the host."""
+    """What an adapter adds at each site, and its own numbers there, on the host."""
 
     added: dict[str, tuple[Added, ...]]
     own: dict[str, OwnNumbers] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class AdapterWeights:
 def read_adapter(
     plan: AdapterPlan, dtype: torch.dtype, read_base: ReadBase, rows_of: Callable[[str], int]
 ) -> AdapterWeights:
-    """Everything a plan names, in `dtype`; `rows_of` each site."""
+    """Read all numbers of a plan, in `dtype`. `rows_of`: the rows of a site."""
     own = (*_unlike_base(plan, read_base), *plan.own)
     factors, columns = _factors(plan, read_base), _first_columns(plan, read_base)
     added: dict[str, list[Added]] = {}
@@ -71,8 +71,8 @@ def read_adapter(
 
 
 def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
-    """Embeddings that stand beside the adapter, where they are not the model's own: it was trained
-    with them, and PEFT puts them in place of those."""
+    """Embeddings stored beside the adapter that differ from the model's: the adapter was trained
+    with them, and PEFT uses them in place of those."""
     wanted = {name for copy in plan.copies for name in copy.names}
     base = dict(read_base(wanted)) if wanted else {}
     has_own = {one.part.site for one in plan.own}
@@ -93,7 +93,7 @@ def _unlike_base(plan: AdapterPlan, read_base: ReadBase) -> list[Own]:
 
 
 def _own_biases(own: Iterable[Own]) -> set[str]:
-    """The biases of the base that are replaced."""
+    """The names of the base's biases that are replaced."""
     return {f"{one.part.module}.bias" for one in own if one.kind == "bias"}
 
 
@@ -114,7 +114,7 @@ def _own_numbers(
     dtype: torch.dtype,
     rows_of: Callable[[str], int],
 ) -> dict[str, OwnNumbers]:
-    """By site what stands in place of the base's numbers."""
+    """The numbers that replace the base's, by site."""
     made: dict[str, OwnNumbers] = {}
     for one in own:
         part, before = one.part, made.get(one.part.site, OwnNumbers())
@@ -135,7 +135,7 @@ def _own_numbers(
 
 
 def _own_rows(one: Own, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Which rows of a site, and what stands there; of a norm in float32."""
+    """The rows of a site and their numbers; for a norm in float32."""
     part = one.part
     if one.tokens is not None:
         return torch.tensor(one.tokens), numbers.to(dtype)
@@ -147,7 +147,7 @@ def _own_rows(one: Own, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 def _in_place(numbers: Tensor, part: SitePart) -> Tensor:
-    """The rows of a stored tensor that a part has, in the model's order."""
+    """The rows of a stored tensor for a part, in the model's order."""
     rows = part.within.of_tensor(numbers, part.rows).contiguous()
     return rows if part.order is None else in_order(rows, part.order)
 
@@ -166,14 +166,14 @@ def _added(
 
 
 def _factor_alone(part: SitePart, factor: Tensor, dtype: torch.dtype) -> Added:
-    """A factor beside an A and a B that add nothing."""
+    """A factor alone, with an A and a B that add nothing."""
     a, b = torch.zeros(1, part.columns, dtype=dtype), torch.zeros(part.rows, 1, dtype=dtype)
     return Added(part.index, part.first, a, b, factor)
 
 
 class _Scaled:
-    """What IA3 makes of parts: y = W x + b becomes l * y, where a factor alone makes l * W x + b of
-    it."""
+    """IA3: y = W x + b must become l * y, but a factor alone makes l * W x + b; an offset adds the
+    rest."""
 
     def __init__(self, scales: Iterable[Scale]) -> None:
         self._biased: dict[tuple[str, int], SitePart] = {}
@@ -185,14 +185,14 @@ class _Scaled:
             else:
                 factor = _in_place(factor[:, None], part)[:, 0]
             key = part.site, part.index
-            if key in self.factors:  # of what comes out, and of where that goes in
+            if key in self.factors:  # a factor of the result, and one of the next input
                 factor = factor * self.factors[key][1]
             self.factors[key] = part, factor
             if one.has_bias:
                 self._biased[key] = part
 
     def offsets(self, read_base: ReadBase, rows_of: Callable[[str], int]) -> dict[str, Tensor]:
-        """By site what is missing of l * b."""
+        """By site the offset that completes l * b."""
         wanted = {f"{part.module}.bias" for part in self._biased.values()}
         biases, made = _biases(wanted, read_base), dict[str, Tensor]()
         for key, part in self._biased.items():
@@ -203,7 +203,7 @@ class _Scaled:
 
 
 def _finite(stored: StoredTensor) -> Tensor:
-    """In float32; InvalidAdapter where a number is none."""
+    """The tensor in float32; InvalidAdapter if a number is not finite."""
     tensor = read_tensor(stored)
     if not tensor.isfinite().all():
         raise InvalidAdapter(
@@ -215,13 +215,13 @@ def _finite(stored: StoredTensor) -> Tensor:
 
 
 class _Matrices:
-    """Reads A and B, those of all experts once."""
+    """Reads A and B; tensors for all experts are read once."""
 
     def __init__(self) -> None:
         self._last: tuple[str, Tensor, Tensor] | None = None
 
     def of(self, change: Change) -> tuple[Tensor, Tensor]:
-        """A, and B with the scale in it, in float32."""
+        """A, and B times the scale, in float32."""
         if self._last is None or self._last[0] != change.a.name:
             pair = _finite(change.a), _finite(change.b)
             if change.formed is not None:
@@ -237,7 +237,7 @@ class _Matrices:
 
 
 def _made(form: Form, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """A and B of what the matrices of a form make; see forms.py."""
+    """A and B from the matrices of a form; see forms.py."""
     if form == "adalora":
         a, b, e = given
         return a * e, b
@@ -253,7 +253,7 @@ def _made(form: Form, *given: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
-    """Of each module with a magnitude its factor, in the order of the files' rows."""
+    """The factor of each module with a magnitude, in the order of the files' rows."""
     changes = {f"{c.part.module}.weight": c for c in plan.changes if c.magnitude is not None}
     found: dict[str, Tensor] = {}
     for name, weight in read_base(changes) if changes else ():
@@ -270,8 +270,8 @@ def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
 
 
 def _first_columns(plan: AdapterPlan, read_base: ReadBase) -> dict[str, tuple[Tensor, Tensor]]:
-    """Q [rows, r] and R [r, columns] of each module that OLoRA began with: of W = Q R the part that
-    its first r columns span. The others change neither."""
+    """Q [rows, r] and R [r, columns] of each module for OLoRA: the part of W = Q R that the first r
+    columns span."""
     changes = {f"{c.part.module}.weight": c for c in plan.changes if c.less_columns}
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for name, weight in read_base(changes) if changes else ():

@@ -1,7 +1,7 @@
-"""IA3 of PEFT: numbers that what comes out of a module, or goes into it, is multiplied with. No
-torch.
+"""IA3 of PEFT: factors of the results or of the inputs of a module. No torch.
 
-What goes into the product behind a gate is act(gate) * up: it is multiplied where `up` comes out.
+The input of the product after a gate is act(gate) * up: its factor is applied to the result of
+`up`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _BEHIND_GATE, _GATED = ".down", ".gate_up"
 def scales_of(
     matcher: Matcher, name: TensorName, found: Mapping[Kind, StoredTensor]
 ) -> list[Scale]:
-    """What an adapter multiplies at one module: [rows, 1] what comes out, [1, columns] what goes
-    in."""
+    """An adapter's factors at one module: [rows, 1] for results, [1, columns] for inputs."""
     parts = matcher.parts_of(name)
     first = parts[0]
     if found.keys() != {"ia3_l"} or first.site == EMBEDDING or is_of_expert(first.site):
@@ -46,8 +45,7 @@ def scales_of(
 
 
 def _up_before(sites: Sites, down: SitePart) -> SitePart | None:
-    """The part whose last rows make what goes through the gate before a product; None where no gate
-    is."""
+    """The part whose last rows make `up` before this product; None if there is no gate."""
     if not down.site.endswith(_BEHIND_GATE):
         return None
     gated = f"{down.site.removesuffix(_BEHIND_GATE)}{_GATED}"

@@ -1,7 +1,7 @@
-"""Which products of a model an adapter can change, by quire's names and by the files'. No torch.
+"""The products of a model that an adapter can change, by quire's names and by the files'. No torch.
 
-A site is one product of quire's, `layers.0.attn.qkv`; its parts are what files have as modules of
-their own, `q_proj`, `k_proj` and `v_proj`, in row order; several may be rows of one module.
+A site is one product of quire, `layers.0.attn.qkv`. Its parts are separate modules in files,
+`q_proj`, `k_proj` and `v_proj`, in row order; several may be rows of one module.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from quire.weights.within import Within
 
 EMBEDDING, HEAD = "embed", "head"
 _WEIGHT = ".weight"
-# Parts of a mixture of experts that are not products of every token.
+# Parts of a mixture of experts that do not compute every token.
 _EXPERTS = (".experts.", ".router", ".shared_gate")
 _OF_EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\.(gate_up|down)")
 _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
-# Norms around the branches of layers, and of queries and keys.
+# Norms around branches, and of queries and keys.
 _NORM = re.compile(r"(layers\.\d+\.((attn|mlp|cross)(_post)?_|attn\.[qk]_|attn\.q_a_))?norm")
 _OF_HEADS = re.compile(r"layers\.(\d+)\.attn\.[qk]_norm")
 
 
 @dataclass(frozen=True, slots=True)
 class SitePart:
-    """A module of the model's files inside a site."""
+    """A module of the model's files, as a part of a site."""
 
     module: str  # model.layers.0.self_attn.k_proj
     site: str  # layers.0.attn.qkv
@@ -40,16 +40,16 @@ class SitePart:
     first: int  # row of the site's product
     rows: int
     columns: int
-    order: RowOrder | None  # in which quire wants the rows of the files
-    within: Within  # which rows of the module, where that is not all of them
-    turned: bool  # the files have its weight as [in, out]
-    less: float = 0.0  # what is to be added to the numbers of the files
-    expert: int | None = None  # whose part it is, of a tensor that holds all experts'
+    order: RowOrder | None  # the order in which quire wants the files' rows
+    within: Within  # which rows of the module, if not all
+    turned: bool  # the files store its weight as [in, out]
+    less: float = 0.0  # added to the numbers of the files
+    expert: int | None = None  # its expert, in a tensor for all experts
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product, `columns` wide, that consists of so many rows part by part."""
+    """One product with `columns` inputs, and the rows of its parts."""
 
     rows: tuple[int, ...]
     columns: int
@@ -57,10 +57,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Sites:
-    """All of them: parts by module, sites by name, and modules that exist and are not built.
-    `stacks` are the tensors that have all experts' part of a module, by module and by tensor;
-    `norms` are modules of norms, `biases` the names of what either has beside its weight.
-    `experts_add_only`: experts take A and B alone. `is_tied`: head and embedding are one matrix."""
+    """All sites of a model: parts by module, sites by name, and modules that exist but are not
+    supported. `stacks`: tensors for all experts, by module and tensor. `norms`: modules of norms.
+    `biases`: names of biases. `experts_add_only`: experts support A and B only. `is_tied`: head and
+    embedding are one."""
 
     parts: Mapping[str, tuple[SitePart, ...]]
     sites: Mapping[str, Site]
@@ -72,7 +72,7 @@ class Sites:
     is_tied: bool = False
 
     def rows_of(self, site: str) -> int:
-        """Of a product or a norm."""
+        """The rows of a product or a norm."""
         if site in self.sites:
             return sum(self.sites[site].rows)
         return next(one.rows for one in self.norms.values() if one.site == site)
@@ -83,12 +83,12 @@ def is_of_expert(site: str) -> bool:
 
 
 def is_seldom(site: str) -> bool:
-    """Whether few adapters change it."""
+    """Whether only few adapters change this site."""
     return site == HEAD or any(word in site for word in _EXPERTS)
 
 
 def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool = False) -> Sites:
-    """Every part of a model that adapters may change; `divided`: ranks share it."""
+    """All parts of a model that adapters may change; `divided`: ranks share it."""
     parts: dict[str, tuple[SitePart, ...]] = {}
     stacks: dict[str, dict[str, tuple[SitePart, ...]]] = {}
     sites: dict[str, Site] = {}
@@ -111,7 +111,7 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
         sites[name] = Site(tuple(part.rows for part in weight.parts), columns)
         _add_parts(parts, name, columns, weight.parts)
         _add_stacks(stacks, name, columns, weight.parts)
-    if spec.tied_embeddings:  # one weight, and yet two modules
+    if spec.tied_embeddings:  # one weight, but two modules
         head = family_named(spec.family).outer_names.head
         sites[HEAD] = Site((spec.vocab_size,), spec.hidden_size)
         _add_parts(parts, HEAD, spec.hidden_size, (Part(*head.stored("weight"), spec.vocab_size),))
@@ -128,8 +128,8 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
 
 
 def sites_of_products(products: Iterable[Product]) -> Sites:
-    """The same for a model that Transformers computes: every linear part is a product of its own,
-    and nothing else is changed."""
+    """The sites of a model that Transformers computes: every linear part is a product of its own,
+    and nothing else can be changed."""
     sites, parts, biases = {}, {}, set()
     for one in products:
         module = own_name(one.name)
@@ -142,7 +142,7 @@ def sites_of_products(products: Iterable[Product]) -> Sites:
 
 
 def _is_over_heads(spec: ModelSpec, norm: str) -> bool:
-    """Whether it is over all heads at once, of which ranks have some each."""
+    """Whether a norm is over all heads at once; of these each rank has some."""
     found = _OF_HEADS.fullmatch(norm)
     return found is not None and spec.layers[int(found[1])].attention.qk_norm_over == "width"
 
@@ -174,7 +174,7 @@ def _add_parts(
         if part.hf_within.expert is not None:
             continue
         made = _site_part(part, site, place, part.hf_within)
-        # Transformers has these under another name than older files.
+        # Transformers and older files have different names for these.
         for module in {made.module, made.module.replace(".block_sparse_moe.", ".mlp.")}:
             parts[module] = (*parts.get(module, ()), made)
 
@@ -185,8 +185,8 @@ def _add_stacks(
     columns: int,
     stored: tuple[Part, ...],
 ) -> None:
-    """Of an expert's product: the same as parts of what Transformers has for all experts,
-    [experts, out, in] in the module `mlp.experts` of a layer."""
+    """Add an expert's product also as a part of Transformers' tensors for all experts,
+    [experts, out, in], in the module `mlp.experts` of a layer."""
     found = _OF_EXPERT.fullmatch(site)
     if found is None:
         return
@@ -203,7 +203,7 @@ def _add_stacks(
 
 
 def _site_part(part: Part, site: str, place: tuple[int, int, int, int], within: Within) -> SitePart:
-    # However the files lay the weight out, an adapter's A is [rank, in] and its B [out, rank].
+    # For any layout of the weight, an adapter's A is [rank, in] and its B [out, rank].
     inside = replace(within, turned=False, expert=None)
     order = (part.order, inside, within.turned)
     return SitePart(_module(part.hf), site, *place, *order, expert=within.expert)

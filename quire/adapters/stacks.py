@@ -1,8 +1,8 @@
-"""LoRA of tensors that hold one weight for each expert (`target_parameters` of PEFT). No torch.
+"""LoRA for tensors with the weights of all experts (`target_parameters` of PEFT). No torch.
 
-PEFT wraps the module once for each of its tensors, so that `mlp.experts.lora_A` and
-`mlp.experts.base_layer.lora_A` belong to two of them; their shapes say to which. Up to 0.20 it took
-the sides of some weights for each other, which their shapes say, too, unless both sides are equal.
+PEFT wraps the module once for each of its tensors, so `mlp.experts.lora_A` and
+`mlp.experts.base_layer.lora_A` are for two of them; shapes tell which. Until 0.20 it exchanged the
+sides of some weights, which shapes also tell, unless both sides are equal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.errors import InvalidAdapter
 from quire.weights.formats import StoredTensor
 
 _WRAPPED = ".base_layer"
-_SIDES_KNOWN = (0, 21)  # the first PEFT that never takes one side for the other
+_SIDES_KNOWN = (0, 21)  # the first PEFT that never exchanges the sides
 Stack = Mapping[str, tuple[SitePart, ...]]
 Pair = tuple[TensorName, StoredTensor, StoredTensor]
 
 
 def module_of(name: TensorName) -> str:
-    """The module that was wrapped, however often."""
+    """The wrapped module, without its wrappers."""
     module = name.own
     while module.endswith(_WRAPPED):
         module = module.removesuffix(_WRAPPED)
@@ -32,7 +32,7 @@ def module_of(name: TensorName) -> str:
 
 
 def stack_of(matcher: Matcher, name: TensorName) -> Stack | None:
-    """The tensors of a module that has all experts; None for any other module."""
+    """The tensors of a module with all experts; None for any other module."""
     for module in (module_of(name), f"model.{module_of(name)}"):
         if module in matcher.sites.stacks:
             return matcher.sites.stacks[module]
@@ -42,7 +42,7 @@ def stack_of(matcher: Matcher, name: TensorName) -> Stack | None:
 def stacked_changes(
     matcher: Matcher, given: Sequence[tuple[TensorName, Mapping[Kind, StoredTensor]]]
 ) -> list[Change]:
-    """What an adapter adds to the experts of one module."""
+    """The changes of an adapter to the experts of one module."""
     stack, pairs = stack_of(matcher, given[0][0]) or {}, []
     if matcher.config.less_columns:
         raise matcher.wrong(
@@ -75,14 +75,14 @@ def _changes(
 
 
 def _tensor_of(matcher: Matcher, stack: Stack, pair: Pair, pairs: list[Pair]) -> tuple[str, bool]:
-    """Which tensor A and B belong to, and whether its sides were swapped."""
+    """The tensor for which A and B are, and whether its sides were exchanged."""
     fits = _fits(stack, pair)
     if not fits:
         raise _fits_nothing(matcher, stack, pair)
     if len({swapped for _, swapped in fits}) == 1:
         return fits[0]
     sides = [{swapped for _, swapped in _fits(stack, other)} for other in pairs]
-    known = next((one for one in sides if len(one) == 1), None)  # the module is of one kind
+    known = next((one for one in sides if len(one) == 1), None)  # a module has one kind
     if known is None and matcher.config.version >= _SIDES_KNOWN:
         known = {False}
     for tensor, swapped in fits:

@@ -1,8 +1,9 @@
-"""AdapterStore: LoRARequests made into adapters that are known by number, and their weights.
+"""AdapterStore: makes LoRARequests into adapters, which are known by number, and holds their
+weights.
 
-An adapter is its name with the bytes of its files. It is checked when it is asked for, from the
-headers; its weights are read when a row that uses it is about to begin, and as many are kept in
-memory as were used last.
+An adapter is identified by its name and the bytes of its files. It is checked by its headers when
+it is requested. Its weights are read just before a row that uses it begins; the most recently used
+ones stay in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from quire.request import Adapter
 if TYPE_CHECKING:
     from quire.adapters.read import AdapterWeights
 
-MOST_KNOWN = 10_000  # adapters whose files were looked at, kept so that they need not be again
+MOST_KNOWN = 10_000  # checked adapters that are remembered
 
 
 class AdapterStore:
@@ -40,8 +41,8 @@ class AdapterStore:
         download_dir: str | None = None,
         token: str | bool | None = None,
     ) -> None:
-        """Of at most `max_rank`; the weights of `capacity` of them stay in memory. `lacks_room`:
-        why a device has none for one; "" where it has."""
+        """Adapters may have up to `max_rank`. Weights of `capacity` adapters stay in memory.
+        `lacks_room` returns why a device has no room for an adapter, or ""."""
         self._sites, self._max_rank, self._capacity, self._read = sites, max_rank, capacity, read
         self._download_dir, self._token = download_dir, token
         self._lacks_room = lacks_room
@@ -53,8 +54,7 @@ class AdapterStore:
         self._base_refusal = ""
 
     def find(self, request: LoRARequest) -> Adapter:
-        """The adapter that is asked for, checked against the model; InvalidAdapter if it cannot be
-        used with it."""
+        """The requested adapter, checked against the model; InvalidAdapter if it cannot be used."""
         key = (request.lora_name, request.lora_path)
         with _named(request):
             directory = self._directory(request.lora_path)
@@ -69,7 +69,8 @@ class AdapterStore:
         return known
 
     def check(self, request: LoRARequest) -> None:
-        """InvalidAdapter if it cannot be used with the model; from any thread, nothing is kept."""
+        """InvalidAdapter if it cannot be used with the model. Any thread may call it; nothing is
+        stored."""
         with _named(request):
             plan_adapter(self._directory(request.lora_path), self._sites, self._max_rank)
 
@@ -83,15 +84,15 @@ class AdapterStore:
     def _check(self, request: LoRARequest, directory: Path) -> Adapter:
         plan = plan_adapter(directory, self._sites, self._max_rank)
         content = (request.lora_name, digest_of(directory))
-        before = self._by_content.get(content)  # the same bytes, written again or elsewhere
+        before = self._by_content.get(content)  # the same bytes, at another path or time
         number = next(self._numbers) if before is None else before.number
         adapter = Adapter(number, *content, request, plan)
         self._by_content[content] = self._by_number[number] = adapter
         return adapter
 
     def hold(self, number: int) -> QuireError | None:
-        """Have the weights of an adapter in memory, and room for them where they are multiplied
-        with; why not, where that cannot be."""
+        """Load an adapter's weights into memory, and reserve room on the device. Returns why that
+        fails, or None."""
         try:
             self.weights(number)
             if why := self._lacks_room(number):
@@ -103,7 +104,7 @@ class AdapterStore:
         return None
 
     def weights(self, number: int) -> AdapterWeights:
-        """What an adapter adds, read if it is not in memory."""
+        """The weights of an adapter, read if they are not in memory."""
         if number not in self._loaded:
             adapter = self._by_number[number]
             plan: AdapterPlan = adapter.plan
@@ -120,8 +121,8 @@ class AdapterStore:
         return self._loaded[number]
 
     def base_changed(self) -> None:
-        """The model has other weights than its files: a factor that was made from those is no
-        longer true."""
+        """Called when the model's weights were replaced: factors that were computed from its files
+        are then wrong."""
         self._base_refusal = (
             "an adapter with DoRA, or with biases or embeddings of the base, needs the weights of "
             "the model's files, and others were loaded since. Make a new LLM."
@@ -134,7 +135,7 @@ class AdapterStore:
 
 @contextmanager
 def _named(request: LoRARequest) -> Iterator[None]:
-    """What is wrong with its files, as the error of an adapter."""
+    """Turns errors of files into errors of an adapter."""
     try:
         yield
     except (ModelError, OSError) as error:

@@ -1,8 +1,8 @@
-"""What memory adapters take beside the slots that were made for all of them: heads, embeddings and
-other numbers of their own, A and B of experts, heads and embeddings. No torch.
+"""Memory that adapters take beside the slots that are allocated at the start: for heads, embeddings
+and an adapter's own numbers, and for A and B of experts. No torch.
 
-It is taken when the first adapter that has such a thing is loaded, and stays: numbers of an adapter
-that left make room for those of the same form.
+It is allocated when the first adapter with such numbers is loaded, and stays: numbers of the same
+shapes and dtypes use it again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from quire.adapters.sites import EMBEDDING, is_of_expert, is_seldom
 if TYPE_CHECKING:
     from quire.adapters.read import AdapterWeights
 
-# Left for passes, which are captured anew where other kernels run.
+# Left free for passes, which are captured again when other kernels run.
 MARGIN = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory of one form; `for_all`: it is taken once, for the adapters of all slots."""
+    """Memory for numbers of one form; `for_all`: taken once, for the adapters of all slots."""
 
     form: Hashable
     num_bytes: int
@@ -31,7 +31,7 @@ class Need:
 
 
 def needs_of(weights: AdapterWeights, num_slots: int, rank: int) -> list[Need]:
-    """What an adapter takes where there are so many slots, whose A and B have room for a rank."""
+    """What an adapter takes, with so many slots whose A and B have room for this rank."""
     found = [
         Need((site, tuple(one.weight.shape)), one.num_bytes)
         for site, one in weights.own.items()
@@ -51,15 +51,15 @@ def needs_of(weights: AdapterWeights, num_slots: int, rank: int) -> list[Need]:
 
 class TakenRoom:
     def __init__(self, num_slots: int, free: Callable[[], int]) -> None:
-        """`free`: the bytes that are left on the device now."""
+        """`free` returns the free bytes of the device."""
         self._free = free
-        self._taken: Counter[Hashable] = Counter()  # how often there is memory of a form
+        self._taken: Counter[Hashable] = Counter()  # the number of allocations by form
         self._of_slot: list[set[Hashable]] = [set() for _ in range(num_slots)]
         self._promised = 0
 
     def promise(self, needs: Sequence[Need], slot: int | None) -> str:
-        """Why there is no room for an adapter in this slot, None where one is about to become
-        free; "" where there is, which is then kept for it until some are loaded."""
+        """Why there is no room for an adapter in this slot (None: a slot that will be freed); "" if
+        there is. It is then reserved until the next load."""
         missing = sum(one.num_bytes for one in needs if self._is_missing(one, slot))
         free = self._free() - self._promised - MARGIN
         if missing <= max(0, free):
@@ -72,7 +72,7 @@ class TakenRoom:
         )
 
     def load(self, slot: int, needs: Sequence[Need]) -> None:
-        """The slot holds this from now on, and what was promised is no more."""
+        """Note the slot's contents, and drop all reservations."""
         self._promised = 0
         self._of_slot[slot] = {one.form for one in needs}
         for one in needs:

@@ -1,1 +1,1 @@
-"""What is made of hidden states: embeddings, classes and scores, as a model's files say."""
+"""Makes embeddings, classes and scores of hidden states, as a model's files say."""

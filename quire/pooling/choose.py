@@ -1,7 +1,7 @@
-"""What a model can be asked for beside text, from its config, its directory and the options.
+"""Which tasks beside text a model has, by its config, its directory and the options.
 
-The order: what the caller says (runner, convert, pooler_config), what the directory says
-(modules.json), what the architecture says. A plain generator embeds only where it is told to.
+In this order: options (runner, convert, pooler_config), the directory (modules.json), the
+architecture. A plain generator embeds only if an option says so.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from quire.weights.source import ModelFiles
 CLASSIFIES, LABELS_TOKENS = "ForSequenceClassification", "ForTokenClassification"
 _EMBEDS = "this model gives embeddings. Classes need a model with a head for them."
 _CLASSIFIES = "this model classifies. Use classify(), or score() where it has one label."
-# What models do to logits that rows of the head alone do not.
+# Changes of logits that rows of the head alone do not have.
 _OF_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-# Heads of BGE-M3 beside its model, and what they make.
+# Heads of BGE-M3 beside its model, and their results.
 _PICKLED_HEADS = {"sparse_linear.pt": "weights of words", "colbert_linear.pt": "vectors of tokens"}
 _POOLING_TYPES: Mapping[str, PoolingType] = {"CLS": "cls", "MEAN": "mean", "LAST": "last"}
 
@@ -104,7 +104,7 @@ def _embedding(fields: Fields, sentence: SentenceFiles | None, default: PoolingT
     both: tuple[Task, ...] = ("embed", "token_embed")
     if sentence is None:
         return PoolerSpec(both, (default,), dimensions=dimensions, why_not=_EMBEDS)
-    # Of several kinds of pooling no one vector of a token is what follows them made for.
+    # After several kinds of pooling, later modules do not fit the vector of a single token.
     tasks = both[not sentence.pooling : 1 if len(sentence.pooling) > 1 else 2]
     return PoolerSpec(
         tasks,
@@ -118,7 +118,7 @@ def _embedding(fields: Fields, sentence: SentenceFiles | None, default: PoolingT
 
 
 def _dimensions(fields: Fields) -> tuple[int, ...] | None:
-    """Sizes that embeddings may be cut to: those that are listed, or any."""
+    """Sizes to which embeddings may be cut: a list, or any."""
     listed = fields.values.get("matryoshka_dimensions")
     if listed is None:
         return () if fields.flag("is_matryoshka", False) else None
@@ -156,7 +156,7 @@ def _classifying(
 
 
 def _by_tokens(fields: Fields, rows: TokenRows, sentence: SentenceFiles | None) -> PoolerSpec:
-    """One label, which is a difference of logits of the last token."""
+    """One label: a difference of two logits of the last token."""
     for key in _OF_LOGITS:
         if fields.values.get(key) not in (None, 1, 1.0):
             raise fields.unsupported(key, "null where labels are made of logits")
@@ -183,7 +183,8 @@ def _token_rows(fields: Fields, tokens: Any) -> TokenRows:
 
 
 def _activation(fields: Fields, num_labels: int, sentence: SentenceFiles | None) -> Any:
-    """As Transformers and cross-encoders have it: by the kind of problem and what is written."""
+    """The activation, as in Transformers and cross-encoders: by the kind of problem, or as the
+    files say."""
     named = sentence.activation if sentence is not None else None
     named = named or fields.inner("sentence_transformers").values.get("activation_fn")
     named = named or fields.values.get("sbert_ce_default_activation_function")
@@ -204,7 +205,7 @@ def _activation(fields: Fields, num_labels: int, sentence: SentenceFiles | None)
 
 
 def _configured(spec: PoolerSpec, options: Options) -> PoolerSpec:
-    """With what pooler_config says laid over it."""
+    """The spec, changed by pooler_config."""
     given = options.pooler_config or options.override_pooler_config or {}
     kind, active = given.get("pooling_type"), given.get("use_activation")
     classifier = spec.classifier

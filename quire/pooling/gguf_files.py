@@ -1,4 +1,4 @@
-"""What a GGUF file says of pooling, and of how pairs of texts are scored. No torch."""
+"""Pooling in a GGUF file, and how it scores pairs of texts. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.weights.gguf_encoder import RANK
 from quire.weights.source import ModelFiles
 
 _POOLINGS: Mapping[Any, PoolingType] = {1: "mean", 2: "cls", 3: "last"}
-# A decoder that scores pairs: its labels are rows of its own head, in this order.
+# For a decoder that scores pairs: labels are rows of its own head, in this order.
 _LABELS, _ROWS = ["yes", "no"], TokenRows(no=1, yes=0)
 _DENSE = ["dense_2.weight", "dense_3.weight"]
 _PLACE = re.compile(r"\{(query|document)\}")
@@ -26,7 +26,7 @@ _PLACE = re.compile(r"\{(query|document)\}")
 def read_gguf_pooling(
     files: ModelFiles, encoder: EncoderFamily | None, options: Options
 ) -> SentenceFiles | None:
-    """None where the file says nothing, or that there is none."""
+    """The pooling; None if the file has none."""
     metadata = files.gguf.metadata
     arch = metadata.get("general.architecture")
     kind = metadata.get(f"{arch}.pooling_type", 0)
@@ -36,7 +36,7 @@ def read_gguf_pooling(
         return None
     if kind == RANK and encoder is not None:
         if str(files.config["architectures"][0]).endswith("ForSequenceClassification"):
-            return None  # its head says the rest
+            return None  # its head determines the rest
         raise UnsupportedModel(
             f"{files.path.name}: {arch}.pooling_type 4 (scores), and no head that quire reads. "
             "convert='embed' makes it give embeddings"
@@ -69,7 +69,7 @@ def read_gguf_pooling(
 
 
 def _projections(files: ModelFiles) -> Iterator[Projection]:
-    """What a file has behind the mean; one of them alone is a part of something else."""
+    """Projections after the mean. A single one belongs to something else."""
     tensors = files.gguf.tensors
     names = [name for name in tensors if name.startswith("dense_")]
     if names and sorted(names) != _DENSE:
@@ -82,7 +82,8 @@ def _projections(files: ModelFiles) -> Iterator[Projection]:
 
 
 def _check_head(files: ModelFiles, options: Options) -> None:
-    """Directories have heads of both kinds, and the converter to GGUF does not write which."""
+    """Refuse a ModernBERT head whose pooling the caller does not name: there are two kinds, and the
+    converter to GGUF does not write which."""
     given = options.pooler_config or options.override_pooler_config or {}
     has_head = "cls.output.weight" in files.gguf.tensors and options.convert != "embed"
     if has_head and given.get("pooling_type") is None:
@@ -94,8 +95,8 @@ def _check_head(files: ModelFiles, options: Options) -> None:
 
 
 def _as_template(pairs: str) -> str:
-    """A text with {query} and {document} in it, as a template that writes messages of two roles."""
-    pieces = _PLACE.split(pairs)  # every second one is a role
+    """A text with {query} and {document} as a template for messages of two roles."""
+    pieces = _PLACE.split(pairs)  # every second piece is a role
     pieces[::2] = [repr(text) for text in pieces[::2]]
     pieces[1::2] = [
         f"(messages | selectattr('role', 'equalto', '{r}') | first).content" for r in pieces[1::2]

@@ -1,8 +1,9 @@
-"""Head: hidden states that came home -> vectors, labels and scores, in float32 on the CPU.
+"""Head: hidden states on the host -> vectors, labels and scores, in float32 on the CPU.
 
-A few products for a text whose layers took millions: where they are computed does not matter, and
-here they are the same for every device. Each text is computed by itself, so that its bits do not
-depend on the others; what needs no weights is numpy's, whose calls on small arrays cost less.
+These are a few products, while the text's layers took millions, so it does not matter where they
+are computed, and here they are the same for all devices. Each text is computed by itself, so that
+its bits do not depend on other texts. Ops without weights use numpy, whose calls on small arrays
+are cheaper.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from quire.weights.source import ModelFiles
 
 Op = Callable[[Tensor], Tensor]
 TokenId = Callable[[str], int | None]
-_LEAST_NORM = 1e-12  # of a vector of zeros, which stays one
+_LEAST_NORM = 1e-12  # so that a vector of zeros stays zeros
 _HEADS = (
-    "cls.output.weight",  # of GGUF: the rows of the two tokens alone
+    "cls.output.weight",  # of GGUF: only the rows of the two tokens
     *("lm_head.weight", "model.embed_tokens.weight", "embed_tokens.weight"),
 )
 
 
 class Head:
-    """What follows the layers of one model."""
+    """The ops after the layers of one model."""
 
     def __init__(
         self, spec: PoolerSpec, hidden_size: int, projections: list[Op], labels: list[Op]
@@ -61,9 +62,10 @@ class Head:
         dimensions: int | None = None,
         use_activation: bool | None = None,
     ) -> Floats:
-        """What a task makes of the states of one text: [size], [tokens, size] of token_* ones."""
+        """The result of a task for the states of one text: [size], or [tokens, size] for token_*
+        tasks."""
         by_token = task.startswith("token_")
-        x = np.array(states)  # of its own: those of a whole pass lie in one array
+        x = np.array(states)  # a copy: `states` is a view of a whole pass
         if not by_token:
             parts = [_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)]
             x = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
@@ -101,14 +103,14 @@ def _computed(ops: Sequence[Op], x: Floats) -> Floats:
 
 
 def _width(spec: PoolerSpec, hidden_size: int) -> int:
-    """The numbers of an embedding."""
+    """The size of an embedding."""
     pooled = hidden_size * len(spec.pooling)
     made = spec.projections[-1].rows if spec.projections else pooled
     return min(made, spec.cut_to or made)
 
 
 def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
-    """[1, H] of the states that a kind of pooling is made of, or of all."""
+    """[1, H] by the kind of pooling, or all states."""
     made: Floats
     match pooling:
         case "mean":
@@ -117,7 +119,7 @@ def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
             made = x.sum(0, keepdims=True) / math.sqrt(num_tokens)
         case "max":
             made = x.max(0, keepdims=True)
-        case "weightedmean":  # by the places of tokens, which count from 1
+        case "weightedmean":  # weights are positions, from 1
             weights = np.arange(1, num_tokens + 1, dtype=np.float32)[:, None]
             made = (weights * x).sum(0, keepdims=True) / weights.sum()
         case "cls":
@@ -130,9 +132,9 @@ def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
 def load_head(
     spec: PoolerSpec, files: ModelFiles, hidden_size: int, token_id: TokenId, *, dummy: bool = False
 ) -> Head:
-    """Read what a pooler needs; CorruptModel where a part is missing or has another shape.
+    """Read the weights of a pooler. CorruptModel if one is missing or has another shape.
 
-    `token_id` gives the number of a token by its text; `dummy`: random numbers in place of files.
+    `token_id`: the id of a token by its text; `dummy`: random numbers instead of files.
     """
     stored = {} if dummy else files.stored_tensors()
     projections, width = [], hidden_size * len(spec.pooling)
@@ -197,7 +199,7 @@ def _classifier(
 def _part(
     part: HeadPart, stored: Mapping[str, StoredTensor], prefix: str, width: int, where: str
 ) -> tuple[Op, int]:
-    """The op of a part, and the numbers that come out of it for a token."""
+    """The op of a part, and the size of its result for a token."""
     names = (f"{part.name}.weight", f"{part.name.removeprefix(prefix)}.weight")
     name = next((one for one in names if one in stored), None)
     if name is None:
@@ -222,7 +224,7 @@ def _part(
 def _difference(
     rows: TokenRows, stored: Mapping[str, StoredTensor], width: int, token_id: TokenId
 ) -> Tensor:
-    """The row of the second token less that of the first: [1, H]."""
+    """The second token's row minus the first token's: [1, H]."""
     head = next((stored[name] for name in _HEADS if name in stored), None)
     if head is None or head.shape[1:] != (width,):
         raise CorruptModel(f"a head made of tokens: the model has no head of {width} columns")

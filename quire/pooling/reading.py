@@ -27,17 +27,18 @@ from quire.request import HiddenKind, Ints, Request
 from quire.sampling_params import SamplingParams
 
 Made = Request | QuireError
-_MOST_ENCODERS = 4  # copies of the tokenizer, one for each length that texts are cut to
+_MOST_ENCODERS = 4  # copies of the tokenizer, one for each length of cut texts
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How the texts of a call are read: `tokenization_kwargs`, checked, and what comes first."""
+    """How the texts of a call are read: checked `tokenization_kwargs`, and the prompt before each
+    text."""
 
     encoding: Encoding = Encoding()
     side: str = "right"
     prompt: str = ""
-    chat_template: str | None = None  # that writes a pair as one text
+    chat_template: str | None = None  # template that writes a pair as one text
 
     @classmethod
     def of(
@@ -64,7 +65,7 @@ class PoolingReader:
         max_len: int,
         whole: bool,
     ) -> None:
-        """A text has at most `max_len` tokens. `whole`: the model takes it in one pass alone."""
+        """Texts have at most `max_len` tokens. `whole`: the model needs each in a single pass."""
         self._tokenizer, self._spec = tokenizer, spec
         self._vocab_size, self._num_types = vocab_size, num_types
         self._max_len, self._whole = max_len, whole
@@ -72,7 +73,7 @@ class PoolingReader:
         self._params: dict[bool, SamplingParams] = {}
 
     def prompt_named(self, name: str | None) -> str:
-        """What a text begins with, by the name of a prompt; None is the model's usual one."""
+        """The text of a named prompt, which texts begin with; None: the model's default."""
         prompts = self._spec.prompts
         if name is None:
             name = self._spec.default_prompt
@@ -95,7 +96,7 @@ class PoolingReader:
         first_number: int,
         skip_cache: bool = False,
     ) -> list[Made]:
-        """A request, or what is wrong, for each prompt in order."""
+        """A request, or an error, for each prompt in order."""
         parsed = [attempt(_parsed, given, self._vocab_size) for given in prompts]
         texts: list[Text] = [
             self._lower(one.text or "")
@@ -121,7 +122,7 @@ class PoolingReader:
         *,
         first_number: int,
     ) -> list[Made]:
-        """The same for pairs of texts, which the model reads as one."""
+        """As `read`, for pairs of texts that the model reads as one."""
         lower = self._lower
         encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
         nothing = ParsedPrompt(None, None)
@@ -162,7 +163,7 @@ class PoolingReader:
         tokenizer: Tokenizer,
         template_options: Mapping[str, Any],
     ) -> list[Ints | QuireError]:
-        """Texts of a model that reads messages of a chat: its template has the special tokens."""
+        """Texts for a model that reads chat messages: the template has the special tokens."""
         if self.most(options) is not None:
             raise NotSupported(
                 "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
@@ -191,7 +192,7 @@ class PoolingReader:
         return self._encoders[key]
 
     def most(self, options: TextOptions) -> int | None:
-        """The most tokens that a text is cut to; None: it is not."""
+        """The number of tokens to which a text is cut; None: not cut."""
         keep = options.encoding.truncate_prompt_tokens
         if keep == -1:
             return self._max_len
@@ -205,7 +206,7 @@ class PoolingReader:
         return keep
 
     def _typed(self, ids: Ints, types: Ints) -> Ints | QuireError:
-        """Ids with their types folded in, as encoders take them."""
+        """Ids combined with their types, as encoders take them."""
         checked = check_encoded(ids, self._vocab_size)
         if isinstance(checked, QuireError) or self._num_types <= 1:
             return checked
@@ -244,7 +245,7 @@ class PoolingReader:
         )
 
     def _sampling(self, skip_cache: bool) -> SamplingParams:
-        """States of tokens that a cached prefix holds were not kept: such requests read none."""
+        """States of cached tokens are not kept, so such requests do not use the prefix cache."""
         if skip_cache not in self._params:
             self._params[skip_cache] = SamplingParams(
                 temperature=0, max_tokens=1, detokenize=False, skip_reading_prefix_cache=skip_cache
@@ -253,7 +254,7 @@ class PoolingReader:
 
 
 def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
-    if isinstance(given, str) and not given:  # what a tokenizer adds around it is a text, too
+    if isinstance(given, str) and not given:  # not empty: the tokenizer adds special tokens
         return ParsedPrompt("", None)
     return parse_prompt(given, vocab_size)
 
@@ -261,7 +262,7 @@ def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
 def _rendered(
     texts: Sequence[Text], prompt: str, tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> list[ChatText | QuireError]:
-    """Each text as a message of a user, each pair as a query and a document, by a template."""
+    """Each text as a user's message, or each pair as query and document, written by a template."""
     chats = []
     for text in texts:
         parts = {"user": text} if isinstance(text, str) else {"query": text[0], "document": text[1]}
@@ -271,7 +272,7 @@ def _rendered(
 
 
 def _cut(ids: Ints, options: TextOptions, reader: PoolingReader) -> Ints:
-    """Token ids that the caller made, with nothing around them that must stay."""
+    """Cut token ids of the caller, without keeping special tokens at the ends."""
     most = reader.most(options)
     if most is None or len(ids) <= most:
         return ids

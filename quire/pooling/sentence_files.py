@@ -1,4 +1,4 @@
-"""The files of a sentence-transformers directory: which modules follow the model. No torch."""
+"""The files of a sentence-transformers directory: the modules after the model. No torch."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
 
 @dataclass(frozen=True, slots=True)
 class SentenceFiles:
-    """What the directory says. `pooling` (): there is none, each token has its own vector."""
+    """The settings of a directory. `pooling` (): none, each token has its own vector."""
 
     pooling: tuple[PoolingType, ...] = ()
     normalise: bool = False
     projections: tuple[Projection, ...] = ()
-    scored_by: TokenRows | None = None  # two tokens whose logits are what pairs are scored by
-    activation: str | None = None  # of the scores of pairs
+    scored_by: TokenRows | None = None  # score pairs by the logits of two tokens
+    activation: str | None = None  # activation of pairs' scores
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
     cut_to: int | None = None
@@ -54,7 +54,7 @@ class SentenceFiles:
 
 
 def read_sentence_files(directory: Path) -> SentenceFiles | None:
-    """What a directory's modules.json and the files it names say; None where it has none."""
+    """Read a directory's modules.json and the files that it names; None if it has none."""
     if not (directory / MODULES).is_file():
         return None
     pooling: tuple[PoolingType, ...] = ()
@@ -79,7 +79,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
             projections.append(_PROJECTIONS[kind](fields, folder))
         elif kind == "Normalize":
             normalise = True
-        elif kind not in ("Transformer", "Dropout"):  # nothing is dropped but in training
+        elif kind not in ("Transformer", "Dropout"):  # dropout is for training only
             raise UnsupportedModel(
                 f"{MODULES}: module {kind!r}; quire has Transformer, Pooling, "
                 f"{', '.join(_PROJECTIONS)}, Dropout, Normalize and LogitScore"
@@ -117,11 +117,11 @@ def _config(directory: Path, folder: str) -> Fields:
 
 def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, ...]:
     named = fields.values.get("pooling_mode")
-    if named is not None:  # the newer form: one word, or several
+    if named is not None:  # the newer form: one name, or several
         words, known = named if isinstance(named, list) else [named], _NAMED
     else:
         on = [key for key, on in fields.values.items() if key.startswith("pooling_mode_") and on]
-        # Several are laid end to end in the order of the table, whatever that of the file is.
+        # Several are joined in the order of the table, not of the file.
         words, known = sorted(on, key=[*_MODES, *on].index), _MODES
     if not words:
         raise UnsupportedModel(f"{fields.source}: no kind of pooling is named")
@@ -132,7 +132,7 @@ def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, .
             )
     kinds = tuple(known[word] for word in words)
     counts_all = fields.flag("include_prompt", True) or not any(prompts.values())
-    if not counts_all and not {*kinds} <= {"cls", "last"}:  # which see one token, prompt or not
+    if not counts_all and not {*kinds} <= {"cls", "last"}:  # both use a single token
         raise UnsupportedModel(
             f"{fields.source}: include_prompt is false, which leaves a prompt's tokens out of "
             f"{', '.join(kinds)}; quire counts every token"
@@ -154,8 +154,8 @@ def _token_rows(fields: Fields) -> TokenRows:
 
 
 def _check_input(fields: Fields, *, whole: bool) -> None:
-    """That a module is about what the one before it made: the vector of a `whole` text, or those
-    of tokens."""
+    """Check that a module is for the result of the one before: the vector of a `whole` text, or
+    those of tokens."""
     for key in ("module_input_name", "module_output_name"):
         if fields.word(key, _INPUT) != _INPUT and (whole or fields.values[key] != _TOKENS):
             raise fields.unsupported(key, _INPUT)
@@ -185,7 +185,7 @@ _PROJECTIONS: Mapping[str, Callable[[Fields, str], Projection]] = {
 
 
 def _general(directory: Path) -> SentenceFiles:
-    """What files say that are about no one module."""
+    """Settings from files that are not of a single module."""
     said = _about_texts(directory)
     name = "config_sentence_transformers.json"
     if not (directory / name).is_file():
@@ -213,14 +213,14 @@ def _template_options(given: Fields) -> dict[str, Any]:
         if key != "chat_template" and value:
             raise given.unsupported(key, "left out")
     variables = dict(given.inner("chat_template").values)
-    variables.pop("restore_suffix", None)  # of texts that are cut, which quire refuses
+    variables.pop("restore_suffix", None)  # for cut texts, which quire refuses
     asks = given.inner("chat_template").flag("add_generation_prompt", False)
     variables.pop("add_generation_prompt", None)
     return {"add_generation_prompt": asks, "chat_template_kwargs": variables}
 
 
 def _about_texts(directory: Path) -> SentenceFiles:
-    """How texts are read, by the first of the files that may say it."""
+    """How texts are read, from the first file that has the settings."""
     name = next((one for one in _CONFIGS if (directory / one).is_file()), None)
     if name is None:
         return SentenceFiles()

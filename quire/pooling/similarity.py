@@ -1,4 +1,4 @@
-"""How near two embeddings are. No torch: whatever compares them needs no model."""
+"""Similarity of two embeddings. No torch, as comparing them needs no model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from quire.step import Floats
 
 
 def cosine(one: Floats, other: Floats) -> float:
-    """Of two vectors, in float64."""
+    """The cosine of two vectors, in float64."""
     a, b = one.astype(np.float64), other.astype(np.float64)
     return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
 
 
 def max_sim(query: Floats, document: Floats) -> float:
-    """For each token of the query the nearest of the document, summed."""
+    """The sum, over the query's tokens, of the best product with a token of the document."""
     products = query.astype(np.float64) @ document.astype(np.float64).T
     return float(products.max(axis=1).sum())

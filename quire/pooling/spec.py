@@ -1,4 +1,4 @@
-"""PoolerSpec: what a model's files say about embeddings and classes. No torch."""
+"""PoolerSpec: how a model makes embeddings and classes, by its files. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.request import HiddenKind
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
 PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
-# Which hidden states each kind of pooling is made of.
+# The hidden states that each kind of pooling needs.
 STATES: Mapping[PoolingType, HiddenKind] = {
     "cls": "first",
     "mean": "sum",
@@ -25,8 +25,8 @@ STATES: Mapping[PoolingType, HiddenKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A dense layer or a norm of a sentence-transformers directory, in a folder of its own; ""
-    where it lies among the model's own tensors, as in GGUF."""
+    """A dense layer or a norm of a sentence-transformers directory, in a folder of its own; "" if
+    it is among the model's own tensors, as in GGUF."""
 
     folder: str
     part: HeadPart
@@ -37,8 +37,8 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """A head made of two rows of the model's own head: how much likelier the second token is.
-    Tokens are texts or ids; `no` None: the second's row alone."""
+    """A head from two rows of the model's own head: how much likelier the second token is. Tokens
+    are texts or ids; `no` None: only the second's row."""
 
     no: str | int | None
     yes: str | int
@@ -46,49 +46,49 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """What leads from a hidden state to labels, and the activation after it."""
+    """The parts from a hidden state to labels, and the activation after them."""
 
     parts: tuple[HeadPart, ...] | TokenRows
     num_labels: int
     activation: Literal["sigmoid", "softmax", "identity"]
     pooling: PoolingType
-    prefix: str = ""  # that names may have
+    prefix: str = ""  # an optional prefix of names
 
 
 @dataclass(frozen=True, slots=True)
 class PoolerSpec:
-    """How hidden states become what a task asks for.
+    """How hidden states become the result of a task.
 
     `dimensions` are sizes to which an embedding may be cut: None for none, () for any."""
 
     tasks: tuple[Task, ...]
-    pooling: tuple[PoolingType, ...]  # what they make is laid end to end
+    pooling: tuple[PoolingType, ...]  # their results are joined
     normalise: bool = True
     projections: tuple[Projection, ...] = ()
     dimensions: tuple[int, ...] | None = None
     classifier: Classifier | None = None
-    # What texts begin with, by name; the one that all do that name none.
+    # Prompts that texts begin with, by name; and the default.
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
-    # Texts are messages of a chat, and its template is given these options; None: they are not.
+    # Options of the chat template, if texts are chat messages; None: they are not.
     chat: Mapping[str, Any] | None = None
     lower_case: bool = False
     max_len: int | None = None
-    cut_to: int | None = None  # the size of embeddings where nothing is asked
-    why_not: str = ""  # a task is missing: what to do about it
+    cut_to: int | None = None  # the default size of embeddings
+    why_not: str = ""  # why a task is missing, and what to do
 
     @property
     def is_cross_encoder(self) -> bool:
-        """Whether a pair of texts is scored together, in one pass."""
+        """Whether a pair of texts is scored together in one pass."""
         return self.classifier is not None and self.classifier.num_labels == 1
 
     def states(self, task: Task) -> HiddenKind:
-        """The hidden states that a task is made of."""
+        """The hidden states that a task needs."""
         kinds = {STATES[kind] for kind in self.pooling_of(task)}
         return "all" if task.startswith("token_") or len(kinds) > 1 else kinds.pop()
 
     def pooling_of(self, task: Task) -> tuple[PoolingType, ...]:
-        """What a task that is about a whole text makes one of its tokens' states by."""
+        """The kinds of pooling by which a task for whole texts joins the states of tokens."""
         if task == "classify" and self.classifier is not None:
             return (self.classifier.pooling,)
         return self.pooling
