@@ -3,7 +3,11 @@ next call works, also while the error is being handled and its traceback holds e
 
 from __future__ import annotations
 
+import errno
+import gc
+import io
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -191,3 +195,22 @@ def test_ctrl_c_while_prompts_are_read_hands_over_nothing(llm: LLM) -> None:
         llm.generate([Slow(prompt="a")], GREEDY, use_tqdm=False)
     assert caught.value.outputs == []
     assert [o.prompt for o in llm.generate(["after"], GREEDY, use_tqdm=False)] == ["after"]
+
+
+class Full(io.StringIO):
+    """What takes no more text, as a file on a full disk, or a pipe that has no reader any more."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("stream", [None, Full()])
+def test_a_bar_that_cannot_be_written_stops_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None
+) -> None:
+    expected = [o.outputs[0].token_ids for o in llm.generate(WORDS, GREEDY, use_tqdm=False)]
+    monkeypatch.setattr(sys, "stderr", stream)
+    outputs = llm.generate(WORDS, GREEDY)
+    gc.collect()  # what is left of the bar is quiet, too
+    monkeypatch.undo()
+    assert [o.outputs[0].token_ids for o in outputs] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,17 +11,19 @@ from quire.outputs import RequestOutput
 
 
 class Progress:
-    """A tqdm bar, one of the caller's own, or none."""
+    """A tqdm bar, one of the caller's own, or none. A bar of ours that cannot be written (standard
+    error is closed, its disk full, its reader gone) ends, and the run goes on."""
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int | None) -> None:
         self._bar: Any = None
         self._began = time.perf_counter()
         self._prompt_tokens = self._output_tokens = 0
-        if use_tqdm:
+        self._may_fail = not callable(use_tqdm)
+        if use_tqdm and not (self._may_fail and sys.stderr is None):
             from tqdm.auto import tqdm
 
-            make = use_tqdm if callable(use_tqdm) else tqdm
-            self._bar = make(
+            self._bar = self._try(
+                use_tqdm if callable(use_tqdm) else tqdm,
                 total=total,
                 desc="Processed prompts",
                 dynamic_ncols=True,
@@ -41,8 +44,16 @@ class Progress:
             f"est. speed input: {self._prompt_tokens / seconds:.2f} toks/s, "
             f"output: {self._output_tokens / seconds:.2f} toks/s"
         )
-        self._bar.update(1)
+        self._try(self._bar.update, 1)
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            self._try(self._bar.close)
+
+    def _try(self, call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+        try:
+            return call(*given, **options)
+        except OSError:
+            if not self._may_fail:
+                raise
+            self._bar = None
