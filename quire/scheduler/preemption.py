@@ -1,11 +1,15 @@
 """Which sequence gives up its row and blocks when the pool is full: never the first admitted.
 
+Nor is a tenant kept waiting by the long answers of another: one row a second changes hands, from
+the tenant that has the most to one that waits and has fewer.
+
 A preempted sequence queues again with its tokens, and finds its whole blocks in the cache. An
 aborted one does not come back.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence as Many
 
 from quire.cache.groups import most_tokens
@@ -20,6 +24,7 @@ from quire.scheduler.reports import Reports
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 
+PATIENCE = 1.0  # seconds that a tenant waits before one with more rows gives one up for it
 MOST_PREEMPTIONS = 3  # after so many, a sequence is preempted only if all others had as many
 
 
@@ -48,6 +53,7 @@ class Preemption:
         reports: Reports,
     ) -> None:
         self.count = 0
+        self._looked = 0.0  # when it was looked who has too few rows
         self._placements, self._beams = placements, beams
         self._waiting, self._media, self._reports = waiting, media, reports
 
@@ -72,21 +78,38 @@ class Preemption:
         # Never the first admitted, so that at least one gets to its end.
         self._preempt(running[min(range(1, len(running)), key=reluctance)])
 
-    def make_way(self, lanes: Lanes, admission: Admission, budget: int) -> None:
-        """Take rows and blocks from the background for sequences waiting in the foreground."""
+    def make_way(self, lanes: Lanes, admission: Admission, budget: int, now: float) -> None:
+        """Take rows and blocks for sequences waiting in the foreground, from the background and
+        from tenants that have more rows."""
         first = self._waiting.first_in_foreground
         while first is not None and lanes.can_yield:
             if admission.takes(first, self._waiting.num_foreground, budget):
                 return
-            self._preempt_background()
+            self._preempt(self._rows_in_lane(background=True)[-1])
+        if self._waiting.has_tenants and now >= self._looked + PATIENCE:
+            self._looked = now
+            self._share_rows(admission, budget, now - PATIENCE)
 
-    def _preempt_background(self) -> None:
-        """Preempt the background sequence that was admitted last, if any runs."""
+    def _share_rows(self, admission: Admission, budget: int, since: float) -> None:
+        """Take the latest row of the tenant that has the most for the one that has the fewest of
+        those that wait `since` then, unless they have about as many."""
+        held: defaultdict[str, list[int]] = defaultdict(list)
+        for row in self._rows_in_lane(background=False):
+            held[self._placements.rows.sequence(row).request.tenant].append(row)
+        waited = [s for s in self._waiting.firsts_in_foreground if s.timings.queued <= since]
+        if not (waited and held):
+            return
+        first = min(waited, key=lambda s: len(held[s.request.tenant]))
+        most = max(held.values(), key=len)
+        if len(most) < len(held[first.request.tenant]) + 2 or admission.takes(first, 1, budget):
+            return
+        self._waiting.put_back(self._placements.rows.sequence(most[-1]))
+        self._preempt(most[-1])
+
+    def _rows_in_lane(self, *, background: bool) -> list[int]:
+        """As `_first_rows`, of one lane."""
         rows = self._placements.rows
-        for row in reversed(self._first_rows()):
-            if rows.background[row]:
-                self._preempt(row)
-                return
+        return [row for row in self._first_rows() if rows.background[row] == background]
 
     def _preempt(self, row: int) -> None:
         victim = self._beams.take_out(row)

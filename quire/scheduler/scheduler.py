@@ -166,7 +166,7 @@ class Scheduler:
         """The next plan, or None if nothing can be done before a result comes back."""
         budget = self.limits.max_num_batched_tokens
         self._past_windows.give_back()
-        self._preemption.make_way(self.lanes, self._admission, budget)
+        self._preemption.make_way(self.lanes, self._admission, budget, self._clock())
         self.media.begin()
         spare = self.lanes.spare(budget)
         while True:

@@ -90,6 +90,11 @@ class _Lane:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether more than one ever waited here."""
+        return len(self._queues) > 1
+
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._queues.values())
 
@@ -104,6 +109,15 @@ class _Lane:
         queue = self._queues[sequence.request.tenant]
         self._turn = self._due(queue)
         queue.turn = self._turn + 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        """The sequence's tenant gives a row up: its next turn comes after all others'."""
+        self._queues[sequence.request.tenant].turn = self._turn + 2
+
+    @property
+    def firsts(self) -> list[Sequence]:
+        """The first of each tenant by priority and order."""
+        return [queue.next(0.0, math.inf) for queue in self._queues.values() if queue]
 
     def _due(self, queue: _Queue) -> int:
         """The turn that a queue is due; turns that passed while it was empty are lost."""
@@ -142,6 +156,11 @@ class Waiting:
     @property
     def num_background(self) -> int:
         return len(self._background)
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether those of more than one ever waited in the foreground."""
+        return self._foreground.has_tenants
 
     def _lane(self, sequence: Sequence) -> _Lane:
         return self._background if sequence.request.background else self._foreground
@@ -231,6 +250,15 @@ class Waiting:
         if background and (is_turn or not self._foreground):
             lane = self._background
         return lane.next(now, max_wait)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """A running sequence of the foreground gives its row to another tenant."""
+        self._foreground.put_back(sequence)
+
+    @property
+    def firsts_in_foreground(self) -> list[Sequence]:
+        """The first of each tenant by priority and order."""
+        return self._foreground.firsts
 
     @property
     def first_in_foreground(self) -> Sequence | None:

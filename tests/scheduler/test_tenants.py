@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 
+from quire.request import Request
+from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
+from tests.fakes import expected_output
 from tests.scheduler.runs import make_request, samples_of
+from tests.scheduler.test_scheduler import setting
 
 
 class Queue:
@@ -93,3 +99,78 @@ def test_without_tenants_the_order_is_the_plans() -> None:
         queue.waiting.admit(one)
         came.append(one.request.number)
     assert came == [1, 2, 3]
+
+
+class Tenants:
+    """An engine of eight rows whose clock goes a tenth of a second with each plan, and with it the
+    long answers of one tenant, as many again behind them."""
+
+    def __init__(self, tenants: str = "a" * 16, **more: object) -> None:
+        self.now = 100.0
+        self.engine = setting(max_num_seqs=8, num_blocks=2000, **more).engine(
+            clock=lambda: self.now
+        )
+        self.requests: list[Request] = []
+        self.ended: list[Sequence] = []
+        self.add(tenants)
+        self.run(0.3)
+
+    def add(self, tenants: str, tokens: int = 150) -> None:
+        for tenant in tenants:
+            number = len(self.requests)
+            request = make_request(number, [number, 1, 2], tokens, tenant=tenant)
+            self.requests.append(request)
+            self.engine.add(samples_of(request, number))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until and not self.engine.idle:
+            self.now += 0.1
+            self.ended += self.engine.step().ended + self.engine.step().ended
+
+    @property
+    def rows(self) -> dict[str, int]:
+        rows = self.engine.scheduler.rows
+        return dict(Counter(rows.sequence(row).request.tenant for row in rows.running))
+
+    def check_answers(self) -> None:
+        self.run(1e9)
+        assert len(self.ended) == len(self.requests)
+        for one in self.ended:
+            assert one.output_ids.tolist() == expected_output(one.request, one.sample)
+
+
+def test_long_answers_of_one_keep_no_other_waiting_for_their_end() -> None:
+    tenants = Tenants()
+    tenants.add("b", tokens=4)
+    tenants.run(0.9)
+    assert tenants.rows == {"a": 8}, "a row may end by itself"
+    tenants.run(1.2)
+    assert [one.request.tenant for one in tenants.ended] == ["b"]
+    assert tenants.rows == {"a": 8} and tenants.engine.scheduler.num_preemptions == 1
+    tenants.check_answers()
+
+
+def test_one_row_a_second_changes_hands_until_all_have_as_many() -> None:
+    tenants = Tenants()
+    tenants.add("b" * 16)
+    came, changed = tenants.now, [0.0]
+    while tenants.now < came + 10:
+        before = tenants.rows.get("b", 0)
+        tenants.run(0.1)
+        if tenants.rows.get("b", 0) != before:
+            changed.append(tenants.now - came)
+    assert tenants.rows == {"a": 4, "b": 4} and len(changed) == 5
+    assert all(0.99 < later - earlier < 1.3 for earlier, later in pairwise(changed))
+    tenants.add("c")
+    tenants.run(2.2)
+    assert tenants.rows["c"] == 1
+    tenants.check_answers()
+
+
+@pytest.mark.parametrize("waiting", ["", "aaaa", "abab"])
+def test_nobody_gives_up_a_row_to_who_has_as_many(waiting: str) -> None:
+    tenants = Tenants("abababab" if "b" in waiting else "a" * 8)
+    tenants.add(waiting)
+    tenants.check_answers()
+    assert tenants.engine.scheduler.num_preemptions == 0
