@@ -8,7 +8,7 @@ QuireError
 │   ├── InvalidGrammar        a schema, regex or grammar that cannot be followed
 │   ├── InvalidAdapter        a LoRA adapter that is broken, not built, or of another model
 │   └── InvalidOption         an engine option with a bad value
-│       └── UnknownOption     an option nobody knows (also a TypeError)
+│       └── UnknownOption     an option that quire does not know (also a TypeError)
 ├── NotSupported              known, but not built (also a NotImplementedError)
 ├── ModelError                a model that cannot be used
 │   ├── ModelNotFound         nothing there, or not reachable
@@ -35,7 +35,7 @@ QuireError
 ├── EngineAsleep              used after sleep(), before wake_up()
 └── EngineBusy                called from inside its own callback, or after fork()
 Interrupted                   Ctrl-C, with .outputs (a KeyboardInterrupt)
-QuireWarning                  accepted, but worth a word (a UserWarning)
+QuireWarning                  accepted, with a remark (a UserWarning)
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class InvalidOption(InvalidRequest):
 
 
 class UnknownOption(InvalidOption, TypeError):
-    """An option nobody knows."""
+    """An option that quire does not know."""
 
 
 class NotSupported(QuireError, NotImplementedError):
@@ -243,4 +243,4 @@ class Interrupted(KeyboardInterrupt):
 
 
 class QuireWarning(UserWarning):
-    """Accepted, but worth a word."""
+    """Something was accepted, with a remark."""

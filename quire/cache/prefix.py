@@ -48,7 +48,7 @@ class Node:
 
 
 class PrefixIndex:
-    """Published blocks by what they hold; knows nothing of who holds them."""
+    """Published blocks by what they hold; their holders are not known here."""
 
     def __init__(self, windows: Windows = ONE_GROUP) -> None:
         self._num_groups, self._num_full = len(windows), windows.count(None)

@@ -211,8 +211,8 @@ def _dtype(spec: AnySpec, facts: DeviceFacts, notes: list[str]) -> str:
 
 
 def _batch_limits(options: Options, facts: DeviceFacts, notes: list[str]) -> tuple[int, int]:
-    """(max_num_seqs, max_num_batched_tokens): every row must be able to move in one step, so a
-    token budget below the rows lowers the rows, and rows alone raise a default budget."""
+    """(max_num_seqs, max_num_batched_tokens). Every row needs a token in one step: a budget that
+    was asked for limits the rows, and rows that were asked for raise the default budget."""
     if facts.device != "cuda":
         tokens, seqs = CPU_TOKENS, CPU_SEQS
     elif facts.memory_total >= BIG_GPU:

@@ -277,7 +277,7 @@ class Rows:
         """Hold the row for later: nothing is planned for it, and it counts as not yet begun."""
         self.planned[row] = self.computed[row] = 0
         self.expected[row] -= self.known[row]
-        self.drawn[row] = True  # so it waits, as if for a token on its way
+        self.drawn[row] = True  # so it waits, as if its token were being drawn
 
     def unpark(self, row: int) -> None:
         """Let a parked row begin with the tokens it has."""

@@ -45,7 +45,7 @@ class ModelConfig(ListsAttributes):
         from quire.session.fallback import own_spec
         from quire.session.loading import find_files, generation_config_of
 
-        files = find_files(model, replace(options, load_format="dummy"))  # leaves weights aside
+        files = find_files(model, replace(options, load_format="dummy"))  # reads no weights
         spec, said = own_spec(files, options), {**files.config, **(options.hf_overrides or {})}
         length, dtype = decided_len(options, spec), options.dtype or spec.dtype
         decided = replace(options, max_model_len=length, dtype=dtype)

@@ -15,7 +15,7 @@ RESTS, FAILED, DROPPED = -1, -2, -3
 
 
 class Column(IntEnum):
-    """Lines of the integer matrix [columns, rows]. The first four change with every token."""
+    """Lines of the integer matrix [columns, rows]; the first 4 change with every token."""
 
     LAST_TOKEN = 0
     POSITION = 1  # of the last token, whose KV is written when it is fed
