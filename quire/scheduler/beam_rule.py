@@ -67,7 +67,7 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """A text being written, and the sum of its logprobs. `parent`: index of the beam it continues."""
+    """A text being written, and the sum of its logprobs. `parent`: index of the beam before it."""
 
     score: np.float32 = field(default_factory=lambda: np.float32(0))
     trail: Trail | None = None
