@@ -6,7 +6,7 @@ with finish_reason "error". Every output has its `metrics`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -100,11 +100,13 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class AnswerReading:
     """How an answer is split: the tag that opens reasoning ("" for any), the format of tool calls
-    ("none" if they are not looked for), and whether the prompt itself opened the reasoning."""
+    ("none" if they are not looked for), whether the prompt itself opened the reasoning, and of each
+    offered function the parameters that are texts, with whether they may be null."""
 
     reasoning_tag: str = ""
     tool_format: str = "none"
     began_in_prompt: bool = False
+    offered: Mapping[str, Mapping[str, bool]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

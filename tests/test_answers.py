@@ -122,7 +122,7 @@ def test_special_tokens_that_mark_no_part_are_left_out_of_all_of_them(llm: LLM) 
 def test_the_first_close_ends_thoughts_that_the_prompt_opened(text: str) -> None:
     """Streams and whole answers are read alike."""
     read = read_answer(text, AnswerReading(began_in_prompt=True))
-    stream = SplitStream(began_reasoning=True, tools=False)
+    stream = SplitStream(began_reasoning=True, offered=None)
     shown = [stream.feed(letter) for letter in text]
     shown.append(stream.end(Answer(0, text, (1,), "stop", content=read.content)))
     assert "".join(parts.reasoning for parts in shown) == read.reasoning
@@ -139,12 +139,12 @@ def test_every_sample_is_read_and_an_error_has_no_parts(llm: LLM) -> None:
 
 def test_what_was_asked_decides_how_an_answer_is_read() -> None:
     assert AnswerOptions().for_text("x") is None
-    assert AnswerOptions().for_chat("x", with_tools=False).tool_format == "none"
-    assert AnswerOptions().for_chat("x", with_tools=True).tool_format == "auto"
+    assert AnswerOptions().for_chat("x", None).tool_format == "none"
+    assert AnswerOptions().for_chat("x", {}).tool_format == "auto"
     assert AnswerOptions(tool_format="hermes").for_text(None) == AnswerReading("", "hermes")
-    assert AnswerOptions().for_chat("... <think>\n", with_tools=False).began_in_prompt
+    assert AnswerOptions().for_chat("... <think>\n", None).began_in_prompt
     named = AnswerOptions("[THINK]")
-    assert not named.for_chat("<think>", with_tools=False).began_in_prompt
+    assert not named.for_chat("<think>", None).began_in_prompt
 
 
 MARKS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|call|>")

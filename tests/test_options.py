@@ -235,7 +235,7 @@ def test_a_bad_value_names_the_option(name: str, value: Any) -> None:
         ("hf_overrides", lambda config: config),
         ("device", "tpu"),
         ("reasoning_parser", "granite"),
-        ("tool_call_parser", "qwen3_coder"),
+        ("tool_call_parser", "step3"),
     ],
 )
 def test_a_value_that_exists_elsewhere_is_not_supported(name: str, value: Any) -> None:

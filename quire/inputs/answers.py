@@ -7,10 +7,10 @@ tool calls where it was given tools; a completion only where an option names a p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
+from quire.inputs.marked_calls import Offered
 from quire.inputs.reasoning import opens_reasoning
-from quire.inputs.tool_calls import Format, ParsedAnswer, parse_tool_calls
+from quire.inputs.tool_calls import ParsedAnswer, parse_tool_calls
 from quire.outputs import AnswerReading
 
 
@@ -22,23 +22,24 @@ class AnswerOptions:
     reasoning_tag: str = ""
     tool_format: str | None = None
 
-    def for_chat(self, prompt: str | None, *, with_tools: bool) -> AnswerReading:
-        """How the answer to a chat is read, whose prompt was rendered to this."""
-        tool_format = self.tool_format or ("auto" if with_tools else "none")
+    def for_chat(self, prompt: str | None, offered: Offered | None) -> AnswerReading:
+        """How the answer to a chat is read, whose prompt was rendered to this, with these tools."""
+        tool_format = self.tool_format or ("none" if offered is None else "auto")
         began = opens_reasoning(prompt or "", self.reasoning_tag)
-        return AnswerReading(self.reasoning_tag, tool_format, began)
+        return AnswerReading(self.reasoning_tag, tool_format, began, offered)
 
     def for_text(self, prompt: str | None) -> AnswerReading | None:
         """The same for a completion; None where it is not read."""
         if not self.reasoning_tag and self.tool_format is None:
             return None
-        return self.for_chat(prompt, with_tools=False)
+        return self.for_chat(prompt, None)
 
 
 def read_answer(text: str, reading: AnswerReading) -> ParsedAnswer:
     return parse_tool_calls(
         text,
-        cast(Format, reading.tool_format),
+        reading.tool_format,
         began_in_prompt=reading.began_in_prompt,
         tag=reading.reasoning_tag,
+        offered=reading.offered,
     )

@@ -1,9 +1,9 @@
 """Tool calls in a model's text, as names and arguments.
 
-Formats, each read by a scanner that goes over the text once:
+Formats, each read by a scanner that goes over the text once: those of marked_calls.py, and
 
-  hermes    <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>   (Hermes, Qwen)
   llama3    <|python_tag|>{"name": "f", "parameters": {"x": 1}}; {...}    (or without the tag)
+            [{"name": "f", "arguments": {"x": 1}}]     (xLAM; behind "functools" Phi-4-mini)
   mistral   [TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]  or  [TOOL_CALLS]f[ARGS]{"x": 1}
   pythonic  [f(x=1), g(y="a")]                                            (Llama 4, Gemma)
   channels  <|channel|>commentary to=functions.f<|message|>{"x": 1}<|call|>   (gpt-oss)
@@ -14,31 +14,28 @@ backtracks, and no text is scanned twice, so a hostile answer costs time linear 
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from quire.errors import InvalidParams
 from quire.inputs.channels import CHANNEL, is_in_channels, messages_of
+from quire.inputs.marked_calls import FORMATS, Offered, call_of, json_at, read_marked
 from quire.inputs.pythonic import read_pythonic_calls
 from quire.inputs.reasoning import split_reasoning
 from quire.outputs import ToolCall
 from quire.params.rules import fail
 
-Format = Literal["auto", "none", "hermes", "llama3", "mistral", "pythonic", "channels"]
-
-_HERMES, _HERMES_END = "<tool_call>", "</tool_call>"
 _LLAMA3 = "<|python_tag|>"
-_MISTRAL, _MISTRAL_ARGS = "[TOOL_CALLS]", "[ARGS]"
-_PYTHONIC, _PYTHONIC_END = "<|python_start|>", "<|python_end|>"
+_MISTRAL, _MISTRAL_ID, _MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 # Left behind by models that end a call with a token of its own.
 _ENDS = ("<|eom_id|>", "<|eot_id|>", "<|im_end|>", "</s>")
 
 # One of them shows that an object is a call, and no answer in JSON that has a name.
 _CALLS = {"parameters", "arguments", "function"}
 
-_decode = json.JSONDecoder().raw_decode
+FUNCTOOLS = "functools["
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,19 @@ class ParsedAnswer:
 
 
 def parse_tool_calls(
-    text: str, format: Format = "auto", *, began_in_prompt: bool = False, tag: str = ""
+    text: str,
+    format: str = "auto",
+    *,
+    began_in_prompt: bool = False,
+    tag: str = "",
+    offered: Offered | None = None,
 ) -> ParsedAnswer:
     """The parts of an answer.
 
     'Let me see.<tool_call>{"name": "f", "arguments": {}}</tool_call>' has the content "Let me
     see." and one call. "auto" goes by the marks in the text; "none" splits off reasoning only.
     `began_in_prompt`: the prompt ended inside the reasoning. `tag`: what opens reasoning, if
-    only that does.
+    only that does. `offered`: what there is to call, if that is known.
     """
     if tag in ("", CHANNEL) and is_in_channels(text):
         return _read_channels(text, with_calls=format in ("auto", "channels"))
@@ -66,11 +68,18 @@ def parse_tool_calls(
     chosen = _recognised(content) if format == "auto" else format
     if chosen in ("none", "channels"):
         return ParsedAnswer(reasoning, content)
-    if chosen not in _READERS:
-        known = ", ".join(("auto", "none", "channels", *_READERS))
+    marks = FORMATS.get(chosen, ())
+    if any(each.opening in content for each in marks):
+        rest, calls = read_marked(content, marks, offered or {})
+    elif chosen in _READERS:
+        rest, calls = _READERS[chosen](content)
+    elif marks:
+        rest, calls = content, []
+    else:
+        known = ", ".join(("auto", "none", "channels", *sorted({*_READERS, *FORMATS})))
         fail(InvalidParams, "format", f"one of {known}", format)
-    rest, calls = _READERS[chosen](content)
-    return ParsedAnswer(reasoning, rest.strip() if calls else content, tuple(calls))
+    rest = _without_end(rest) if calls else content
+    return ParsedAnswer(reasoning, rest, tuple(calls))
 
 
 def _read_channels(text: str, *, with_calls: bool) -> ParsedAnswer:
@@ -82,7 +91,7 @@ def _read_channels(text: str, *, with_calls: bool) -> ParsedAnswer:
             continue
         arguments = message.text.strip() or "{}"
         is_call = with_calls and message.kind == "call"
-        call = _call({"name": message.name, "arguments": arguments}) if is_call else None
+        call = call_of({"name": message.name, "arguments": arguments}) if is_call else None
         if call is None:
             content.append(message.text.strip())
         else:
@@ -92,83 +101,45 @@ def _read_channels(text: str, *, with_calls: bool) -> ParsedAnswer:
 
 
 def _recognised(text: str) -> str:
-    for mark, name in (
-        (_HERMES, "hermes"),
-        (_MISTRAL, "mistral"),
-        (_LLAMA3, "llama3"),
-        (_PYTHONIC, "pythonic"),
-    ):
-        if mark in text:
-            return name
-    start = text.lstrip()[:1]
-    return {"{": "llama3", "[": "pythonic"}.get(start, "none")
-
-
-def _call(value: Any) -> ToolCall | None:
-    """A call from its JSON; arguments may be JSON once more, as text."""
-    if not isinstance(value, dict):
-        return None
-    inner = value.get("function", value)
-    if not isinstance(inner, dict):
-        return None
-    name = inner.get("name")
-    arguments = inner.get("arguments", inner.get("parameters", {}))
-    if isinstance(arguments, str):
-        read = _json_at(arguments, 0)
-        arguments = read[0] if read is not None else None
-    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        return None
-    return ToolCall(name, arguments)
-
-
-def _json_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here or behind white space, and where it ends."""
-    while text[start : start + 1].isspace():
-        start += 1
-    try:
-        return _decode(text, start)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _read_hermes(text: str) -> tuple[str, list[ToolCall]]:
-    """Between two tags stands one call; whatever it is, the search goes on behind it."""
-    kept, calls, at = [], list[ToolCall](), 0
-    while (start := text.find(_HERMES, at)) >= 0:
-        inside = start + len(_HERMES)
-        end = text.find(_HERMES_END, inside)
-        stop = len(text) if end < 0 else end
-        after = len(text) if end < 0 else end + len(_HERMES_END)
-        read = _json_at(text[inside:stop], 0)
-        call = _call(read[0]) if read is not None else None
-        kept.append(text[at:start] if call else text[at:after])
-        calls += [call] if call else []
-        at = after
-    return "".join([*kept, text[at:]]), calls
+    """The format whose mark comes first; without any, what the text begins like."""
+    found = _OPENING.search(text)
+    if found is not None:
+        return _FORMAT_OF[found[0]]
+    body = text.lstrip()
+    if body.startswith("["):
+        return "llama3" if body[1:].lstrip().startswith("{") else "pythonic"
+    return "llama3" if body.startswith(("{", FUNCTOOLS)) else "none"
 
 
 def _read_llama3(text: str) -> tuple[str, list[ToolCall]]:
-    """Objects with a ";" between them, behind the tag or as the whole text."""
+    """Objects with a ";" between them, or a list: behind the tag or as the whole text."""
     before, tag, body = text.partition(_LLAMA3)
     if not tag:
-        before, body = "", text
-    calls, at = list[ToolCall](), 0
-    while (read := _json_at(body, at)) is not None:
-        call = _call(read[0])
-        if call is None or not (tag or _CALLS & read[0].keys()):
+        before, body = "", text.lstrip()
+        body = body[len(FUNCTOOLS) - 1 :] if body.startswith(FUNCTOOLS) else body
+    calls, at, behind = list[ToolCall](), 0, 0
+    while (read := json_at(body, behind)) is not None:
+        values = read[0] if isinstance(read[0], list) else [read[0]]
+        found = [call_of(value) for value in values if tag or _is_of_calls(value)]
+        whole = [call for call in found if call is not None]
+        if not values or len(whole) != len(values):
             break
-        calls.append(call)
+        calls += whole
         at = read[1]
         behind = at
         while body[behind : behind + 1].isspace():
             behind += 1
         if not body.startswith(";", behind):
             break
-        at = behind + 1
+        behind += 1
     left = _without_end(body[at:])
     if not calls or (left and not tag):
         return text, []  # JSON with a text behind it is an answer, not a call
     return before + left, calls
+
+
+def _is_of_calls(value: Any) -> bool:
+    return isinstance(value, dict) and not _CALLS.isdisjoint(value)
 
 
 def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
@@ -186,30 +157,26 @@ def _read_mistral(text: str) -> tuple[str, list[ToolCall]]:
 
 
 def _mistral_segment(segment: str) -> tuple[list[ToolCall], int]:
-    read = _json_at(segment, 0)
+    read = json_at(segment, 0)
     if read is not None:
         values = read[0] if isinstance(read[0], list) else [read[0]]
-        calls = [_call(value) for value in values]
+        calls = [call_of(value) for value in values]
         whole = [call for call in calls if call is not None]
         return (whole, read[1]) if len(whole) == len(calls) else ([], 0)
     brace = segment.find("{")
-    name = segment[: max(brace, 0)].replace(_MISTRAL_ARGS, "").strip()
-    read = _json_at(segment, brace) if brace >= 0 else None
+    name = segment[: max(brace, 0)].removesuffix(_MISTRAL_ARGS).partition(_MISTRAL_ID)[0].strip()
+    read = json_at(segment, brace) if brace >= 0 else None
     if read is None or not name or not isinstance(read[0], dict) or len(name.split()) > 1:
         return [], 0
     return [ToolCall(name, read[0])], read[1]
 
 
 def _read_pythonic(text: str) -> tuple[str, list[ToolCall]]:
-    """A list of calls, in its tags or as the whole text."""
-    before, tag, body = text.partition(_PYTHONIC)
-    if not tag:
-        before, body = "", text
-    inside, _, after = body.partition(_PYTHONIC_END) if tag else (_without_end(body), "", "")
-    found = read_pythonic_calls(inside)
+    """A list of calls as the whole text."""
+    found = read_pythonic_calls(_without_end(text))
     if found is None:
         return text, []
-    return before + _without_end(after), [ToolCall(name, arguments) for name, arguments in found]
+    return "", [ToolCall(name, arguments) for name, arguments in found]
 
 
 def _without_end(text: str) -> str:
@@ -220,8 +187,12 @@ def _without_end(text: str) -> str:
 
 
 _READERS: dict[str, Callable[[str], tuple[str, list[ToolCall]]]] = {
-    "hermes": _read_hermes,
     "llama3": _read_llama3,
     "mistral": _read_mistral,
     "pythonic": _read_pythonic,
 }
+_FORMAT_OF = {each.opening: name for name, some in FORMATS.items() for each in some}
+_FORMAT_OF |= {_MISTRAL: "mistral", _LLAMA3: "llama3"}
+# What opens a call within a text.
+OPENINGS = tuple(_FORMAT_OF)
+_OPENING = re.compile("|".join(map(re.escape, OPENINGS)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quire.inputs.marked_calls import offered_functions
 from quire.openai_api.asks import Asked
 from quire.openai_api.bodies import constrained_calls
 from quire.openai_api.outputs import Answer, Output
@@ -15,9 +16,11 @@ class AnswerParts:
 
     def __init__(self, asked: Asked, first: Output) -> None:
         self._asked = asked
-        looks = bool(asked.tools.offered) and not asked.tools.constrained
+        tools = () if asked.tools.constrained else asked.tools.offered
         self._stream = SplitStream(
-            began_reasoning=first.began_reasoning, tools=looks, at_most=asked.tools.at_most
+            began_reasoning=first.began_reasoning,
+            offered=offered_functions(tools),
+            at_most=asked.tools.at_most,
         )
         self._constrained: list[str] = []  # text whose kind is known only at its end
 

@@ -9,6 +9,7 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from quire.inputs.marked_calls import offered_functions
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.asks import Asked
 from quire.openai_api.outputs import Answer, Call, Output, TokenScore, calls_of
@@ -135,7 +136,7 @@ def constrained_calls(asked: Asked, text: str) -> tuple[Call, ...]:
     answer was cut, the complete calls."""
     if asked.tools.in_format:
         known = {tool["function"]["name"] for tool in asked.tools.offered}
-        _, _, calls = _marked_parts(text)
+        _, _, calls = _marked_parts(asked, text)
         return calls if all(call.name in known for call in calls) else ()
     if not asked.tools.forced:
         return calls_of(ToolCall(one["name"], one["arguments"]) for one in _whole_items(text)) or ()
@@ -162,12 +163,12 @@ def text_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ..
     """The parts of a stored text, found again by the marks in it."""
     if asked.tools.constrained or not asked.tools.offered:
         return text, None, ()
-    return _marked_parts(text)
+    return _marked_parts(asked, text)
 
 
-def _marked_parts(text: str) -> tuple[str, str | None, tuple[Call, ...]]:
+def _marked_parts(asked: Asked, text: str) -> tuple[str, str | None, tuple[Call, ...]]:
     try:
-        parsed = parse_tool_calls(text)
+        parsed = parse_tool_calls(text, offered=offered_functions(asked.tools.offered))
     except (ValueError, RecursionError):  # text that cannot be read as calls is content
         return text, None, ()
     calls = calls_of(parsed.tool_calls)

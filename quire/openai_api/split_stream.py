@@ -16,12 +16,10 @@ from quire.inputs.channels import (
     may_become_channels,
     num_open,
 )
-from quire.inputs.tool_calls import parse_tool_calls
+from quire.inputs.marked_calls import MARKS, Offered, read_marked
+from quire.inputs.tool_calls import FUNCTOOLS, OPENINGS
 from quire.openai_api.outputs import Answer, Call, calls_of
 from quire.params.reasoning import TAGS
-
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_MARKS = (_CALL, "[TOOL_CALLS]", "<|python_tag|>", "<|python_start|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,13 @@ class ChannelSplit:
 
 
 class SplitStream:
-    """Splits one answer of a chat, piece by piece; at most `at_most` calls are sent."""
+    """Splits one answer of a chat, piece by piece; at most `at_most` calls of the `offered`
+    functions are sent, and none where no functions are."""
 
-    def __init__(self, *, began_reasoning: bool, tools: bool, at_most: int | None = None) -> None:
-        self._tools, self._at_most = tools, at_most
+    def __init__(
+        self, *, began_reasoning: bool, offered: Offered | None, at_most: int | None = None
+    ) -> None:
+        self._tools, self._offered, self._at_most = offered is not None, offered or {}, at_most
         self._held = ""  # text that was not sent yet
         self._began_in_prompt = began_reasoning
         self._closings = [closing for _, closing in TAGS]  # any may end what a prompt began
@@ -171,10 +172,14 @@ class SplitStream:
     def _write(self) -> str:
         if self._after_reasoning and not self._content:
             self._held = self._held.lstrip()
-        if self._tools and not self._content and self._held.lstrip()[:1] in ("{", "["):
-            self._state = "calls"
-            return ""
-        marks = _MARKS if self._tools else ()
+        if self._tools and not self._content:
+            body = self._held.lstrip()
+            if body.startswith(("{", "[", FUNCTOOLS)):
+                self._state = "calls"
+                return ""
+            if body and FUNCTOOLS.startswith(body):
+                return ""
+        marks = OPENINGS if self._tools else ()
         found = [self._held.find(mark) for mark in marks if mark in self._held]
         end = min(found) if found else len(self._held) - num_open(self._held, marks)
         shown, self._held = self._held[:end], self._held[end:]
@@ -188,15 +193,16 @@ class SplitStream:
         """The complete calls, if the format marks their ends and only white space is between."""
         if self.num_calls:
             self._held = self._held.lstrip()
-        end = self._held.rfind(_CALL_END)
-        if not self._held.startswith(_CALL) or end < 0:
+        marks = next((each for each in MARKS.values() if self._held.startswith(each.opening)), None)
+        end = -1 if marks is None else self._held.rfind(marks.closing)
+        if marks is None or end < 0:
             return ()
-        end += len(_CALL_END)
-        read = parse_tool_calls(self._held[:end], "hermes")
-        calls = calls_of(read.tool_calls)
-        if not calls or read.content:
+        end += len(marks.closing)
+        rest, read = read_marked(self._held[:end], (marks,), self._offered)
+        if not read or rest.strip():
             return ()  # other text among the calls: decided at the end of the answer
         self._held = self._held[end:]
+        calls = calls_of(read) or ()
         calls = calls[: None if self._at_most is None else self._at_most - self.num_calls]
         self.num_calls += len(calls)
         return calls

@@ -17,25 +17,26 @@ _REASONING = {
     "cohere_command3": "<|START_THINKING|>",
     "openai_gptoss": "<|channel|>",
 }
-# The formats of tool calls, as named in inputs/tool_calls.py.
+# The formats of tool calls, as named in inputs/tool_calls.py and inputs/marked_calls.py.
 _TOOL_CALLS = {
     "auto": "auto",
     "none": "none",
-    "hermes": "hermes",
-    "llama3_json": "llama3",
-    "llama4_json": "llama3",
-    "mistral": "mistral",
-    "pythonic": "pythonic",
-    "llama4_pythonic": "pythonic",
     "openai": "channels",
+    "mistral": "mistral",
+    "internlm": "internlm",
+    **dict.fromkeys(("hermes", "qwen3_coder", "qwen3_xml", "glm45", "glm47", "ernie45"), "hermes"),
+    **dict.fromkeys(("llama3_json", "llama4_json", "xlam", "phi4_mini_json"), "llama3"),
+    **dict.fromkeys(("pythonic", "llama4_pythonic", "olmo3"), "pythonic"),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), "deepseek"),
+    **dict.fromkeys(("deepseek_v32", "minimax_m2"), "invokes"),
+    **dict.fromkeys(("granite", "granite-20b-fc"), "granite"),
+    **dict.fromkeys(("jamba", "hunyuan_a13b", "minimax"), "list"),
+    "kimi_k2": "kimi",
+    "longcat": "longcat",
+    "seed_oss": "seed",
 }
 _OTHER_REASONING = ("granite", "hunyuan_a13b", "identity")
-_OTHER_TOOL_CALLS = (
-    *("deepseek_v3", "deepseek_v31", "ernie45", "gigachat3", "glm45", "glm47", "granite"),
-    *("granite-20b-fc", "hunyuan_a13b", "internlm", "jamba", "kimi_k2", "longcat", "minimax"),
-    *("minimax_m2", "olmo3", "phi4_mini_json", "qwen3_coder", "qwen3_xml"),
-    *("seed_oss", "step3", "xlam"),
-)
+_OTHER_TOOL_CALLS = ("gigachat3", "step3")
 _known_reasoning = choice(
     *_REASONING, others=_OTHER_REASONING, instead="Leave it out: tags are found in the answer."
 )

@@ -48,7 +48,7 @@ class Submission:
     background: bool = False
     tenant: str = ""
     chat: bool = False
-    tools: bool = False
+    tools: Sequence[Any] | None = None
     search: BeamSearchParams | None = None
     own_params: bool = False
     lora_request: Any = None
@@ -271,7 +271,7 @@ class EngineThread:
             self._hand_over(news)
 
 
-def _kind(asked: Submission) -> tuple[bool | str, ...] | None:
+def _kind(asked: Submission) -> tuple[Any, ...] | None:
     """Requests of one kind can be read together; None: it must be read alone."""
     is_plain = asked.tokenization_kwargs is None and asked.search is None and not asked.given_up
     if not (asked.background and is_plain and isinstance(asked.params, SamplingParams)):
@@ -298,7 +298,7 @@ def read_asked(session: Session, some: Sequence[Submission]) -> Window:
         background=first.background,
         tenant=first.tenant,
         chat=first.chat,
-        with_tools=first.tools,
+        tools=first.tools,
         adapters=session.asked_adapters(lora),
     )
     if first.search is None:

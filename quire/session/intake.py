@@ -15,6 +15,7 @@ from typing import Any
 from quire.errors import NotSupported, QuireError
 from quire.inputs.answers import AnswerOptions
 from quire.inputs.chat import render_conversations
+from quire.inputs.marked_calls import offered_functions
 from quire.inputs.media.held import windows
 from quire.inputs.prompt import RequestMaker, split_prompts
 from quire.inputs.thoughts import begins_in_format
@@ -136,7 +137,7 @@ class Intake:
         given = split_prompts(conversations)
         call = _Call(
             self._copies(params),
-            partial(self._answers.for_chat, with_tools=bool(rendering.get("tools"))),
+            partial(self._answers.for_chat, offered=offered_functions(rendering.get("tools"))),
             priority,
             adapters,
             {"add_special_tokens": False, **(tokenization_kwargs or {})},
@@ -156,7 +157,7 @@ class Intake:
         background: bool = False,
         tenant: str = "",
         chat: bool = False,
-        with_tools: bool = False,
+        tools: Sequence[Any] | None = None,
         adapters: AskedAdapters | None = None,
     ) -> Window:
         """One window of prompts whose answers are wanted as they grow. `chat`: the prompts were
@@ -164,7 +165,7 @@ class Intake:
         parameters are checked, and are not used elsewhere."""
         reading: Reading = self._answers.for_text
         if chat:
-            reading = partial(self._answers.for_chat, with_tools=with_tools)
+            reading = partial(self._answers.for_chat, offered=offered_functions(tools))
         call = _Call(
             ParamCopies.own(params) if own_params else ParamCopies(params),
             reading,

@@ -146,9 +146,9 @@ def test_a_format_can_be_named() -> None:
     text = f"<tool_call>{ADD_JSON}</tool_call>"
     assert parse_tool_calls(text, "hermes").tool_calls == (ADD,)
     for other in ("none", "mistral", "pythonic"):
-        assert parse_tool_calls(text, other) == ParsedAnswer(None, text)  # type: ignore[arg-type]
-    with pytest.raises(InvalidParams, match="one of auto, none, channels, hermes"):
-        parse_tool_calls(text, "hermez")  # type: ignore[arg-type]
+        assert parse_tool_calls(text, other) == ParsedAnswer(None, text)
+    with pytest.raises(InvalidParams, match="one of auto, none, channels, cohere, deepseek"):
+        parse_tool_calls(text, "hermez")
 
 
 @pytest.mark.parametrize(("opening", "closing"), TAGS)

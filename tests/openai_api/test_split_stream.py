@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from quire.inputs.marked_calls import offered_functions
 from quire.inputs.tool_calls import parse_tool_calls
 from quire.openai_api.outputs import Answer, calls_of
 from quire.openai_api.split_stream import SplitStream
+from tests.inputs.made_calls import ANSWERS, TOOLS, UNNAMED
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 THOUGHT = "<|channel|>analysis<|message|> Hm, <|x|> or\n<|end|>"
@@ -62,7 +64,7 @@ def test_parts_of_pieces_are_parts_of_the_whole(text: str, tools: bool, began: b
     content = text if calls is None else whole.content
     for seed in range(30):
         rng = random.Random(seed)
-        stream = SplitStream(began_reasoning=began, tools=tools)
+        stream = SplitStream(began_reasoning=began, offered={} if tools else None)
         got: dict[str, Any] = {"content": "", "reasoning": "", "calls": ()}
         shown = [stream.feed(piece) for piece in pieces(text, rng)]
         last = Answer(0, "", finish_reason="stop", content=content)
@@ -83,15 +85,33 @@ def test_parts_of_pieces_are_parts_of_the_whole(text: str, tools: bool, began: b
         assert got["content"].strip() == content.strip(), (text, seed)
 
 
+@pytest.mark.parametrize("text", (ANSWERS | UNNAMED).values(), ids=ANSWERS | UNNAMED)
+@pytest.mark.parametrize("before", ["", "Let me see.\n", "<think>Hm.</think>\n\nNow: "])
+def test_calls_of_every_family_come_out_of_any_two_pieces(text: str, before: str) -> None:
+    if before.endswith((".\n", ": ")) and text[0] not in "<[" or text.startswith("[") and before:
+        before = "<think>Hm.</think>\n\n"  # these are calls where nothing else was written
+    text, offered = before + text, offered_functions(TOOLS)
+    whole = parse_tool_calls(text, offered=offered)
+    calls = calls_of(whole.tool_calls) or ()
+    last = Answer(0, "", "stop", content=whole.content, reasoning=whole.reasoning, calls=calls)
+    assert len(calls) == 2
+    for cut in range(len(text) + 1):
+        stream = SplitStream(began_reasoning=False, offered=offered)
+        shown = [stream.feed(text[:cut]), stream.feed(text[cut:]), stream.end(last)]
+        assert sum((parts.calls for parts in shown), ()) == calls, cut
+        assert "".join(parts.reasoning for parts in shown) == (whole.reasoning or ""), cut
+        assert "".join(parts.content for parts in shown).strip() == whole.content, cut
+
+
 def test_what_cannot_be_a_mark_is_shown_at_once() -> None:
-    stream = SplitStream(began_reasoning=False, tools=True)
+    stream = SplitStream(began_reasoning=False, offered={})
     assert stream.feed("Hello <").content == "Hello "
     assert stream.feed("tool").content == ""
     assert stream.feed("s>").content == "<tools>"
 
 
 def test_a_call_is_shown_when_it_closes() -> None:
-    stream = SplitStream(began_reasoning=False, tools=True)
+    stream = SplitStream(began_reasoning=False, offered={})
     assert stream.feed(CALL[:20]).calls == ()
     [call] = stream.feed(CALL[20:]).calls
     assert call.name == "f" and call.arguments == '{"x": 1}'
@@ -103,7 +123,7 @@ def test_no_more_calls_are_shown_than_may_be_made(size: int) -> None:
     calls = calls_of(parse_tool_calls(text).tool_calls) or ()
     last = Answer(0, "", finish_reason="stop", content="", calls=calls)
     for at_most, expected in ((None, 2), (1, 1)):
-        stream = SplitStream(began_reasoning=False, tools=True, at_most=at_most)
+        stream = SplitStream(began_reasoning=False, offered={}, at_most=at_most)
         shown = [stream.feed(text[i : i + size]) for i in range(0, len(text), size)]
         assert len([call for parts in shown for call in parts.calls]) == expected
         assert stream.end(last).calls == ()

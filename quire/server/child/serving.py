@@ -131,7 +131,7 @@ class ServingEngine:
             background=row.get("lane") == "batch",
             tenant=row.get("tenant", ""),
             chat="messages" in row,
-            tools=bool(row.get("tools")),
+            tools=row.get("tools"),
             lora_request=self._adapters.find(row.get("model", "")),
         )
         self._asked[place.id] = asked
