@@ -89,6 +89,7 @@ class Plan:
 
     `order` holds the requests to run, each once. A request in `duplicates` does not run, and gets
     the answer of the one it points to. `cached_tokens[i]` prompt tokens of request i will come
+    from the prefix cache, if the pool is large enough to keep them that long.
     """
 
     order: tuple[int, ...]
