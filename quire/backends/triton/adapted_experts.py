@@ -1,9 +1,9 @@
 """LoRA adapters of the experts of a layer: A and B by adapter and expert.
 
-A pair is a token and one of its experts. Those whose line has an adapter with something for experts
-are put in tiles by adapter and expert, on the device; then the launches of any product add to what
-experts make of their pairs. Adapters without share no memory and no work with this: those that have
-some lie in places, and there are as many of these as were needed at once.
+A pair is a token and one of its experts. Pairs whose line has an adapter for experts are put into
+tiles by adapter and expert, on the device; then the same launches as for any product add to the
+experts' results. Adapters without changes of experts cost neither memory nor work here: only those
+with some have a place, and there are as many places as were needed at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StackedExperts(ExpertSlots):
     def _forget(self) -> None:
         self._held: list[int] = []  # the slot of each place
         self._sides: tuple[Stacks, ...] = ()
-        # Of each slot its place; the last is of lines without a slot.
+        # The place of each slot; the last entry is for lines without a slot.
         self._place_of = torch.full((self._room.num_slots + 1,), FREE, device=self._room.device)
 
     def load(
@@ -63,7 +63,7 @@ class StackedExperts(ExpertSlots):
         self._place_of[slot] = place
 
     def _grow(self) -> None:
-        """One more place. Passes that were captured with fewer are not run again: see variant."""
+        """Add a place. Passes captured with fewer places do not run again: see `variant`."""
         self._held.append(FREE)
         room = replace(self._room, num_slots=len(self._held) * self._count)
         made = tuple(Stacks(room, *sizes, None) for sizes in self._sizes)

@@ -1,4 +1,4 @@
-"""The code that runs on the device for adapters.py."""
+"""Device code of adapters.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.backends.triton.jit import kernel, part
 
 @part
 def _fetch_tile(tiles: tl.tensor, number: tl.tensor, ROWS: tl.constexpr) -> Any:
-    """The slot of a tile, or what stands for none, and its lines, -1 behind the last."""
+    """The slot of a tile (or NO_SLOT, UNUSED) and its lines, -1 after the last."""
     record = tiles + number * (1 + ROWS)
     return tl.load(record).to(tl.int64), tl.load(record + 1 + tl.arange(0, ROWS)).to(tl.int64)
 
@@ -40,7 +40,7 @@ def shrink_lines(
     number, part, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if OVERLAPS:
         gdc_wait()
-        gdc_launch_dependents()  # what comes next may fetch its B, and waits then
+        gdc_launch_dependents()  # the next kernel may load its B, and then waits
     slot, lines = _fetch_tile(tiles, number, ROWS)
     if slot < 0:
         return
@@ -74,7 +74,7 @@ def _fetch_shrunk(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> Any:
-    """What A made of these lines, [ROWS, RANK]."""
+    """x A^T of these lines, [ROWS, RANK]."""
     rank, there = tl.arange(0, RANK)[None, :], (lines >= 0)[:, None] & (slot >= 0)
     if SPLITS == 0:
         column = OUTER + (slot * PARTS + part) * RANK + rank
@@ -126,7 +126,7 @@ def _expanded(
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """These columns of a tile's lines with what its slot adds to them, float32."""
+    """These columns of a tile's lines, with what its slot adds, float32."""
     exists = column < last
     both = (lines >= 0)[:, None] & exists[None, :]
     acc = tl.load(y + lines[:, None] * y_stride + column[None, :], mask=both, other=0.0)

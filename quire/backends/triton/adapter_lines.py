@@ -1,4 +1,4 @@
-"""Lines of a pass in order of their slots, cut into tiles: what one program works on."""
+"""Lines of a pass sorted by slot and cut into tiles; a program computes one tile."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def tile_rows(num_lines: int) -> int:
 
 
 def most_tiles(num_lines: int, num_slots: int) -> int:
-    """Tiles that so many lines take at most, whichever slots they have."""
+    """The most tiles that so many lines take, for any slots."""
     return num_lines // tile_rows(num_lines) + min(num_slots + 1, num_lines)
 
 
 def tiled(slots: Ints, num_slots: int) -> Ints:
-    """Tiles [most, 1 + rows] of lines that share a slot: the slot, and the lines, -1 behind the
-    last. Lines without one stand in tiles of NO_SLOT; tiles that are not needed are of UNUSED.
+    """Tiles [most, 1 + rows] of lines with the same slot: the slot, then the lines, -1 after the
+    last. Lines without a slot are in tiles of NO_SLOT; tiles that are not needed are UNUSED.
 
-    Of 16 rows: 20 lines of slot 1 -> [1 0 1 .. 15] [1 16 .. 19 -1 -1 ..] [-2 -1 -1 ..]."""
+    With 16 rows: 20 lines of slot 1 -> [1 0 1 .. 15] [1 16 .. 19 -1 -1 ..] [-2 -1 -1 ..]."""
     rows, count = tile_rows(len(slots)), len(slots)
     kinds = np.where(slots < 0, num_slots, slots)
     order = np.argsort(kinds, kind="stable")
@@ -54,8 +54,8 @@ class Tiles:
 
     @classmethod
     def of_kinds(cls, kinds: Tensor, num_kinds: int) -> Tiles:
-        """The same of lines whose kinds, -1 for none, the device alone knows; lines of none are in
-        no tile. Nothing is asked of the device, so that a captured pass serves any kinds."""
+        """The tiles of lines whose kinds (-1: none) are only on the device; lines of no kind are in
+        no tile. Nothing is read from the device, so a captured pass serves any kinds."""
         count, device = len(kinds), kinds.device
         rows = FEW_ROWS if count <= 2 * FEW_ROWS * num_kinds else MANY_ROWS
         most = count // rows + min(num_kinds, count)
@@ -74,7 +74,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class TiledLines(Tiles):
-    """Lines on the device: their tiles, and of each its slot, int64 [T]; `slots` are those on the
+    """Lines on the device: their tiles, and the slot of each, int64 [T]; `slots` is the same on the
     host."""
 
     by_line: Tensor

@@ -1,6 +1,6 @@
-"""A and B of all slots of a product, one behind the other, and the launches that multiply by them.
+"""A and B of all slots of a product, stacked, and the launches that multiply with them.
 
-Where they lie never changes, so that captured passes find them.
+Their addresses never change, so that captured passes stay valid.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from quire.backends.triton.adapter_kernels import expand_lines, shrink_lines
 from quire.backends.triton.adapter_lines import Tiles
 from quire.backends.triton.jit import power_of_two, precision, waiting
 
-LEAST_RANK = 16  # that products on the device have
+LEAST_RANK = 16  # the least rank of a product on the device
 COLUMNS, DEPTH = 128, 128
-# Of the sum over K, so much by one program; twice as much where K is long.
+# The part of the sum over K that one program computes; twice as much if K is long.
 SHARE, LONG_INNER = 512, 8192
 
 
 def stacked_rank(max_rank: int) -> int:
-    """The rank that A and B of every slot have room for."""
+    """The rank for which A and B of every slot have memory."""
     return max(LEAST_RANK, power_of_two(max_rank))
 
 
 class Expands:
-    """B of all slots, [slots, N, rank], and what DoRA has beside it."""
+    """B of all slots, [slots, N, rank], and DoRA's factors."""
 
     def __init__(self, room: AdapterRoom, rows: tuple[int, ...], bias: Tensor | None) -> None:
         self._room, self._bias, self.outer = room, bias, sum(rows)
@@ -42,7 +42,7 @@ class Expands:
         self._blocks, self._gate_blocks = made
 
     def load(self, first: int, added: Sequence[Sequence[Added]]) -> None:
-        """Put together where they are, so that they cross at once."""
+        """Joined on the host, so that one copy sends them."""
         count = len(added)
         b = torch.zeros(count, *self.b.shape[1:], dtype=self.b.dtype, device=_home(added))
         less = torch.zeros(count, self.outer, device=b.device)
@@ -91,7 +91,7 @@ class Expands:
 
 
 class Stacks:
-    """A of all slots, [slots, parts, rank, K], and what expands it."""
+    """A of all slots, [slots, parts, rank, K], and the Expands of its results."""
 
     def __init__(
         self,
@@ -101,13 +101,13 @@ class Stacks:
         bias: Tensor | None,
         behind: Tensor | None = None,
     ) -> None:
-        """`behind`: memory for A, where that is not its own."""
+        """`behind`: memory for A, if it is after a weight."""
         shape = (room.num_slots, len(rows), stacked_rank(room.max_rank), columns)
         own = torch.zeros(shape, dtype=room.dtype, device=room.device) if behind is None else behind
         self.a, self.expands = own.view(shape), Expands(room, rows, bias)
 
     def load(self, first: int, added: Sequence[Sequence[Added]]) -> None:
-        """Slots first, first + 1, ... hold these from now on."""
+        """Put adapters into slots first, first + 1, ..."""
         a = torch.zeros(len(added), *self.a.shape[1:], dtype=self.a.dtype, device=_home(added))
         for number, some in enumerate(added):
             for one in some:
@@ -116,7 +116,7 @@ class Stacks:
         self.expands.load(first, added)
 
     def take_over(self, other: Stacks) -> None:
-        """What the other, which has fewer slots, has in its own."""
+        """Copy the slots of another Stacks, which has fewer."""
         self.a[: len(other.a)] = other.a
         self.expands.b[: len(other.a)] = other.expands.b
         if other.expands.less is not None:
@@ -151,7 +151,7 @@ class Stacks:
 
 
 def column_blocks(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """The columns of a product in blocks, none across two parts: part, first, behind the last."""
+    """The columns of a product in blocks that do not cross parts: (part, first, end)."""
     found, first = [], 0
     for part, count in enumerate(rows):
         last = first + count

@@ -1,10 +1,10 @@
-"""LoRA adapters on the device: A and B of all slots stacked, lines in order of their slots.
+"""LoRA adapters on the device: A and B of all slots stacked, lines sorted by slot.
 
-Lines that share a slot are cut into tiles. One launch multiplies every tile with its slot's A, one
-adds what its B makes of that to the product, or makes the product, too; neither asks which slots
-occur, and the number of programs depends on the number of lines and slots alone, so a captured pass
-serves any lines. Sums are added in the same order whatever else is in the batch. Numbers that an
-adapter has in place of the base's are torch's to compute with (own_places.py).
+Lines with the same slot are cut into tiles. One launch multiplies every tile with its slot's A;
+another multiplies the result with its B and adds it to the product, or also computes the product.
+Neither depends on which slots are in use, and the number of programs depends only on the numbers of
+lines and slots, so a captured pass serves any lines. Sums are added in the same order in any batch.
+Numbers that an adapter has in place of the base's are computed by torch (own_places.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from quire.backends.triton.adapter_stacks import Expands, Stacks, stacked_rank
 from quire.backends.triton.experts import FusedExperts
 from quire.request import Ints
 
-# A of all slots stands behind a weight if it has at most so many lines of each of the weight's,
-# and is multiplied by with it in passes of at most so many lines.
+# A of all slots is stored after a weight if it has at most so many lines per line of the weight,
+# and is used in one product with it in passes of at most so many lines.
 MOST_BEHIND, MOST_LINES_BEHIND = 0.5, 512
 
 
 class StackedAdapters:
-    """Makes products whose slots lie on the device."""
+    """Makes slots for products, on the device."""
 
     def __init__(self, room: AdapterRoom) -> None:
         self.room = room
@@ -83,13 +83,13 @@ class StackedAdapters:
 
 
 class StackedProduct(AdaptedProduct):
-    """One product's slots. Where none holds anything, nothing is launched."""
+    """The slots of one product. If all are empty, nothing is launched."""
 
     def __init__(
         self, room: AdapterRoom, rows: tuple[int, ...], columns: int, bias: Tensor | None
     ) -> None:
         self._room, self._given, self._bias = room, (rows, columns, bias), bias
-        self._wide: Tensor | None = None  # the weight, and a behind it
+        self._wide: Tensor | None = None  # the weight, with A after it
         self._stacks: Stacks | None = None
         self._filled: set[int] = set()
         self._own = OwnPlaces(room.device)
@@ -99,13 +99,13 @@ class StackedProduct(AdaptedProduct):
         return self._room.num_slots * len(self._given[0]) * stacked_rank(self._room.max_rank)
 
     def fits_behind(self, base: PlainLinear) -> bool:
-        """Whether a product with the weight and all A, of which a line uses one, is worth it."""
+        """Whether one product with the weight and all A (of which a line uses one) is worth it."""
         alike = base.weight.dtype == self._room.dtype
         return alike and self._num_behind() <= MOST_BEHIND * sum(self._given[0])
 
     def stand_behind(self, base: PlainLinear) -> None:
-        """Have A of all slots in the same memory as the weight, which is copied there: one
-        product makes both."""
+        """Store A of all slots after the weight, which is copied to the same memory, so that one
+        product computes both."""
         rows, columns, _ = self._given
         outer = sum(rows)
         self._wide = base.weight.new_zeros(outer + self._num_behind(), columns)
@@ -121,7 +121,7 @@ class StackedProduct(AdaptedProduct):
         return (low_rank, *own) if any(own) else low_rank
 
     def make_room(self) -> Stacks:
-        """Memory for all slots, if it is not there yet."""
+        """Allocate memory for all slots, if there is none yet."""
         if self._stacks is None:
             behind = None if self._wide is None else self._wide[sum(self._given[0]) :]
             self._stacks = Stacks(self._room, *self._given, behind)
@@ -177,7 +177,7 @@ class StackedProduct(AdaptedProduct):
 
     def release(self) -> None:
         if self._wide is not None and self._stacks is not None:
-            self._stacks.a.zero_()  # its memory goes and comes with the weight's
+            self._stacks.a.zero_()  # its memory belongs to the weight's
         self._stacks = None
         self._filled.clear()
         self._own.release()
@@ -189,11 +189,11 @@ class StackedProduct(AdaptedProduct):
 
 
 class StackedRows(AdaptedProduct):
-    """An embedding's slots: tables [slots, V, rank], looked up, then B as for a product."""
+    """The slots of an embedding: tables [slots, V, rank], looked up, then B as for a product."""
 
     def __init__(self, room: AdapterRoom, num_rows: int, width: int) -> None:
         self._room, self._sizes = room, (num_rows, width)
-        self._stacks: tuple[Tensor, Expands] | None = None  # made when an adapter has some
+        self._stacks: tuple[Tensor, Expands] | None = None  # allocated with the first adapter
         self._filled: set[int] = set()
         self._own = OwnPlaces(room.device)
 
@@ -248,12 +248,12 @@ class StackedRows(AdaptedProduct):
 
 
 class StackedNorm(AdaptedProduct):
-    """A norm's slots: what adapters have in place of its weight and bias."""
+    """The slots of a norm: adapters' own weights and biases."""
 
     def __init__(
         self, room: AdapterRoom, with_weight: Callable[[Tensor], RowOp], weight: Tensor
     ) -> None:
-        """`with_weight` makes the norm for another weight than this."""
+        """`with_weight` makes the norm with another weight."""
         self._with_weight, self._like = with_weight, weight
         self._own = OwnPlaces(room.device)
         self._offsets = OwnOffsets(room.num_slots, len(weight), room.device)

@@ -1,5 +1,5 @@
-"""Grammars that the device follows by itself: lines of bits for states, and rows from state to
-state."""
+"""Grammars that the device follows by itself: makes masks (lines of bits) for states, and takes
+rows from state to state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quire.backends.triton.automata_kernels import make_lines, walk
 if TYPE_CHECKING:
     from torch import Tensor
 
-_TOKENS = 1024  # of a program that makes lines
-_WIDTH = 32  # rows that walk together
+_TOKENS = 1024  # tokens of a program that makes masks
+_WIDTH = 32  # rows of a program
 LINES_CONSTANTS: dict[str, Any] = {"TOKENS": _TOKENS, "num_warps": 4}
 WALK_CONSTANTS: dict[str, Any] = {"WIDTH": _WIDTH, "num_warps": 1}
 

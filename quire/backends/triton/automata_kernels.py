@@ -1,9 +1,9 @@
-"""The code that runs on the device for grammars that it follows by itself.
+"""Device code for grammars that the device follows by itself.
 
-A state is a line of `follows` [states, 256]: the state after each byte, -1 where none may come. The
-bytes of token t are texts[offsets[t] .. offsets[t + 1]]; end tokens, and ids that are no text,
-have none. `about` has for each state: 1 if nothing can follow, 1 if a text may end there, and the
-only token that may be drawn, -1 where the bytes decide.
+A state is a line of `follows` [states, 256]: the state after each byte, -1 where the byte is not
+allowed. The bytes of token t are texts[offsets[t] .. offsets[t + 1]]; end tokens, and ids without
+text, have none. `about` has for each state: 1 if nothing can follow, 1 if a text may end there, and
+the only token that may be drawn, -1 if the bytes decide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FROZEN = tl.constexpr(int(Column.FROZEN))
 def _walked(
     state: tl.tensor, at: tl.tensor, last: tl.tensor, texts: tl.tensor, follows: tl.tensor
 ) -> Any:
-    """The state behind the bytes texts[at .. last], -1 where they may not come."""
+    """The state after the bytes texts[at .. last], -1 if they are not allowed."""
     for _ in range(tl.max(last - at, 0)):
         going = (at < last) & (state >= 0)
         byte = tl.load(texts + at, mask=going, other=0).to(tl.int32)
@@ -47,7 +47,7 @@ def make_lines(
     vocab: tl.tensor,
     TOKENS: tl.constexpr,
 ) -> None:
-    """Which of some tokens may be drawn in a state: their bits of its line of `masks`."""
+    """Write the bits of some tokens in a state's line of `masks`: whether each may be drawn."""
     state, tile = first + tl.program_id(0), tl.program_id(1)
     token = tile * TOKENS + tl.arange(0, TOKENS)
     inside = token < vocab
@@ -83,8 +83,8 @@ def walk(
     count: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Rows in states go on by what they drew: the line that they draw by next. Where nothing can
-    follow they freeze."""
+    """Take rows to the states after their tokens: the mask that they use next. Rows freeze if
+    nothing can follow."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     place = tl.load(places + at, mask=at < count, other=-1)
     row = tl.load(rows + place, mask=place >= 0, other=-1).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Copying whole blocks of the KV cache, all layers at once."""
+"""Copies whole blocks of the KV cache, in all layers at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ AT_ONCE = 2048
 
 
 def copy_blocks(cache: Tensor, pairs: Tensor) -> None:
-    """cache [layers, 2 or 1, N, kv_heads, S, D]; block pairs[i, 1] becomes block pairs[i, 0].
+    """cache [layers, 2 or 1, N, kv_heads, S, D]: copy block pairs[i, 0] to block pairs[i, 1].
 
-    pairs int32 [n, 2] on the device; a pair with -1 copies nothing. No block may be written
-    by one pair and read or written by another: they run at once.
+    pairs int32 [n, 2] on the device; a pair with -1 copies nothing. A block that one pair writes
+    must not be read or written by another, as all run at once.
     """
     num_parts, num_blocks, size = (
         cache.shape[0] * cache.shape[1],

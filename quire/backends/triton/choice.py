@@ -1,4 +1,4 @@
-"""Which experts tokens take, in one launch behind the router's product."""
+"""Chooses experts in one launch after the router's product."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.layer_plan import ExpertsPlan
 
 
 def choice_by(plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
-    """Experts in groups, of which only some may be taken, are left to torch."""
+    """The op for a plan; experts in groups of which only some may be taken are left to torch."""
     if plan.groups != plan.groups_taken:
         return Choice(plan, bias)
     return OneLaunch(plan, bias)

@@ -39,17 +39,17 @@ _PROGRAMS_PER_CORE = 2
 _MOST_PER_CORE = 32
 LONG = 1024
 _ITEMS_AT_ONCE = 16
-_MERGED_VALUES = 2048  # of parts that the merging program holds at once
+_MERGED_VALUES = 2048  # numbers of parts that the merging program holds
 _HEADS_AT_ONCE = 4  # of a row that one program merges with its prefixes
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBuffers:
-    """Room for the parts of a step, shared by every bucket and window; made once.
+    """Memory for the parts of a step, shared by all buckets and windows; allocated once.
 
     parts [most items, heads, D] and their log2-sums [most items, heads], float32. The items of
-    shared prefixes come after the rows' own. counters int32 [rows, kv_heads]: how many parts
-    of a row are made; zero between kernels.
+    shared prefixes come after the rows' own. counters int32 [rows, kv_heads]: how many parts of a
+    row are computed; zero between kernels.
     """
 
     parts: Tensor
@@ -109,7 +109,8 @@ class DecodeAttention:
         self._tile = tile or decode_tile(shape, num_rows, shared=prefixes is not None)
         self._long = long
         device = buffers.parts.device
-        # Every item has its programs, used or not; with few rows the idle ones would tell.
+        # Every item has programs, used or not; with few rows the idle ones would take noticeable
+        # time.
         self._spread = min(buffers.spread, max(buffers.wanted, 2 * num_rows))
         self._num_items = num_rows + self._spread
         # place of the row, first token, end, row of the table
@@ -121,8 +122,8 @@ class DecodeAttention:
     def plan(self, context_lens: Tensor, tables: Tensor, rows: Tensor | None = None) -> None:
         """Make the list of items of this step, for all layers.
 
-        context_lens int32 [num_rows] (0 = nobody here), tables int32 [any, width]; place i
-        reads the table of rows[i], or of i.
+        context_lens int32 [num_rows] (0: no row here), tables int32 [any, width]; place i reads the
+        table of rows[i], or of i without `rows`.
         """
         self._tables, self._lengths = tables, context_lens
         starts = self.prefixes.covered if self.prefixes else context_lens
@@ -147,8 +148,8 @@ class DecodeAttention:
         tables: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is. `tables`: others
-        than those that were planned with, of the same rows."""
+        """q [num_rows, heads, D] -> [num_rows, heads * D]; zeros for places without a row.
+        `tables`: other tables than planned, of the same rows."""
         shape, buffers = self.shape, self.buffers
         tables = self._tables if tables is None else tables
         if out is None:
@@ -170,7 +171,7 @@ class DecodeAttention:
 
     @property
     def takes_packed(self) -> bool:
-        """Whether `attend_packed` is there: not with shared prefixes, nor with KV in fp8."""
+        """Whether `attend_packed` can be used: not with shared prefixes or fp8 KV."""
         return self.prefixes is None and not self.shape.fp8_kv
 
     def attend_packed(
@@ -206,8 +207,9 @@ class DecodeAttention:
         return out
 
     def _merge(self, prefixes: PrefixWork, out: Tensor) -> None:
-        """Each row's own parts and those of its prefixes become its output. Every row has
-        several then, and programs of one warp merge them faster than those that made them."""
+        """Merge each row's own parts and those of its prefixes into its output. All rows have
+        several parts then, and programs of one warp merge them faster than those that computed
+        them."""
         shape, buffers = self.shape, self.buffers
         merge_parts[(self.num_rows, triton.cdiv(shape.num_heads, _HEADS_AT_ONCE))](
             *(buffers.parts, buffers.sums, self._spans, prefixes.spans, self._lengths, out),
@@ -217,13 +219,13 @@ class DecodeAttention:
 
 
 def items_constants(tile: Tile, max_rows: int) -> dict[str, Any]:
-    """What `make_items` is compiled for, however long rows are and whoever has them."""
+    """The constants of `make_items`, for rows of any length."""
     rows = min(512, power_of_two(max_rows))
     return {"KEYS": tile.keys, "ITEMS": _ITEMS_AT_ONCE, "ROWS": rows, "num_warps": 4}
 
 
 def own_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `attend_items` is compiled for, with prefixes and without."""
+    """The constants of `attend_items`, with prefixes and without."""
     return {
         **attend_constants(shape, tile),
         "MERGED": _merged_at_once(shape),
@@ -232,12 +234,12 @@ def own_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
 
 
 def packed_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `attend_packed` is compiled for, with norms and without."""
+    """The constants of `attend_packed`, with norms and without."""
     return {**own_constants(shape, tile), **waiting()}
 
 
 def merge_constants(shape: HeadShape) -> dict[str, int]:
-    """What `merge_parts` is compiled for."""
+    """The constants of `merge_parts`."""
     return {
         "HEADS": shape.num_heads,
         "WIDTH": shape.head_dim,

@@ -1,4 +1,4 @@
-"""The code that runs on the device for decode.py."""
+"""Device code of decode.py."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def attend_item(
             *(mine, keys, values, table, begin, end, head, scale),
             *(QUERIES, KV_HEADS, SLOTS, KEYS, WIDTH, PADDED),
         )
-    else:  # noqa: RET505 - Triton compiles what comes after a return, too
+    else:  # Triton also compiles code after a return
         m, mass, acc = nothing_yet(QUERIES, PADDED)
         m, mass, acc = attend_stretch(
             *(mine, scale, keys, values, table, begin, end, begin, end, head, m, mass, acc),
@@ -81,7 +81,8 @@ def merged_parts(
 ) -> Any:
     """top, weight, acc of a row's parts for the queries of a KV head.
 
-    In the order of their numbers, MERGED at a time, whoever made the last: the same result.
+    Parts are merged in the order of their numbers, MERGED at a time, whichever was computed last,
+    so the result is always the same.
     """
     heads: tl.constexpr = KV_HEADS * GROUP
     query, at = tl.arange(0, GROUP_ROWS), tl.arange(0, PADDED)
@@ -120,7 +121,7 @@ def merge_row(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ) -> None:
-    """The output of a row for the queries of a KV head, of its parts."""
+    """Merge a row's parts into its output, for the queries of a KV head."""
     _, weight, acc = merged_parts(
         *(parts, sums, first, count, kv_head, KV_HEADS, GROUP, WIDTH, PADDED, MERGED, GROUP_ROWS)
     )
@@ -153,8 +154,8 @@ def leave(
     MERGED: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ) -> None:
-    """What an item found goes where it is wanted; the row has `count` items from `first` on. Where
-    GROUP_ROWS are fewer than GROUP, which they divide, queries are merged so many at a time."""
+    """Store an item's result as a part or as the output; the row has `count` items from `first` on.
+    If GROUP_ROWS is less than GROUP, which it divides, queries are merged so many at a time."""
     query, at = tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query
@@ -265,7 +266,7 @@ def merge_parts(
     span = prefix_spans + row * 4
     outer_first, inner_first = tl.load(span) + prefix_base, tl.load(span + 2) + prefix_base
     outer = count + tl.load(span + 1)
-    # A row that has nothing of its own is not active, whatever its group says.
+    # A row without tokens of its own is not active, whatever its group contains.
     active = tl.load(lengths + row) > 0
     total = tl.where(active, outer + tl.load(span + 3), 0)
     top = tl.full([AT_ONCE], NOTHING, tl.float32)

@@ -1,11 +1,11 @@
-"""The states of Gated DeltaNet on a GPU: a convolution, then the rule (delta_rule.py).
+"""The states of Gated DeltaNet on a GPU: a convolution, then the delta rule (delta_rule.py).
 
-Two launches a layer, for prompts and decode rows alike, both along each sequence: what the first
-token of a block begins from is what the last one before it left there. Nothing is worked out on
-the host: which blocks those are is in the tables, so that a step can be captured.
+Two launches a layer, for prompts and decode rows alike, both along each sequence: the first token
+of a block begins with the state that the last token before it left. The host computes nothing: the
+block tables say which blocks those are, so a step can be captured.
 
-A state lies in a block as layers/states.py has it on any device, so it is forked, kept and given
-back as keys and values are.
+The layout of a state in its block is that of backends/states.py, so it is forked, kept and given
+back like keys and values.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from quire.backends.triton.jit import power_of_two
 from quire.layer_plan import DeltaNetPlan
 
 _CHANNELS_AT_ONCE = 128
-_TOKENS_AT_ONCE = 16  # of a slice, by the convolution
-_COLUMNS_AT_ONCE = 16  # of a head's state: more would not stay in the registers of one warp
+_TOKENS_AT_ONCE = 16  # tokens of a slice that the convolution computes at once
+_COLUMNS_AT_ONCE = 16  # columns of a head's state: more do not fit into the registers of one warp
 
 
 @dataclass(frozen=True, slots=True)
 class TritonStates:
-    """The sequences of a pass, as their states see them: sequence i has the tokens query_starts[i]
-    .. query_starts[i + 1], the last of context_lens[i] (0: it rests), and the table rows[i], or
-    i."""
+    """The sequences of a pass: sequence i has the tokens query_starts[i] .. query_starts[i + 1],
+    which are the last of its context_lens[i] tokens (0: idle), and the table of rows[i], or of i
+    without `rows`."""
 
     query_starts: Tensor
     context_lens: Tensor
@@ -70,7 +70,7 @@ class TritonStates:
 
 
 def state_constants(plan: DeltaNetPlan, block: int, slots: int) -> dict[str, Any]:
-    """What both kernels are compiled for; `block`: numbers from one block's state to the next."""
+    """The constants of both kernels; `block`: numbers from one block's state to the next."""
     return {
         "CHANNELS": plan.channels,
         "HALF": half_of(plan.state_numbers),

@@ -1,4 +1,4 @@
-"""The code that runs on the device for delta.py."""
+"""Device code of delta.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from quire.backends.triton.jit import kernel, part
 
-_LENGTH_EPS = tl.constexpr(1e-6)  # as backends/states.py has it
+_LENGTH_EPS = tl.constexpr(1e-6)  # as in backends/states.py
 
 
 @part
@@ -25,7 +25,7 @@ def _span(
     first = tl.load(query_starts + sequence).to(tl.int32)
     end = tl.load(query_starts + sequence + 1).to(tl.int32)
     context = tl.load(context_lens + sequence).to(tl.int32)
-    # A row that rests has no context, whatever it feeds.
+    # An idle row has no context, whatever its input.
     start = tl.where(context > 0, context - (end - first), 0)
     line = tl.load(rows + sequence).to(tl.int64) if HAS_ROWS else sequence.to(tl.int64)
     return first, start, context, tables + line * table_stride
@@ -33,8 +33,8 @@ def _span(
 
 @part
 def _place(block: tl.tensor, number: tl.tensor, apart: tl.tensor, HALF: tl.constexpr) -> Any:
-    """Where numbers of the state in a block lie, from the layer's first key on: the second half of
-    them with its values, which begin `apart` numbers behind the keys."""
+    """Offsets of a state's numbers in a block, from the layer's first key on: the second half is
+    with the values, which begin `apart` numbers after the keys."""
     return block + tl.where(number < HALF, number.to(tl.int64), number.to(tl.int64) - HALF + apart)
 
 
@@ -86,8 +86,8 @@ def convolve(
     COLUMNS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
-    """Some channels of one sequence: silu of their sums over REACH tokens, and what the next token
-    will still see of them at the end of each block."""
+    """Convolve some channels of one sequence over REACH tokens, apply silu, and store at the end of
+    each block the inputs that later tokens need."""
     first, start, context, table = _span(
         query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
     )
@@ -113,7 +113,7 @@ def convolve(
                 total += x * tl.load(taps + at * REACH + tap, mask=mine, other=0.0)[None, :]
             total = total / (1.0 + tl.exp(-total))
             tl.store(made + token.to(tl.int64)[:, None] * CHANNELS + at[None, :], total, mask=known)
-        # From the oldest on: a place is read before what comes after it there is written.
+        # From the oldest on: each place is read before it is overwritten.
         for slot in tl.static_range(REACH - 1):
             back = count - (REACH - 1 - slot)
             x = _seen(
@@ -128,13 +128,13 @@ def convolve(
 
 @part
 def _unit(x: tl.tensor) -> Any:
-    """A vector of length 1, or so."""
+    """The vector scaled to a length of about 1."""
     return x * tl.rsqrt(tl.sum(x * x, 0) + _LENGTH_EPS)
 
 
 @part
 def _softplus(x: tl.tensor) -> Any:
-    """log(1 + exp(x)), also where exp(x) is next to nothing beside 1."""
+    """log(1 + exp(x)), also where exp(x) is tiny compared with 1."""
     e = tl.exp(tl.minimum(x, 20.0))
     small = e * (1.0 - e * (0.5 - e * (1.0 / 3.0)))
     return tl.where(x > 20.0, x, tl.where(e < 0.01, small, tl.log(1.0 + e)))
@@ -150,7 +150,7 @@ def _take_up(
     decay: tl.tensor,
     SCALE: tl.constexpr,
 ) -> Any:
-    """(the state behind a token, what that reads from it)"""
+    """(the state after a token, what the token reads from it)"""
     k = _unit(k)
     state *= decay
     wanted = (v - tl.sum(state * k[:, None], 0)) * rate
@@ -174,7 +174,7 @@ def _fetch(
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> Any:
-    """q, k and v of a token for one head, its rate, and what its decay is made of."""
+    """q, k and v of a token for one head, its rate, and the input of its decay."""
     line = mixed + token.to(tl.int64) * CHANNELS
     known = (i < KEY) & there
     q = tl.load(line + key_head * KEY + i, mask=known, other=0.0)
@@ -214,7 +214,7 @@ def take_up_tokens(
     SCALE: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
-    """Some columns of one head's state of one sequence take up its tokens, one after the other."""
+    """Update some columns of one head's state with a sequence's tokens, one after the other."""
     tiles: tl.constexpr = (VALUE + COLUMNS - 1) // COLUMNS
     head = tl.program_id(1) // tiles
     i, j = tl.arange(0, KEY_PADDED), tl.program_id(1) % tiles * COLUMNS + tl.arange(0, COLUMNS)
@@ -236,7 +236,7 @@ def take_up_tokens(
         low = tl.maximum(start, number * SLOTS)
         for position in range(low, tl.minimum(context, (number + 1) * SLOTS)):
             token = first + position - start
-            # The next token's numbers are on their way while this one's are used.
+            # The next token's numbers are loaded while this token's are used.
             later_q, later_k, later_v, later_rate, later_decay = _fetch(
                 *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
                 *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS),

@@ -1,10 +1,10 @@
-"""The code that runs on the device for rows that go ahead of their masks within limits.
+"""Device code for rows that draw ahead of their masks and have limits (top_k, top_p, min_p).
 
-Such a row draws among all tokens, without top_k, top_p and min_p, and without its mask. What it
-drew is what it would draw with both, if the mask allows it, and if it is within the limits whatever
-else the mask forbids. A mask only takes tokens away: no more can be above the one that was drawn,
-and the likeliest can only become less likely. For top_p the mass below it may be gone; it is within
-if the tokens above it and itself, were they all there is, leave it so.
+Such a row draws from all tokens, without its limits and its mask. If the mask allows the token, it
+is the token that the row would draw with both, provided that it is within the limits for any mask:
+a mask only removes tokens, so no more tokens can be above the drawn one, and the largest score can
+only become lower. For top_p the mass below it may vanish: the token is safe if it stays within
+top_p even if the tokens above it and itself are all that is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from quire.backends.triton.jit import kernel
 from quire.backends.triton.steps import FROZEN
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# Of a mass: as far as sums in other orders, of which one decides by the mask, can be apart.
+# A margin for masses: sums in another order, one of which decides with the mask, may differ so
+# much.
 _NEARLY = tl.constexpr(0.999)
 
 
@@ -28,7 +29,7 @@ def lift_limits(
     count: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """limited[i] is rows[i], or nobody, if that row has a line of masks for itself (column 8)."""
+    """limited[i] becomes rows[i], or -1 if that row has a line of masks of its own (column 8)."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     row = tl.load(rows + at, mask=at < count, other=-1)
     masked_by = tl.load(columns + 8 * column_stride + row, mask=row >= 0, other=-1)
@@ -51,8 +52,8 @@ def rest_in_doubt(
     vocab: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Row rows[i] drew tokens[i] from line i. Those that no limits were held against (limited[i]
-    < 0) and that might have drawn another token within theirs rest, and that token with them."""
+    """Row rows[i] drew tokens[i] from line i. Freeze rows that drew without limits (limited[i] < 0)
+    and might have drawn another token with them."""
     line = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + line)
     free = (row >= 0) & (tl.load(limited + line) < 0)

@@ -1,8 +1,8 @@
-"""The code that runs on the device for drawing: scores plus noise, and the largest of them.
+"""Device code for drawing: scores plus noise, and the largest sum.
 
-Noise is defined with logarithms in float64, which would take most of the time. So every token
-gets a rough noise in float32 first, and only those that come within its error of the largest
-are computed as defined: one or two of a tile.
+The noise is defined by logarithms in float64, which would take most of the time. So every token
+first gets approximate noise in float32, and only those within its error of the largest are computed
+as defined: one or two of a tile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _uniform(word: tl.tensor) -> Any:
 
 @part
 def _rough_gumbel(word: tl.tensor) -> Any:
-    """Within 1e-4 of the noise."""
+    """The noise within 1e-4."""
     u = _uniform(word)
     series = u * (1.0 + u * (0.5 + u * (0.33333334 + u * 0.25)))
     return -tl.log(tl.where(u < 0.015625, series, -tl.log(1.0 - u)))
@@ -81,9 +81,9 @@ def _scores(
 
 @part
 def _may_win(score: tl.tensor, word: tl.tensor, bound: tl.tensor) -> Any:
-    """Whether score plus noise may reach the bound: wherever it does, and little else.
+    """Whether score plus noise may reach the bound: true wherever it does, and rarely elsewhere.
 
-    The noise is at most -log(u), because -log1p(-u) >= u; a little more is let through.
+    The noise is at most -log(u), because -log1p(-u) >= u; a small margin is added.
     """
     return word.to(tl.float32) <= tl.exp2((score - bound) * 1.44269504 + 32.0) * 1.0001
 
@@ -232,11 +232,11 @@ def pick(
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The best of a line's parts, the lowest token among equals."""
+    """The best of a line's parts; of equal ones the lowest token."""
     line = tl.program_id(0)
     known = tl.load(rows + line) >= 0
     at = tl.arange(0, BLOCK)
-    inside = (at < splits) & known  # nothing was written for nobody
+    inside = (at < splits) & known  # without a row nothing was written
     score = tl.load(scores + line * width + at, mask=inside, other=float("-inf"))
     token = tl.load(finalists + line * width + at, mask=inside, other=_NO_TOKEN)
     bad = tl.max(tl.load(unsound + line * width + at, mask=inside, other=0), 0)

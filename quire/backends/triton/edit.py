@@ -1,7 +1,7 @@
-"""Drawing from edited logits: lines of rows with allowed, banned, biased or penalised tokens.
+"""Draws from edited logits, for rows with allowed, banned, biased or penalised tokens.
 
-Such lines are copied as float32 and edited there, in the order and with the bits of
-quire.sampling.sampler; then they draw from the copy as all lines draw. Lines of other rows are
+Their lines are copied as float32 and edited in the copy, in the order and with the bits of
+quire.sampling.sampler; then they draw from the copy like all other lines. Lines of other rows are
 neither copied nor read.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-MOST_LINES = 256  # edited at once: what the scratch has room for
+MOST_LINES = 256  # most lines edited at once: the size of the scratch
 _SPLITS = 8  # programs that copy a line
 _WIDTH = 256
 LIST_CONSTANTS = {"WIDTH": _WIDTH, "num_warps": 4}
@@ -53,12 +53,12 @@ class RowEdits:
 
 
 def scratch_width(vocab_size: int) -> int:
-    """Lines begin at addresses that 16 bytes divide."""
+    """The width of a line: lines are aligned to 16 bytes."""
     return -(-vocab_size // 16) * 16
 
 
 class EditBuffers:
-    """The scratch, and what is drawn from it."""
+    """The scratch memory, and the tokens drawn from it."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
         import torch
@@ -88,8 +88,8 @@ def sample_edited(
     edits: RowEdits,
     room: EditBuffers,
 ) -> None:
-    """As `sample`; of the lines `places` (int32, -1 = none) the rows' edits come first, and what
-    they draw is counted in these. A place comes once."""
+    """As `sample`, after applying the edits of the lines `places` (int32, -1 = none); their drawn
+    tokens are counted in the rows' lists. No place may occur twice."""
     ints, count, plain_rows = edits.ints, places.shape[0], rows.clone()
     leave_out[(triton.cdiv(count, _WIDTH),)](places, plain_rows, count, **LIST_CONSTANTS)
     sample(logits, plain_rows, positions, columns, out, truncated=truncated)
@@ -131,7 +131,7 @@ def _edit(
     edits: RowEdits,
     room: EditBuffers,
 ) -> None:
-    """Fill the scratch with the edited lines of these places."""
+    """Copy and edit the lines of these places."""
     lines, columns = places.shape[0], edits.columns
     copy_lines[(lines, _SPLITS)](
         *(places, logits, rows, positions, columns, edits.masks, room.scratch, room.rows, room.at),

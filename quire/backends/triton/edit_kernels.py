@@ -20,13 +20,13 @@ from quire.params.row_sampling import MOST_SPELLED
 AT_ONCE = tl.constexpr(1024)  # list entries
 TILE = tl.constexpr(4096)  # logits
 _NO_ENTRY = tl.constexpr(2147483647)
-_ANY_TOKEN = tl.constexpr(-1)  # of a phrase that does not reach back so far
+_ANY_TOKEN = tl.constexpr(-1)  # padding of a shorter phrase
 _MOST_TAIL = tl.constexpr(power_of_two(MOST_SPELLED))
 
 
 @kernel("count")
 def leave_out(places: tl.tensor, rows: tl.tensor, count: tl.tensor, WIDTH: tl.constexpr) -> None:
-    """Nobody's are these places of `rows`."""
+    """Set these places of `rows` to -1: no row."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     place = tl.load(places + at, mask=at < count, other=-1)
     tl.store(rows + place, -1, mask=place >= 0)
@@ -87,8 +87,8 @@ def _forbid(mine: tl.tensor, ids: tl.tensor, count: tl.tensor) -> Any:
 
 @part
 def _forbid_phrases(mine: tl.tensor, phrases: tl.tensor, count: tl.tensor, reach: tl.tensor) -> Any:
-    """The last token of each phrase of which the row has written the others: phrases [reach + 1,
-    count], last tokens first, and behind them the row's own last tokens, newest first."""
+    """Forbid the last token of each phrase whose other tokens the row has just written: phrases
+    [reach + 1, count], last tokens first; after them the row's own last tokens, newest first."""
     tail = phrases + (reach + 1) * count
     for first in range(0, count, AT_ONCE):
         at = first + tl.arange(0, AT_ONCE)
@@ -102,7 +102,7 @@ def _forbid_phrases(mine: tl.tensor, phrases: tl.tensor, count: tl.tensor, reach
 
 @part
 def _push(tail: tl.tensor, token: tl.tensor, reach: tl.tensor) -> Any:
-    """The token is the newest of a tail, and the oldest is forgotten."""
+    """Put a token at the front of a tail, and drop the oldest."""
     back = tl.arange(0, _MOST_TAIL)
     older = tl.load(tail + back - 1, mask=(back > 0) & (back < reach), other=0)
     tl.debug_barrier()  # all are read before one is written
@@ -206,7 +206,7 @@ def give_back(
     count: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """What edited lines drew goes to their places."""
+    """Copy the tokens of edited lines to their places."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = at < count
     known = inside & (tl.load(edited_rows + at, mask=inside, other=-1) >= 0)
@@ -224,8 +224,7 @@ def remember(
     arena: tl.tensor,
     column_stride: tl.tensor,
 ) -> None:
-    """The token that a row drew goes to its tail, and is counted among those it has seen, if it
-    has the one or counts the other."""
+    """Add a row's token to its tail and count it among its seen tokens, if the row has these."""
     line = tl.program_id(0)
     row = tl.load(edited_rows + line)
     own = columns + row

@@ -51,7 +51,7 @@ def _normed(
     *,
     layer: bool,
 ) -> Tensor:
-    """Of x [T, H], or of what it is added to."""
+    """The norm of x [T, H], or of the residual to which it is added."""
     count, width = x.shape
     out = x.new_empty(count, width)
     _norm[(count,)](
@@ -80,19 +80,19 @@ def _activated(x: Tensor, width: int, activation: Activation, *, gated: bool) ->
 
 
 def norm_constants(width: int, *, layer: bool, adds: bool, bias: bool) -> dict[str, int | bool]:
-    """What a norm is compiled for: by mean and variance or not, after adding or not."""
+    """The constants of a norm: LayerNorm or RMSNorm, with or without addition."""
     block = power_of_two(width)
     asked = {"LAYER": layer, "ADDS": adds, "HAS_BIAS": bias}
     return {**asked, "BLOCK": block, "num_warps": warps(block)}
 
 
 def gate_constants(activation: Activation, *, gated: bool = True) -> dict[str, int | str | bool]:
-    """What the gate is compiled for."""
+    """The constants of the gate."""
     return {"KIND": activation, "GATED": gated, "BLOCK": _COLUMNS, "num_warps": 4}
 
 
 def warps(block: int) -> int:
-    """Of a program that holds a row of so many numbers."""
+    """The warps of a program that holds a row of so many numbers."""
     return min(16, max(1, block // 512))
 
 
@@ -100,7 +100,8 @@ def warps(block: int) -> int:
 def normed(
     x: tl.tensor, weight: tl.tensor, width: tl.tensor, eps: tl.tensor, dtype: tl.constexpr
 ) -> Any:
-    """Rounded before the weight is applied if that is of the same type, as the reference does."""
+    """The normed row; rounded before the weight is applied if that has the same dtype, as in the
+    reference."""
     x *= tl.rsqrt(tl.sum(x * x) / width + eps)
     if weight.dtype == dtype:
         x = x.to(dtype).to(tl.float32)

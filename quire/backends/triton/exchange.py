@@ -15,9 +15,10 @@ SIGNAL_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """Memory of every rank as this rank's GPU addresses it: `buffers` and `signals` int64 [size]
-    are addresses, `own_signals` int32 is what the others write to, `counts` int32 [MOST_PROGRAMS]
-    is this rank's alone. Signals and counts begin as zeros, and no rank begins before all are."""
+    """The memory of every rank, by addresses on this rank's GPU: `buffers` and `signals` int64
+    [size] are addresses, `own_signals` int32 is written by the others, `counts` int32
+    [MOST_PROGRAMS] is this rank's alone. Signals and counts begin as zeros, and no rank may begin
+    before all are."""
 
     rank: int
     size: int
@@ -25,7 +26,7 @@ class PeerMemory:
     signals: Tensor
     own_signals: Tensor
     counts: Tensor
-    half_bytes: int  # of one of the two halves of a buffer
+    half_bytes: int  # size of one of the two halves of a buffer
 
     def exchange(self, given: Tensor, made: Tensor, *, adds: bool) -> None:
         """Sum or join flat parts, in as many exchanges as they need to fit."""
@@ -60,7 +61,7 @@ class PeerMemory:
 
 
 def signal_bytes(size: int) -> int:
-    """Of all programs of all ranks."""
+    """Bytes of the signals of all programs of all ranks."""
     return MOST_PROGRAMS * size * SIGNAL_BYTES
 
 

@@ -1,11 +1,11 @@
 """Parts of several ranks, added up or joined through memory that every rank's GPU can read.
 
-A program copies tiles of its rank's part into the rank's own buffer, tells its like on every rank,
-waits for theirs, and reads the same tiles of all buffers. The like of a program has its number; a
-tile belongs to one program whatever the size of the part, so that its places in the buffers are
-touched by that program alone. Each program counts the exchanges that it took part in: the count is
-what it signals, and it takes the two halves of the buffers by turns. So when it writes into a half
-again, all others have begun the exchange after the one they read there, and are through with it.
+A program copies tiles of its rank's part into the rank's own buffer, signals the programs of the
+same number on all ranks, waits for theirs, and reads the same tiles of all buffers. A tile always
+belongs to the same program, for parts of any size, so only that program uses its places in the
+buffers. Each program counts its exchanges: the count is the signal's value, and selects one of the
+two halves of the buffers in turn. When a program writes to a half again, all others have begun the
+exchange after the one that they read there, so they have finished reading it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_PROGRAMS = 64
 
 @part
 def _peer(pointers: tl.tensor, rank: tl.constexpr, like: tl.tensor) -> Any:
-    """What stands at place `rank` of a list of addresses, as a pointer like another."""
+    """Entry `rank` of a list of addresses, as a pointer of the type of `like`."""
     return tl.load(pointers + rank).to(tl.pointer_type(like.dtype.element_ty))
 
 
@@ -35,9 +35,9 @@ def _meet(
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Tell the programs of this number on all ranks that this one is at `count`, and wait until
-    they are. Counts wrap around, so their difference is looked at."""
-    tl.debug_barrier()  # what all threads wrote goes before the signal
+    """Signal the programs of this number on all ranks that this one is at `count`, and wait until
+    they are. Counts wrap around, so differences are compared."""
+    tl.debug_barrier()  # all threads' writes come before the signal
     for rank in tl.static_range(SIZE):
         if rank != RANK:
             there = _peer(signals, rank, own) + program * SIZE + RANK
@@ -47,7 +47,7 @@ def _meet(
             here = own + program * SIZE + rank
             while tl.atomic_add(here, 0, sem="acquire", scope="sys") - count < 0:
                 pass
-    tl.debug_barrier()  # and what all threads read comes after
+    tl.debug_barrier()  # and all threads' reads come after it
 
 
 @kernel("numel")

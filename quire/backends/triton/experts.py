@@ -1,11 +1,11 @@
-"""The experts that tokens chose, by products over all of them at once.
+"""The chosen experts of all tokens, by one product over all experts at once.
 
-A pair is a token and one of its experts. Pairs are counted and put in order by expert, each
-expert's from the beginning of a tile of rows on; then one launch multiplies every tile by the
-weights of its expert, for each of the two products. Nothing is asked of the device on the way, and
-the number of programs depends on the number of pairs alone: one captured pass serves every
-routing, and tiles that a routing does not fill end at once. What a token's experts made is added
-in the order it chose them: nothing depends on which pair was counted first.
+A pair is a token and one of its experts. Pairs are counted and sorted by expert, each expert's
+pairs beginning at a tile of rows; then one launch for each of the two products multiplies every
+tile with the weights of its expert. Nothing is read from the device, and the number of programs
+depends only on the number of pairs: a captured pass serves every choice of experts, and tiles that
+are not filled end at once. The results of a token's experts are added in the order in which it
+chose them, so nothing depends on which pair was counted first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # (4096 x 14336, measured), where of narrow experts it takes twice as long.
 WIDE, MANY_PAIRS = 4096, 512
 PAIRS_AT_ONCE = 128
-FEW_PAIRS = 4096  # that one program puts in order
+FEW_PAIRS = 4096  # most pairs that one program sorts
 TOKENS_AT_ONCE = 4
 COLUMNS_AT_ONCE = 1024
 
@@ -65,7 +65,7 @@ _MANY = Tile(128, 256, 64, 8, 3)
 
 
 def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
-    """The tile of so many pairs; of wide numbers half as deep, to take the same memory."""
+    """The tile for so many pairs; half as deep for float32, to use the same memory."""
     average = num_pairs / num_experts
     tile = next((tile for most, tile in _TILES if average <= most), _MANY)
     if dtype.itemsize == 4:
@@ -74,7 +74,7 @@ def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> Tile:
 
 
 def all_tiles(plan: ExpertsPlan, dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Those that passes of any number of tokens take, beginning with the least."""
+    """The tiles for passes of any number of tokens, the smallest first."""
     most = (*(most for most, _ in _TILES), 1 << 20)
     return tuple(tile_for(one * plan.count, plan.count, dtype) for one in most)
 
@@ -88,7 +88,7 @@ class ExpertWeights:
 
     @property
     def grouped(self) -> bool:
-        """Whether the library's grouped products take them: in bfloat16, lines of 16 bytes."""
+        """Whether the library's grouped products support them: bfloat16, lines of 16 bytes."""
         lines = all(size % 8 == 0 for size in self.weights.shape[1:])
         return self.biases is None and lines and str(self.weights.dtype) == "torch.bfloat16"
 
@@ -111,7 +111,7 @@ def product_constants(
     has_bias: bool,
     dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """What a product of all experts is compiled for; `per_row`: pairs that read the same row."""
+    """The constants of a product of all experts; `per_row`: pairs that read the same row."""
     return {
         "PER_ROW": per_row,
         "INNER": inner,
@@ -133,7 +133,7 @@ def product_constants(
 def products_of(
     plan: ExpertsPlan, hidden: int, tile: Tile, dtype: torch.dtype
 ) -> tuple[tuple[int, dict[str, Any]], ...]:
-    """The two products of a layer's experts: how deep each is, and what it is compiled for."""
+    """The two products of a layer's experts: depth and constants of each."""
     one, made = plan.expert, []
     up, down = (1 + one.gated) * one.width, one.width
     for outer, inner, per_row in ((up, hidden, plan.per_token), (hidden, down, 1)):
@@ -143,7 +143,7 @@ def products_of(
 
 
 def sum_constants(per_token: int) -> dict[str, int]:
-    """What adding up is compiled for."""
+    """The constants of adding up."""
     return {"PER_TOKEN": per_token, "BLOCK": COLUMNS_AT_ONCE, "num_warps": 4, **waiting()}
 
 
@@ -151,19 +151,19 @@ COUNT_CONSTANTS = {"BLOCK": PAIRS_AT_ONCE, "num_warps": 4}
 
 
 def order_constants(experts: int, tile: Tile) -> dict[str, int]:
-    """What ordering pairs is compiled for."""
+    """The constants of sorting pairs."""
     lanes = power_of_two(experts)
     return {"EXPERTS": experts, "LANES": lanes, "ROWS": tile.rows, **COUNT_CONSTANTS}
 
 
 def arrange_constants(experts: int, tile: Tile) -> dict[str, int]:
-    """What doing so in one program is compiled for."""
+    """The constants of sorting pairs in one program."""
     own = {"BLOCK": FEW_PAIRS, "num_warps": 16, **waiting()}
     return {**order_constants(experts, tile), **own}
 
 
 def choice_constants(plan: ExpertsPlan) -> dict[str, Any]:
-    """What choosing experts is compiled for."""
+    """The constants of choosing experts."""
     return {
         "EXPERTS": plan.count,
         "LANES": power_of_two(plan.count),
@@ -179,7 +179,7 @@ def choice_constants(plan: ExpertsPlan) -> dict[str, Any]:
 
 
 def compile_experts(plan: ExpertsPlan, hidden: int, tile: Tile, dtype: torch.dtype) -> None:
-    """Compile what a layer's experts call with this tile, without computing anything."""
+    """Compile the kernels of a layer's experts for this tile, without computing anything."""
     import torch
 
     own, whole, pairs, wide = dtype, torch.int32, torch.int64, torch.float32
@@ -230,7 +230,7 @@ class FusedExperts:
 
     @property
     def width(self) -> int:
-        """Of what the gate lets through."""
+        """The width of activation(gate) * up."""
         return self._downs.weights.shape[2]
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
@@ -257,13 +257,13 @@ class FusedExperts:
 
 
 class Pairs:
-    """The pairs of a pass, in order by expert."""
+    """The pairs of a pass, sorted by expert."""
 
     def __init__(self, chosen: Tensor, experts: int, tile: Tile) -> None:
         import torch
 
         self._tile, self._num_pairs = tile, chosen.numel()
-        # Experts whose last tile is not full have one more than their share.
+        # An expert whose last tile is not full needs one more.
         self._num_tiles = self._num_pairs // tile.rows + min(experts, self._num_pairs)
         chosen = chosen.contiguous()
         self._counts = torch.empty(experts, dtype=torch.int32, device=chosen.device)
@@ -283,7 +283,7 @@ class Pairs:
         )
 
     def multiply(self, x: Tensor, product: ExpertWeights, *, per_row: int) -> Tensor:
-        """Of each pair its row of x, number pair // per_row, times its expert's weights."""
+        """For each pair, row pair // per_row of x times its expert's weights."""
         _, outer, inner = product.weights.shape
         out = x.new_empty(self._num_pairs, outer)
         grid = (self._num_tiles * triton.cdiv(outer, self._tile.columns),)

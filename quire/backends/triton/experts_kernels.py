@@ -1,4 +1,4 @@
-"""The code that runs on the device for experts.py."""
+"""Device code of experts.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def choose_experts(
     RENORMALISE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """Of ROWS tokens the PER_TOKEN experts with the best scores, the first of equal ones."""
+    """The PER_TOKEN experts with the best scores for each of ROWS tokens; of equal scores the
+    first."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     inside, lane, place = token < num_tokens, tl.arange(0, LANES), tl.arange(0, PLACES)
     if OVERLAPS:
@@ -47,7 +48,7 @@ def choose_experts(
     by = tl.where((lane < EXPERTS)[None, :], by, float("-inf"))
     best, found = tl.zeros((ROWS, PLACES), tl.float32), tl.zeros((ROWS, PLACES), tl.int32)
     for i in tl.static_range(PER_TOKEN):
-        # Where nothing is comparable there may be none, and yet one has to be named.
+        # If scores are NaN no expert may be found, but one must be named.
         at = tl.minimum(tl.argmax(by, 1), EXPERTS - 1)
         mine, here = lane[None, :] == at[:, None], (place == i)[None, :]
         best = tl.where(here, tl.sum(tl.where(mine, made, 0.0), 1)[:, None], best)
@@ -68,8 +69,8 @@ def count_pairs(
     num_pairs: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """How many pairs each expert has, and the number of each pair among those of its expert. In
-    which order they are counted is left to chance, and nothing depends on it."""
+    """Count each expert's pairs, and number the pairs of each expert. The order is random, and
+    nothing depends on it."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_pairs
     expert = tl.load(chosen + at, mask=inside, other=0)
@@ -81,7 +82,7 @@ def count_pairs(
 def _tiles_of(
     counts: tl.tensor, EXPERTS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
 ) -> Any:
-    """Of each expert: its pairs, and how many tiles they fill."""
+    """For each expert its number of pairs and of tiles."""
     lane = tl.arange(0, LANES)
     count = tl.load(counts + lane, mask=lane < EXPERTS, other=0)
     return count, (count + ROWS - 1) // ROWS
@@ -99,7 +100,7 @@ def order_pairs(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Pairs by expert, those of each from the beginning of a tile on."""
+    """Sort pairs by expert; each expert's begin at a tile."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < num_pairs
     expert = tl.load(chosen + at, mask=inside, other=0)
@@ -122,7 +123,7 @@ def arrange_pairs(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """The two above in one program, for at most BLOCK pairs."""
+    """count_pairs and order_pairs in one program, for at most BLOCK pairs."""
     lane, at = tl.arange(0, LANES), tl.arange(0, BLOCK)
     exists, inside = lane < EXPERTS, at < num_pairs
     if OVERLAPS:
@@ -132,7 +133,7 @@ def arrange_pairs(
     tl.debug_barrier()
     rank = tl.atomic_add(counts + expert, 1, mask=inside)
     tl.debug_barrier()
-    # By atomics, too: a plain load may find what was there before them.
+    # Also by atomics: a plain load may return older values.
     count = tl.atomic_add(counts + lane, 0, mask=exists)
     tiles = tl.where(exists, (count + ROWS - 1) // ROWS, 0)
     begin = (tl.cumsum(tiles, 0) - tiles) * ROWS
@@ -181,7 +182,7 @@ def multiply_experts(
     pair = tl.load(ordered + tile * ROWS + tl.arange(0, ROWS), mask=inside, other=0)
     column = strip * COLUMNS + tl.arange(0, COLUMNS)
     kept = column < OUTER
-    # Columns beyond the last read the last one's weights, and are not written.
+    # Columns after the last one read its weights, and are not written.
     line = expert.to(tl.int64) * OUTER + tl.minimum(column, OUTER - 1)
     rows = x + (pair // PER_ROW).to(tl.int64)[:, None] * INNER
     acc = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -214,7 +215,8 @@ def add_up(
     BLOCK: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ) -> None:
-    """What a token's experts made, each times its score, added in the order it chose them."""
+    """The results of a token's experts, each times its score, added in the order in which it chose
+    them."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width

@@ -42,7 +42,7 @@ def attend_fp8(
     m = tl.full([QUERIES], NOTHING, tl.float32)
     mass = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([PADDED, QUERIES], tl.float32)
-    for base in range(first // 2 * 2, end, KEYS):  # from where a pair of values begins
+    for base in range(first // 2 * 2, end, KEYS):  # from the beginning of a pair of values
         index = base + step
         real = (index >= first) & (index < end)
         block = tl.load(table + index.to(tl.uint32) // SLOTS, mask=real, other=0)

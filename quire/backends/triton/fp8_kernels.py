@@ -21,7 +21,7 @@ from quire.backends.triton.jit import part
 
 SCALE_BYTES = tl.constexpr(4)
 LARGEST = tl.constexpr(448.0)  # of float8_e4m3
-# Of numbers smaller than that nothing is kept; it also bounds what a scale may be divided by.
+# Smaller numbers become 0; it also bounds the divisor of a scale.
 LEAST_SCALE = tl.constexpr(1.0e-12)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -34,7 +34,7 @@ def scale_places(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> Any:
-    """Where the scales of `slot` of a `region` (a head's part of a block) are."""
+    """The places of the scales of `slot` in a `region` (a head's part of a block)."""
     size: tl.constexpr = (WIDTH + SCALE_BYTES) * SLOTS // SCALE_BYTES
     first: tl.constexpr = SLOTS * WIDTH // SCALE_BYTES
     wide = cache.to(tl.pointer_type(tl.float32), bitcast=True)
@@ -99,7 +99,7 @@ def fetch_pairs(
     size: tl.constexpr = (WIDTH + SCALE_BYTES) * SLOTS // 2
     row = (block * KV_HEADS + head) * size + (index % SLOTS // 2 * WIDTH).to(tl.int64)
     pairs = values.to(tl.pointer_type(tl.int16), bitcast=True)
-    # Tokens that are not there lie in block 0, and no byte is NaN.
+    # Missing tokens are read from block 0, and no byte is NaN.
     if TURNED:
         place, wanted = pairs + row[None, :] + at[:, None], (at < WIDTH)[:, None]
     else:
@@ -119,7 +119,7 @@ def rounding_scale(x: tl.tensor) -> Any:
 
 @part
 def rounded(x: tl.tensor, scale: tl.tensor) -> Any:
-    """Lines of x by their scales as fp8; zeros where that is NaN."""
+    """Lines of x, divided by their scales, as fp8; zeros where a scale is NaN."""
     whole = scale == scale
     by = tl.where(whole, scale, 1.0)
     small = tl.where(whole[:, None], x, 0.0) / by[:, None]

@@ -1,5 +1,5 @@
-"""Products with an Fp8Matrix on a GPU: activations are rounded to fp8, too, each row (or each run
-of as many columns as share a scale of the weight) by its own largest number."""
+"""Products with an Fp8Matrix on a GPU: activations are rounded to fp8 as well, each row (or each
+run of columns with one scale of the weight) by its own largest number."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Fp8Linear(KeptQuantised):
             matrix.scales.t(),
             bias=self.bias,
             out_dtype=x.dtype,
-            use_fast_accum=False,  # it is little faster, and sums are then of 14 bits
+            use_fast_accum=False,  # hardly faster, and sums then have 14 bits
         )
 
     def _by_blocks(self, x: Tensor) -> Tensor:
-        """With as many rows as the library wants: a multiple of 4. The scales of a block of columns
-        lie side by side, for rows as for the weight."""
+        """With the rows padded to a multiple of 4, as the library needs. The scales of a block of
+        columns are contiguous, for rows as for the weight."""
         from torch.nn.functional import ScalingType, scaled_mm
 
         num_rows, groups = -(-len(x) // 4) * 4, self.matrix.scales.shape[1]
@@ -147,8 +147,8 @@ class Fp8Linear(KeptQuantised):
 
 
 def _library_has_blocks(matrix: Fp8Matrix) -> bool:
-    """Whether the vendor's library multiplies by blocks of 128: on Hopper alone, of so many whole
-    blocks. Of others it is silently wrong."""
+    """Whether the vendor's library supports blocks of 128: only on Hopper, and only whole blocks.
+    For others its results are silently wrong."""
     lines, columns = matrix.shape
     if (matrix.tall, matrix.wide) != (128, 128) or lines % 128 or columns % 512:
         return False

@@ -1,4 +1,4 @@
-"""The code that runs on the device for fp8_product.py."""
+"""Device code of fp8_product.py."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Products with a GroupedMatrix on a GPU.
 
-Up to MOST_FUSED rows one kernel reads the codes and multiplies; with more the weight is made plain
-first, in memory that all weights of a model share, and the vendor's library multiplies. Either way
-the weights are rounded to the same numbers.
+With up to MOST_FUSED rows, one kernel reads the codes and multiplies. With more rows, the weight is
+first dequantised, into memory that all weights of a model share, and the vendor's library
+multiplies. Both ways round the weights to the same numbers.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Scratch:
         self.arrived = torch.zeros(0, dtype=torch.int32, device=device)
 
     def reserve(self, *, plain: int = 0, parts: int = 0, tiles: int = 0) -> None:
-        """Room for so many plain weights, numbers of partial sums and tiles; while building, so
-        that what is captured later finds it where it was."""
+        """Reserve memory for so many plain weights, partial sums and tiles. Called while building,
+        so that captured passes find it at the same address."""
         if plain > self.plain.numel():
             self.plain = torch.empty(plain, dtype=self.plain.dtype, device=self.plain.device)
         if parts > self.parts.numel():
@@ -65,7 +65,7 @@ class Scratch:
 
 
 def grouped_tile(matrix: GroupedMatrix, num_rows: int) -> GroupedTile:
-    """So many lines and splits that every core has a few programs."""
+    """The tile: so many lines and splits that every core has a few programs."""
     lines, columns = matrix.shape
     rows = next((one for one in (16, 32, 64) if num_rows <= one), 64)
     depth = _depth(matrix)
@@ -129,7 +129,7 @@ class GroupedLinear(KeptQuantised):
         return out
 
     def _sums(self, x: Tensor, depth: int) -> Tensor:
-        """Of what each step of the product takes of x."""
+        """The sums of x for each step of the product."""
         num_rows, columns = x.shape
         sums = torch.empty(num_rows, columns // depth, dtype=torch.float32, device=x.device)
         at_once = max(1, 1024 // depth)
@@ -158,7 +158,7 @@ class GroupedLinear(KeptQuantised):
 
 
 def _depth(matrix: GroupedMatrix) -> int:
-    """How much of the sum to take at a time: whole blocks of a group, or one whose halves are."""
+    """The depth of a step: whole blocks of a group, or one block whose halves are groups."""
     block = block_columns(matrix.bits)
     if 2 * matrix.group == block:
         return block
@@ -172,14 +172,14 @@ def _depth(matrix: GroupedMatrix) -> int:
 
 
 def _needs_sums(matrix: GroupedMatrix) -> bool:
-    """Whether codes are counted from elsewhere than they are multiplied."""
+    """Whether the zero point of the codes differs from the one in the product."""
     less = CENTRE if matrix.bits == 4 else SIGNED_ZERO
     less = 0 if matrix.table is not None else less
     return matrix.zeros is not None or matrix.minima is not None or matrix.zero != less
 
 
 def _arguments(matrix: GroupedMatrix) -> tuple[Tensor, ...]:
-    """Of kernels; what is not there is not read."""
+    """The arguments of kernels; missing tensors are not read."""
     others = matrix.zeros if matrix.minima is None else matrix.minima
     given = (matrix.codes, matrix.scales, others, matrix.table)
     return tuple(matrix.codes if one is None else one for one in given)

@@ -1,9 +1,9 @@
-"""The two ends of a decode step whose rows guess: what they feed, and how far it was right.
+"""The two ends of a decode step of rows that guess: inputs, and checking the guesses.
 
-As steps.py, with several lines for each place: line p * (1 + count) is what the row in place p
-feeds for certain, and those after it are guesses, looked up among the row's own tokens. A line is
-to the model what a place is elsewhere: it has its position, slot and context, and as all lines
-store keys and values before any is attended to, a guess sees those before it.
+Like steps.py, with several lines for each place: line p * (1 + count) is the input of the row in
+place p that is certain, and the lines after it are guesses, looked up among the row's own tokens.
+To the model a line is what a place is elsewhere: it has its position, slot and context. All lines
+store keys and values before attention, so a guess sees the guesses before it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAID_DROPPED = tl.constexpr(DROPPED)
-NOTHING_THERE = tl.constexpr(-2)  # is no token, and not what stands before the first one either
-TOKENS_AT_ONCE = 2048  # that a program looks at
+NOTHING_THERE = tl.constexpr(-2)  # differs from all tokens and from the value before the first
+TOKENS_AT_ONCE = 2048  # tokens that a program compares
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens that rows look among, place by place: tokens int32 [places, room], of which the
-    first lengths[p] (int32) are there; 0: the row does not guess."""
+    """The tokens in which rows look for guesses, place by place: tokens int32 [places, room], of
+    which the first lengths[p] (int32) are valid; 0: the row does not guess."""
 
     tokens: Tensor
     lengths: Tensor
@@ -66,7 +66,8 @@ def feed_guesses(
     *,
     block_size: int,
 ) -> None:
-    """Fill the lines of `fed`, and of line_rows (int32) with the row of each, rests it or not."""
+    """Fill the lines of `fed`, and line_rows (int32) with the row of each line, also if it is
+    idle."""
     strides = (ints.stride(0), tables.stride(0), tables.stride(1), fed.slots.stride(0))
     _feed_guesses[(places.shape[0],)](
         *(ints, places, tables, history.tokens, history.lengths),
@@ -171,7 +172,8 @@ def _feed_guesses(
     found = _look_up(mine, tl.where(live, length - 1, 0), SHORTEST, LONGEST, TOKENS)
     begin = (found & 0xFFFFFFFF).to(tl.int32) + 1
     line = tl.arange(0, WIDTH)
-    # What came twice without a pause is likely to come a third time.
+    # Guesses past the last token start again at the match: a text that was repeated at once is
+    # likely to be repeated again.
     again = tl.where(found >= 0, begin + (line - 1) % tl.maximum(length - begin, 1), 0)
     guess = tl.load(mine + again, mask=(found >= 0) & (line > 0), other=0)
     token = tl.where(line == 0, tl.load(own + LAST_TOKEN * stride), guess.to(tl.int64))

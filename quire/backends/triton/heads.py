@@ -1,7 +1,7 @@
 """From the packed qkv projection to q and the KV cache, in one launch.
 
-Per token: q and k are normed by head where the model does that, turned by the token's angle,
-and k and v go to the token's slot. Slot -1 (or no slot at all: padding) stores nothing.
+For each token: q and k are normed by head if the model does that and rotated, and k and v are
+written to the token's slot. Slot -1 (or no slot: padding) stores nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def rope_store(
     shape: HeadShape,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """The same from qk [T, heads + kv_heads, D] and v [T, kv_heads, D], which may be views."""
+    """As norm_rope_store, from qk [T, heads + kv_heads, D] and v [T, kv_heads, D], which may be
+    views."""
     num_tokens, width = qk.shape[0], shape.head_dim
     if qk.stride()[1:] != (width, 1):
         qk = qk.contiguous()
@@ -66,7 +67,7 @@ def rope_store(
 
 
 def store_constants(shape: HeadShape) -> dict[str, int]:
-    """What the kernel is compiled for, with norms and without."""
+    """The constants of the kernel, with norms and without."""
     return {
         "HEADS": shape.num_heads,
         "KV_HEADS": shape.num_kv_heads,
@@ -92,7 +93,7 @@ def _turned(
     WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> Any:
-    """(first, second half) of the heads at `source`, normed and turned, as float32."""
+    """(first half, second half) of the heads at `source`, normed and rotated, as float32."""
     dtype: tl.constexpr = source.dtype.element_ty
     half: tl.constexpr = WIDTH // 2
     place = source + head[:, None] * WIDTH + at[None, :]

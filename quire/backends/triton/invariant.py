@@ -1,11 +1,12 @@
-"""SteadyKernels: on a GPU, too, a row gets the same bits in any batch, chunk or cache state.
+"""SteadyKernels: batch-invariant kernels for a GPU, where a row gets the same bits in any batch,
+chunk or cache state.
 
-What depends on the rows beside a row, and how it is kept out:
-- The vendor's library chooses how to multiply by the number of rows. It is kept from cutting sums
-  into parts, and from the few rows for which it has other kernels: products are made in numbers of
-  rows that were seen to give equal bits when the model was built, and batches are padded to them.
-- Attention is cut by who else is there. Here it is cut by position alone (steady.py).
-- Kernels for few rows, and attention by the library, round in their own ways: neither is used.
+What would make a row depend on other rows, and how it is avoided:
+- The vendor's library chooses its algorithm by the number of rows. It is kept from cutting sums and
+  from small numbers of rows, which have other kernels: products run with numbers of rows that gave
+  equal bits in a test when the model was built, and batches are padded to them.
+- Attention is cut by the other rows of a batch. Here it is cut by position alone (steady.py).
+- Kernels for few rows, and attention by the library, round differently: neither is used.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from quire.backends.triton.tiles import steady_tiles
 from quire.base.shared_setting import SharedSetting
 from quire.errors import NotSupported
 
-# Rows of a product: those of captured steps and passes, and for the others as little more as that
-# comes to. More than the last are multiplied piece by piece.
+# Rows of a product: those of captured steps and passes, and between them steps that add little
+# padding. More rows than the last are multiplied in pieces.
 ROW_COUNTS = (
     *range(STEADY_ROWS, 257, 32),  # with fewer the library is no faster, and at times far slower
     *range(320, 513, 64),
@@ -39,13 +40,13 @@ ROW_COUNTS = (
     *range(1280, 2049, 256),
     *range(2560, 4097, 512),
 )
-# Wider products are of logits, of which nobody computes that many lines at once.
+# Wider products are of logits, for which no pass computes that many lines.
 _WIDE, _WIDE_ROWS = 1 << 15, 1024
 _REDUCED = (
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_reduced_precision_reduction",
 )
-_EXPERTS = ExpertsTile(64, 128, 32, 4, 4)  # however many pairs of tokens and experts there are
+_EXPERTS = ExpertsTile(64, 128, 32, 4, 4)  # for any number of pairs of tokens and experts
 
 
 def unkept(what: str) -> NotSupported:
@@ -56,9 +57,9 @@ def unkept(what: str) -> NotSupported:
 
 
 def _add_whole_sums() -> Callable[[], None]:
-    """The library adds up a sum in one piece, in float32, until the setting is taken back. Another
-    thread may multiply at any moment: never is a sum to stay whole with the other library, which
-    cannot be kept from cutting it."""
+    """Make cuBLASLt compute each sum in one piece, in float32, until the setting is undone. Other
+    threads may multiply at any time, so the library is switched first and switched back last:
+    cuBLAS itself cannot be kept from cutting sums."""
     settings: Any = torch.backends.cuda.matmul
     library = torch.backends.cuda.preferred_blas_library()
     sums = {
@@ -81,7 +82,7 @@ WHOLE_SUMS = SharedSetting(_add_whole_sums)
 
 
 def agreeing(linear: PlainLinear, counts: Sequence[int]) -> tuple[int, ...]:
-    """Which numbers of rows give the bits that most of them give, wherever a row stands."""
+    """The numbers of rows that give the same bits as most of them do, wherever a row is."""
     weight = linear.weight
     most = counts[-1]
     x = torch.randn(most, weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -101,7 +102,7 @@ def _product(linear: PlainLinear, x: Tensor, out: Tensor | None = None) -> Tenso
 
 @dataclass(slots=True)
 class SteadyLinear:
-    """x weight^T + bias in numbers of rows that agree."""
+    """x weight^T + bias, with numbers of rows that give equal bits."""
 
     plain: PlainLinear
     counts: tuple[int, ...]
@@ -132,7 +133,7 @@ class SteadyLinear:
 
 
 class SteadyKernels(TritonKernels):
-    """The ops of a GPU where they keep the promise, slower ones where they do not."""
+    """The ops of a GPU where they are batch-invariant, slower ones where they are not."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
@@ -144,7 +145,7 @@ class SteadyKernels(TritonKernels):
         if key not in self._known:
             wide = weight.shape[0] > _WIDE
             counts = [c for c in ROW_COUNTS if not wide or c <= _WIDE_ROWS]
-            # Random ones: with weights that are zero every way to add up is the same.
+            # Random weights: with zeros every order of sums gives the same.
             tried = PlainLinear(torch.randn_like(weight), bias)
             self._known[key] = agreeing(tried, counts)
             if not self._known[key]:

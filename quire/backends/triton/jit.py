@@ -1,9 +1,9 @@
-"""How our functions become Triton kernels.
+"""How functions become Triton kernels.
 
-A variant is compiled per dtype and per constexpr, and Triton makes further ones for integers
-that are 1 or divisible by 16; the integers named here are left out of that, so that no batch
-size is ever compiled for. The width of a line is not named: unless it is known to be divisible,
-lines are read and written two bytes at a time instead of sixteen.
+A variant is compiled for each dtype and constexpr, and Triton makes further ones for integers that
+are 1 or divisible by 16. The integers named here are excluded from that, so that no variant is made
+for a batch size. The width of a line is not named: unless it is known to be divisible, lines are
+read and written two bytes at a time instead of sixteen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton
 
-if TYPE_CHECKING:  # kernels are compiled before torch is there, too
+if TYPE_CHECKING:  # kernels are also compiled without torch
     import torch
     from torch import Tensor
 
@@ -22,7 +22,7 @@ Code = Callable[..., Any]
 
 
 def kernel(*varying: str) -> Callable[[Code], Any]:
-    """A kernel; `varying` names its integer arguments that change from call to call."""
+    """A kernel; `varying` names the integer arguments that change from call to call."""
 
     def compile_later(code: Code) -> Any:
         return triton.jit(code, do_not_specialize=list(varying))
@@ -31,18 +31,18 @@ def kernel(*varying: str) -> Callable[[Code], Any]:
 
 
 def part(code: Code) -> Any:
-    """A function that kernels call; to be defined after those that it calls itself."""
+    """A function that kernels call; it must be defined after those that it calls."""
     made = triton.jit(code)
-    # Asked for now, because Triton's key of a kernel, by which it is found on disk, depends on
-    # whether the keys of what it calls were known before: on which thread came first.
+    # Computed now, because Triton's key of a kernel, with which it is found on disk, depends on
+    # whether the keys of its functions were known before: that is, on which thread came first.
     getattr(made, "cache_key", None)  # interpreted functions have none
     return made
 
 
 @cache
 def overlapping() -> bool:
-    """Whether a kernel may be launched before the one ahead of it has ended, and wait by itself
-    (programmatic dependent launch): on GPUs from Hopper on."""
+    """Whether a kernel may be launched before the previous one has ended, and wait for it
+    (programmatic dependent launch): on GPUs since Hopper."""
     if triton.knobs.runtime.interpret:
         return False
     from triton.runtime import driver
@@ -59,7 +59,7 @@ def waiting() -> dict[str, bool]:
 
 
 def power_of_two(size: int) -> int:
-    """The first one at or above the size: 80 -> 128."""
+    """The smallest power of two that is not below the size: 80 -> 128."""
     return 1 << (size - 1).bit_length()
 
 

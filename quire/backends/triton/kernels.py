@@ -123,7 +123,7 @@ class TritonKernels:
     def prefill_attention(
         self, inputs: AttentionInputs, num_tokens: int, window: int | None
     ) -> PromptsOp:
-        """Of the slices of a pass, which have so many tokens."""
+        """Attention of the slices of a pass, which have so many tokens."""
         if self.shape.values_in_keys:
             return LatentPrefill(self.shape, inputs, num_tokens)
         given = (self.shape, inputs, num_tokens, window)
@@ -139,7 +139,7 @@ class TritonKernels:
     def decode_attention(
         self, inputs: AttentionInputs, window: int | None
     ) -> DecodeAttention | SteadyDecode:
-        """Of its decode rows."""
+        """Attention of the decode rows of a pass."""
         return _decode(self, inputs, window)
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
@@ -150,7 +150,7 @@ class TritonKernels:
         return turn_latents(given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
-        """Pairs in order: one may read what an earlier one wrote."""
+        """Copy pairs in order, as one may read what an earlier one wrote."""
         written: set[int] = set()
         start = 0
         for i, (old, new) in enumerate(copies):
@@ -161,7 +161,7 @@ class TritonKernels:
         self._copy(cache, copies[start:])
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
-        """Not needed before these kernels' attention: it never reads a slot nobody wrote."""
+        """Not needed for attention here: it never reads a slot that was not written."""
         cache[:, :, blocks] = 0
 
     def decode_buffers(
@@ -186,7 +186,7 @@ class TritonKernels:
 
 
 def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
-    """The weights of products as one tensor, of which each keeps its part; None where they are
+    """The weights of products as one tensor, of which each product keeps its part. None if they are
     not all of the same kind."""
     plain = [one for one in products if isinstance(one, PlainLinear)]
     biases = [one.bias for one in plain if one.bias is not None]

@@ -1,11 +1,11 @@
 """Attention to rows that are keys and values of every head at once (layers/latent.py).
 
-A query has two parts, as a row has: one that is met by the row's latent, which is what it brings
-home, too, and one that is met by the few numbers that were turned. So a row is read once for both,
-and no width but a power of two is multiplied with. All heads of a token see the same rows: a
-program takes up to 64 of them, at whatever is a decode row's item (decode.py) or a few neighbouring
-tokens of a slice (prefill.py). Where more than one row begins with the same blocks, each reads them
-by itself: the heads of one row keep a core as busy as several rows' would.
+A query has two parts, like a row: one for the row's latent, which is also the value, and one for
+the few rotated numbers. So a row is read once for both, and only widths that are powers of two are
+multiplied. All heads of a token see the same rows: a program computes up to 64 heads, of one item
+of a decode row (decode.py) or of a few neighbouring tokens of a slice (prefill.py). Rows with the
+same prefix each read it by themselves: the heads of one row keep a core as busy as those of
+several.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quire.backends.triton.prefix import PrefixWork
 from quire.backends.triton.tiles import LOG2_E, Tile
 
 _MOST_HEADS = 64  # of a tile
-_MERGED_HEADS = 8  # that a program merges at once
-_TURNED_HEADS = 16  # that a program turns at once
+_MERGED_HEADS = 8  # heads that a program merges at once
+_TURNED_HEADS = 16  # heads that a program rotates at once
 _LEAST = 16  # rows or columns of a product
 
 
@@ -53,7 +53,7 @@ def prompt_tile(shape: HeadShape) -> Tile:
 
 
 class LatentDecode(DecodeAttention):
-    """DecodeAttention to rows; made of a `tiled_shape`, and buffers for it."""
+    """DecodeAttention for latent rows, with a `tiled_shape` and buffers for it."""
 
     def __init__(self, shape: HeadShape, buffers: DecodeBuffers, num_rows: int) -> None:
         super().__init__(tiled_shape(shape), buffers, num_rows, tile=decode_tile(shape))
@@ -84,7 +84,7 @@ class LatentDecode(DecodeAttention):
 
 
 def parts_shape(shape: HeadShape) -> HeadShape:
-    """What buffers for the parts of decode rows are made for."""
+    """The shape for which buffers of parts are made."""
     return tiled_shape(shape) if shape.values_in_keys else shape
 
 
@@ -96,14 +96,14 @@ def decode_attention(
     window: int | None = None,
     prefixes: PrefixWork | None = None,
 ) -> DecodeAttention:
-    """Of rows with keys and values of any kind."""
+    """The decode attention for keys and values of any kind."""
     if shape.values_in_keys:
         return LatentDecode(shape, buffers, num_rows)
     return DecodeAttention(shape, buffers, num_rows, window=window, prefixes=prefixes)
 
 
 class LatentPrefill(PrefillAttention):
-    """PrefillAttention to rows."""
+    """PrefillAttention for latent rows."""
 
     def __init__(self, shape: HeadShape, inputs: AttentionInputs, num_tokens: int) -> None:
         count = inputs.num_prefill
@@ -128,7 +128,7 @@ class LatentPrefill(PrefillAttention):
 
 
 def turn_latents(given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-    """Kernels.turn_latents in one launch; slot -1 is nobody's."""
+    """Kernels.turn_latents in one launch; slot -1 stores nothing."""
     q, row, norm, cos, sin = given.q.contiguous(), given.row, given.norm, given.cos, given.sin
     (count, heads, query), width, half = q.shape, row.shape[1], cos.shape[1]
     out = q.new_empty(count, heads, width)
@@ -148,7 +148,7 @@ def turn_latents(given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
 
 
 class BatchedProducts:
-    """A product of its own for each head, in one call: [T, heads, K] into [T, heads, N]."""
+    """A separate product for each head, in one call: [T, heads, K] into [T, heads, N]."""
 
     def __init__(self, weights: Tensor) -> None:
         """weights [heads, N, K]"""
@@ -159,14 +159,14 @@ class BatchedProducts:
 
 
 def decode_constants(shape: HeadShape) -> dict[str, Any]:
-    """What `attend_row_items` is compiled for."""
+    """The constants of `attend_row_items`."""
     group = tiled_shape(shape).group
     merged = next(n for n in (_MERGED_HEADS, 4, 2, 1) if group % n == 0)
     return {**_constants(shape, decode_tile(shape)), "MERGED": 2, "GROUP_ROWS": merged}
 
 
 def prompt_constants(shape: HeadShape) -> dict[str, Any]:
-    """What `attend_row_tiles` is compiled for."""
+    """The constants of `attend_row_tiles`."""
     tile = prompt_tile(shape)
     per_tile = tile.queries // tiled_shape(shape).group
     return {**_constants(shape, tile), "PER_TILE": per_tile}

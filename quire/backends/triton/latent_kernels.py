@@ -1,4 +1,4 @@
-"""The code that runs on the device for latent.py."""
+"""Device code of latent.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _attend_rows(
         index = base + step
         real = index < end
         line = (keys + (block.to(tl.int64) * SLOTS + index % SLOTS) * width)[:, None]
-        # What nobody asked for may be NaN, which a weight of 0 does not remove.
+        # Numbers that were not loaded may be NaN, which a weight of 0 does not remove.
         asked = real[:, None]
         rows = fetched(line + at[None, :], asked, (at < RANK)[None, :], MASKED, RANK == RANK_PADDED)
         ends = line + RANK + far[None, :]
@@ -74,7 +74,7 @@ def _queries(
     TURNED: tl.constexpr,
     TURNED_PADDED: tl.constexpr,
 ) -> Any:
-    """Both parts of the queries that begin at q [n]; zeros where one is not `known`."""
+    """Both parts of the queries at q [n]; zeros where one is not `known`."""
     at, far = tl.arange(0, RANK_PADDED)[None, :], tl.arange(0, TURNED_PADDED)[None, :]
     latent = tl.load(q[:, None] + at, mask=known[:, None] & (at < RANK), other=0.0)
     turned = tl.load(q[:, None] + RANK + far, mask=known[:, None] & (far < TURNED), other=0.0)
@@ -167,7 +167,7 @@ def attend_row_tiles(
     PRECISION: tl.constexpr,
 ) -> None:
     """PER_TILE tokens of one sequence (prefill.py), for GROUP of its heads."""
-    # The last tiles of a sequence see the most keys: started first, they do not come late.
+    # The last tiles of a sequence see the most keys, so they start first.
     tile, heads = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tiles + tile * 2).to(tl.int64)
     if sequence >= 0:
@@ -212,7 +212,7 @@ def _turned(
     inside: tl.tensor,
     HALF: tl.constexpr,
 ) -> None:
-    """Pairs of numbers, HALF apart, turned on their way from `source` to `target`."""
+    """Rotate pairs of numbers, HALF apart, from `source` to `target`."""
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     kind = target.dtype.element_ty
@@ -241,7 +241,7 @@ def turn_rows(
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
 ) -> None:
-    """The ends of some heads of a token, or, in the last program, the row that it leaves."""
+    """Rotate the ends of some heads of a token, or, in the last program, norm and store its row."""
     token, at = tl.program_id(0).to(tl.int64), tl.arange(0, HALF_PADDED)
     width: tl.constexpr = RANK + 2 * HALF
     by = tl.load(cos + token * HALF + at, mask=at < HALF, other=0.0)

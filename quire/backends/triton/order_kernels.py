@@ -1,6 +1,6 @@
-"""Floats as integers of the same order: what can be searched by halves.
+"""Floats as integers of the same order, for binary search.
 
-SHIFT low bits that a dtype never uses are left out: 16 of bfloat16, 13 of float16.
+SHIFT low bits that a dtype never uses are left out: 16 for bfloat16, 13 for float16.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ def order_of(x: tl.tensor, SHIFT: tl.constexpr) -> Any:
 
 @part
 def value_at(order: tl.tensor, SHIFT: tl.constexpr) -> Any:
-    """The float32 that has this place in the order."""
+    """The float32 at this place in the order."""
     bits = (order << SHIFT) | tl.where(order < 0, (1 << SHIFT) - 1, 0)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -1,8 +1,8 @@
-"""Attention of few rows straight from the packed projection: one launch for what heads.py and
+"""Attention of few rows from the packed projection: one launch for what heads.py and
 decode_kernels.py do in two.
 
-A program turns the queries of its item itself. The program of a row's last item also turns the
-new key and stores it and its value, before it reads its stretch, which ends with them; no other
+A program rotates the queries of its item itself. The program of a row's last item also rotates the
+new key, and stores it and its value before it reads its stretch, which ends with them. No other
 program of that row and head reads so far.
 """
 
@@ -29,9 +29,9 @@ def _turned(
     WIDTH: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> Any:
-    """Heads [any, WIDTH] at `source`, normed and turned; `sin` is negative in the first half."""
+    """Heads [any, WIDTH] at `source`, normed and rotated; `sin` is negative in the first half."""
     dtype: tl.constexpr = source.dtype.element_ty
-    other = (at + WIDTH // 2) % WIDTH  # what each number is turned with
+    other = (at + WIDTH // 2) % WIDTH  # the partner of each number
     x = tl.load(source + at, mask=inside, other=0.0).to(tl.float32)
     y = tl.load(source + other, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
@@ -63,7 +63,7 @@ def _store_new(
     PADDED: tl.constexpr,
     NORMED: tl.constexpr,
 ) -> None:
-    """The key at `source` and the value KV_HEADS behind it go to a slot, to be read from there."""
+    """Store the key at `source`, and the value KV_HEADS heads after it, in a slot."""
     at = tl.arange(0, PADDED)[None, :]
     known = at < WIDTH
     k = _turned(source, at, known, weight, cos, sin, eps, WIDTH, NORMED)
@@ -92,7 +92,7 @@ def _item_at(items: tl.tensor, spans: tl.tensor, slots: tl.tensor, item: tl.tens
 def _turn_of(
     cos: tl.tensor, sin: tl.tensor, row: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr
 ) -> Any:
-    """cos and sin of a row [1, PADDED], as _turned wants them."""
+    """cos and sin of a row [1, PADDED], as _turned takes them."""
     half: tl.constexpr = WIDTH // 2
     at = tl.arange(0, PADDED)[None, :]
     known = (row >= 0) & (at < WIDTH)
@@ -142,7 +142,7 @@ def attend_packed(
     row, begin, end, first, count, owner, slot = _item_at(items, spans, slots, item)
     table = tables + owner * table_stride
     c, s = _turn_of(cos, sin, row, WIDTH, PADDED)
-    if OVERLAPS:  # what comes next may begin with its weights, and waits then
+    if OVERLAPS:  # the next kernel may load its weights, and then waits
         gdc_launch_dependents()
         gdc_wait()
     at, heads = tl.arange(0, PADDED)[None, :], head * GROUP + tl.arange(0, QUERIES)[:, None]

@@ -1,8 +1,8 @@
-"""Attention of prefill slices: many query tokens per sequence over the paged cache.
+"""Attention of prefill slices: many query tokens per sequence, over the paged cache.
 
-Queries are cut into tiles that hold all query heads of one KV head for a few neighbouring
-tokens, so that keys and values are fetched once for the group. Which tile belongs to which
-sequence is worked out on the device, once per pass: nothing waits for the lengths.
+Queries are cut into tiles that hold all query heads of one KV head for a few neighbouring tokens,
+so that keys and values are loaded once for the group. The device computes once per pass which tile
+belongs to which sequence, so nothing waits for the lengths.
 
 Worked example, tiles of 4 tokens: query_starts [0, 6, 7] make tiles
     0: sequence 0, tokens 0..4   1: sequence 0, tokens 4..6   2: sequence 1, token 6
@@ -43,7 +43,7 @@ class PrefillAttention:
         tile: Tile | None = None,
         skipped: Tensor | None = None,
     ) -> None:
-        """`skipped` bool [n]: sequences that are somebody else's."""
+        """`skipped` bool [n]: sequences that are computed elsewhere."""
         import torch
 
         self.shape, self.window, self.num_tokens = shape, window, num_tokens
@@ -80,6 +80,6 @@ class PrefillAttention:
 
 
 def tiles_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `make_tiles` is compiled for."""
+    """The constants of `make_tiles`."""
     per_tile = tile.queries // shape.group
     return {"PER_TILE": per_tile, "TILES": _TILES_AT_ONCE, "SEQUENCES": 256, "num_warps": 4}

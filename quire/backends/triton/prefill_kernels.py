@@ -1,4 +1,4 @@
-"""The code that runs on the device for prefill.py."""
+"""Device code of prefill.py."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def attend_tiles(
     SINKS: tl.constexpr,
 ) -> None:
     """One tile of QUERIES // GROUP tokens of one sequence, for one KV head."""
-    # The last tiles of a sequence see the most keys: started first, they do not come late.
+    # The last tiles of a sequence see the most keys, so they start first.
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tiles + tile * 2).to(tl.int64)
     if sequence >= 0:
@@ -90,7 +90,7 @@ def attend_tiles(
         highest = tl.minimum(lowest + per_tile, context)
         begin = 0
         if HAS_WINDOW:
-            # Where a block begins: those behind the window are somebody else's.
+            # At the beginning of a block; blocks behind the window belong to other rows.
             begin = tl.maximum(lowest - window + 1, 0) // SLOTS * SLOTS
         mean, log_sum = attend_many(
             *(mine, scale, keys, values, tables + sequence * table_stride, begin, highest),

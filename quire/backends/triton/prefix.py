@@ -28,12 +28,12 @@ from quire.backends.triton.tiles import LOG2_E, Tile, attend_constants, many_que
 Ints = npt.NDArray[np.int32]
 
 LEVELS = 2
-_FIELDS = 8  # of an item; six are used
+_FIELDS = 8  # numbers of an item; six are used
 _LEAST_STRETCH = 256  # tokens; below, merging costs more than balance gains
 
 
 class PartsRoom(Protocol):
-    """Where parts of a step's attention go (decode.py): those of prefixes behind `num_own`."""
+    """The memory for parts of a step (decode.py); those of prefixes begin at `num_own`."""
 
     @property
     def parts(self) -> Tensor: ...
@@ -47,11 +47,7 @@ class PartsRoom(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PrefixSize:
-    """The room of a work list: belongs to the key of a graph.
-
-    `queries` per tile (64 or 128), `items`, `members` (rows in groups, counted per level),
-    `blocks` of all groups together, `parts` that members may get.
-    """
+    """The size of a work list, which is part of a graph's key."""
 
     queries: int
     items: int
@@ -61,7 +57,7 @@ class PrefixSize:
 
     @staticmethod
     def of(shape: HeadShape, num_rows: int, *, queries: int = 64, blocks: int = 4096) -> PrefixSize:
-        """Room enough for every row in two levels of groups."""
+        """A size that allows every row in two levels of groups."""
         per_tile = max(1, queries // shape.group)
         spare = 256
         return PrefixSize(
@@ -75,7 +71,8 @@ class PrefixSize:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Blocks [first, end) of a group's list, for members that have nothing of them yet."""
+    """Blocks [first, end) of a group's list, for members that do not have them from earlier
+    groups."""
 
     blocks: Ints
     first: int
@@ -107,7 +104,7 @@ class PrefixWork:
         items, members, blocks, spans, covered = torch.split(self._device, lengths)
         self._work = (items, members, blocks)
         self.spans: Tensor = spans.view(max_rows, LEVELS, 2)  # (first part, number) per level
-        self.covered: Tensor = covered  # tokens of each place that its groups read
+        self.covered: Tensor = covered  # tokens of each place that its groups compute
 
     def fill(self, groups: Sequence[tuple[Ints, Ints]]) -> int:
         """Take over these groups: (blocks, places of the rows whose tables begin with them).
@@ -126,7 +123,7 @@ class PrefixWork:
             count, width = len(piece.members), len(piece.blocks)
             reached = piece.first * self.shape.block_size
             if (self._covered[piece.members] != reached).any():
-                continue  # what comes before did not fit
+                continue  # the part before did not fit
             if num_members + count > room.members or num_blocks + width > room.blocks:
                 continue
             cuts = self._cuts(piece, length, num_items, num_parts)
@@ -159,7 +156,7 @@ class PrefixWork:
         buffers: PartsRoom,
         window: int | None,
     ) -> None:
-        """Every item's parts, behind the rows' own in the buffers."""
+        """Compute all items' parts; they are after the rows' own in the buffers."""
         shape = self.shape
         attend_prefixes[(self.size.items, shape.num_kv_heads)](
             *(q, keys, values, *self._work, context_lens, buffers.parts, buffers.sums),
@@ -181,7 +178,7 @@ class PrefixWork:
         return made
 
     def _balanced(self, stretches: list[Stretch]) -> int:
-        """How many tokens a program should read so that all give two to each core."""
+        """The tokens for each program, such that each core has two programs."""
         blocks = sum(self._num_tiles(len(one.members)) * len(one.blocks) for one in stretches)
         tokens = blocks * self.shape.block_size * self.shape.num_kv_heads
         return max(_LEAST_STRETCH, tokens // (2 * self._num_cores))
@@ -190,8 +187,7 @@ class PrefixWork:
         return -(-num_members // max(1, self.size.queries // self.shape.group))
 
     def _cuts(self, piece: Stretch, length: int, num_items: int, num_parts: int) -> list[int]:
-        """Where to cut the blocks, so that pieces have about `length` tokens; [] if there is no
-        room."""
+        """Where to cut the blocks into pieces of about `length` tokens; [] if there is no room."""
         num_members, width = len(piece.members), len(piece.blocks)
         tiles, tokens = self._num_tiles(num_members), width * self.shape.block_size
         wanted, most = -(-tokens // length), max(1, tokens // _LEAST_STRETCH)

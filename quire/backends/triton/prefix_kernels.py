@@ -1,4 +1,4 @@
-"""The code that runs on the device for prefix.py."""
+"""Device code of prefix.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that stay quantised on a GPU, as a model is built of them."""
+"""Weights that stay quantised on a GPU, in the form from which a model is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quire.backends.triton.grouped import GroupedLinear, Scratch
 
 @dataclass(frozen=True, slots=True)
 class DeviceMatrix:
-    """A quantised weight [N, K] and the memory that its product shares with those of the model."""
+    """A quantised weight [N, K], and the scratch memory that it shares with the model's others."""
 
     matrix: GroupedMatrix | Fp8Matrix
     scratch: Scratch

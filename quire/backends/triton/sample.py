@@ -23,24 +23,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TOKENS = 4096  # of a tile: four lanes of 1,024, as the noise is laid out
-_ROOM = 2048  # tokens put aside per line
-_LANES = 16384  # tokens asked for at once: what hides the memory's latency
-_PROGRAMS = 1056  # to aim for: eight on each of 132 cores
+_ROOM = 2048  # most tokens collected for a line
+_LANES = 16384  # tokens loaded at once, to hide the latency of memory
+_PROGRAMS = 1056  # programs wanted: eight on each of 132 cores
 # Low bits that a dtype leaves zero in a float32: fewer steps for the search.
 _UNUSED_BITS = {"torch.bfloat16": 16, "torch.float16": 13, "torch.float32": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """What each row was asked for, on the device: one entry per row.
-
-    temperature  float32, 0 = take the likeliest
-    top_k        int32, 0 = off
-    log_min_p    float32, log(min_p), -inf = off
-    top_p        float64, 1 = off
-    noise_key    int64, the 64 bits of the key
-    sample       int32, the number of the sibling
-    """
+    """The sampling parameters of rows, on the device."""
 
     temperature: Tensor
     top_k: Tensor
@@ -51,7 +43,7 @@ class SamplingColumns:
 
     @staticmethod
     def greedy(num_rows: int, device: torch.device) -> SamplingColumns:
-        """Every row takes the likeliest token, until it is told otherwise."""
+        """Columns with which every row takes the likeliest token."""
         import torch
 
         def column(value: float, dtype: torch.dtype) -> Tensor:
@@ -68,7 +60,7 @@ class SamplingColumns:
 
 
 class SampleBuffers:
-    """What sampling up to `max_lines` lines writes: `tokens` int64 and `failed` bool."""
+    """The results of sampling up to `max_lines` lines: `tokens` int64 and `failed` bool."""
 
     def __init__(self, max_lines: int, vocab_size: int, device: torch.device) -> None:
         import torch
@@ -85,7 +77,7 @@ class SampleBuffers:
         # A token stays if its logit is above least, or equal and its id not above last.
         self.least = torch.empty(max_lines, dtype=torch.float32, device=device)
         self.last = torch.empty(max_lines, dtype=torch.int32, device=device)
-        # The likeliest tokens of a line, put aside while its limits are searched.
+        # The likeliest tokens of a line, collected while its limits are searched.
         size = (max_lines, _ROOM)
         self.few = torch.empty(size, dtype=torch.float32, device=device)
         self.few_ids = torch.empty(size, dtype=torch.int32, device=device)
@@ -93,7 +85,7 @@ class SampleBuffers:
 
 
 def truncate(logits: Tensor, rows: Tensor, columns: SamplingColumns, out: SampleBuffers) -> None:
-    """What each line may draw goes to out.least and out.last; of -1 in rows: anything."""
+    """Write the limits of each line to out.least and out.last; for -1 in rows: no limits."""
     find_limits[(logits.shape[0],)](
         *(logits, rows, columns.temperature, columns.top_k, columns.log_min_p, columns.top_p),
         *(out.least, out.last, out.few, out.few_ids, out.num_few),
@@ -103,7 +95,7 @@ def truncate(logits: Tensor, rows: Tensor, columns: SamplingColumns, out: Sample
 
 
 def limits_constants(dtype: torch.dtype) -> dict[str, int]:
-    """What `find_limits` is compiled for."""
+    """The constants of `find_limits`."""
     return {"ROOM": _ROOM, "TILE": _LANES, "SHIFT": _UNUSED_BITS[str(dtype)], "num_warps": 16}
 
 
@@ -117,11 +109,11 @@ def sample(
     truncated: bool,
     limited: Tensor | None = None,
 ) -> None:
-    """The next token of row rows[i] from logits[i] goes to out.tokens[i].
+    """Draw the next token of row rows[i] from logits[i] into out.tokens[i].
 
-    logits [lines, vocab or more]; rows int32 [lines], -1 = nobody (token 0, not failed);
-    positions int32 [lines], where the token will stand. Without `truncated` top_k, top_p and
-    min_p are not looked at, nor are they where limited[i] is -1; elsewhere it is rows[i].
+    logits [lines, vocab or more]; rows int32 [lines], -1 = no row (token 0, not failed); positions
+    int32 [lines]: of the drawn token. Without `truncated`, top_k, top_p and min_p are ignored, and
+    also where limited[i] is -1; elsewhere limited[i] is rows[i].
     """
     lines = logits.shape[0]
     limits = (out.least, out.last)

@@ -1,7 +1,7 @@
-"""Logprobs of tokens that were drawn, beside those of the likeliest, without the host.
+"""Logprobs of drawn tokens and of the likeliest ones, without the host.
 
-Values are those of the raw logits; ranks count strictly larger logits, and equal ones stand in
-the order of their token ids: what quire.sampling.logprobs defines.
+Values are those of the raw logits. Ranks count strictly larger logits, and equal logits are ordered
+by token id, as quire.sampling.logprobs defines.
 """
 
 from __future__ import annotations

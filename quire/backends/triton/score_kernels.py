@@ -55,8 +55,8 @@ def _measure(
 def _next_of_line(
     logits: tl.tensor, vocab: tl.tensor, value: tl.tensor, token: tl.tensor, TILE: tl.constexpr
 ) -> Any:
-    """(logit, id) of the token that follows this one, in falling order of logits and then in
-    rising order of ids, by a pass over the line."""
+    """(logit, id) of the token after this one, by falling logits and then rising ids, by a pass
+    over the line."""
     best = tl.full([TILE], float("-inf"), tl.float32)
     found = tl.full([TILE], NO_TOKEN, tl.int32)
     for first in range(0, vocab, TILE):
@@ -64,7 +64,7 @@ def _next_of_line(
         inside = at < vocab
         x = tl.load(logits + at, mask=inside, other=float("-inf")).to(tl.float32)
         later = inside & ((x < value) | ((x == value) & (at > token)))
-        # The first of a lane is taken even at -inf; among equals the lowest id came first.
+        # The first of a lane is taken even if it is -inf; of equal ones the lowest id comes first.
         takes = later & ((x > best) | (found == NO_TOKEN))
         best, found = tl.where(takes, x, best), tl.where(takes, at, found)
     top = tl.max(best, 0)
@@ -91,7 +91,7 @@ def _store_likeliest(
     ROOM: tl.constexpr,
     TILE: tl.constexpr,
 ) -> Any:
-    """The `wanted` likeliest tokens go to `out`, best first, the lowest ids among equals."""
+    """Write the `wanted` likeliest tokens to `out`, best first; of equal ones the lowest ids."""
     if count <= ROOM:
         at = tl.arange(0, ROOM)
         x = tl.load(values + at, mask=at < count, other=float("-inf"))

@@ -1,15 +1,15 @@
 """Matrix products of few rows: the layers of a decode step in five launches.
 
-With few rows a product costs what reading its weights costs, and launches weigh as much as
-work. So whatever stands between two products belongs to one of them. What adds to the residual
-stream writes it times the weight of the norm that comes next, too, and leaves the sums of squares
-of what it wrote, a tile at a time; whoever reads the stream adds those up while it multiplies, and
-norms its sums (which float16 might not hold: bfloat16 and float32 only). Gate and up are multiplied
-by one program, which opens the one with the other.
+With few rows a product costs as much as reading its weights, and launches cost as much as work. So
+everything between two products is part of one of them. A product that adds to the residual stream
+also writes the stream times the weight of the next norm, and the sums of squares of what it wrote,
+tile by tile. The product that reads the stream adds up these sums while it multiplies, and then
+divides its results (which float16 might not hold: only bfloat16 and float32). One program
+multiplies with gate and up, and computes activation(gate) * up.
 
 The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
-and `normed` for the logits. Where the GPU can, each product is launched while the kernel before it
-ends (jit.waiting).
+and `normed` for the logits. If the GPU supports it, each product is launched while the kernel
+before it ends (jit.waiting).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Rows that kernels are compiled for, from as many as tensor cores take at least. With more, the
+# Rows for which kernels are compiled, from the fewest that tensor cores take. With more, the
 # vendor's library is faster.
 ROWS = (16, 32)
 MOST_ROWS = ROWS[-1]
 LEAST_COLUMNS = 8
-# Tiles were measured on a GPU of so many cores (benchmarks/gpu_products.py).
+# Tiles were measured on a GPU with this number of cores (benchmarks/gpu_products.py).
 _CORES = 132
 
 
@@ -51,10 +51,10 @@ class ThinTile:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What one kind of product is compiled for."""
+    """The constants of one kind of product."""
 
     rows: int
-    outer: int  # columns that come out: half the lines of the weight, if gated
+    outer: int  # columns of the result: half the lines of the weight
     inner: int
     dtype: torch.dtype
     normed: bool
@@ -63,7 +63,7 @@ class Product:
 
     @property
     def num_lines(self) -> int:
-        """Of the weight."""
+        """Lines of the weight."""
         return 2 * self.outer if self.gated else self.outer
 
     def num_tiles(self, tile: ThinTile) -> int:
@@ -77,18 +77,18 @@ class Product:
         return tile.warps if tile.columns <= 16 else 1
 
     def num_bytes(self, tile: ThinTile) -> int:
-        """Shared memory that the rows and weights on their way take."""
+        """Shared memory for the rows and weights that are being loaded."""
         return self._buffer_bytes(tile) * tile.stages
 
     def least_bytes(self, tile: ThinTile) -> int:
-        """What a program is sure to take of it: one stage is in registers."""
+        """The least shared memory of a program, as one stage is in registers."""
         return self._buffer_bytes(tile) * (tile.stages - 1)
 
     def _buffer_bytes(self, tile: ThinTile) -> int:
         return (self.rows + tile.columns) * tile.depth * self.dtype.itemsize
 
     def constants(self, tile: ThinTile) -> dict[str, Any]:
-        # Whoever wrote the stream may have had smaller tiles than this product.
+        # The kernel that wrote the stream may have had smaller tiles.
         most_squares = triton.cdiv(self.inner, LEAST_COLUMNS)
         return {
             "INNER": self.inner,
@@ -174,7 +174,7 @@ def spread_out(product: Product, tile: ThinTile, room: int) -> ThinTile:
 
 
 def _shared_memory() -> int:
-    """Bytes that one program may have."""
+    """Bytes of shared memory that one program may have."""
     import torch
 
     if not torch.cuda.is_available():
@@ -200,14 +200,14 @@ def compile_product(product: Product, tile: ThinTile | None = None) -> None:
 
 
 def embed_constants(width: int) -> dict[str, int]:
-    """What `embed_rows` is compiled for."""
+    """The constants of `embed_rows`."""
     block = power_of_two(width)
     return {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMSNorm: its weight and what keeps it from dividing by nothing."""
+    """An RMSNorm: its weight and epsilon."""
 
     weight: Tensor
     eps: float
@@ -215,8 +215,8 @@ class Norm:
 
 @dataclass(slots=True)
 class Stream:
-    """The residual stream [rows, width], the same times the weight of the norm that reads it next,
-    and the partial sums of squares of its rows."""
+    """The residual stream [rows, width], the stream times the weight of the norm that reads it
+    next, and partial sums of squares of its rows."""
 
     residual: Tensor
     scaled: Tensor

@@ -1,4 +1,4 @@
-"""The code that runs on the device for small_batch.py."""
+"""Device code of small_batch.py."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _fetch_weights(
     INNER: tl.constexpr,
     EVEN: tl.constexpr,
 ) -> Any:
-    """Turned round: [at, COLUMNS], or [PIECES, at, COLUMNS]."""
+    """Transposed: [at, COLUMNS], or [PIECES, at, COLUMNS]."""
     place = weight + column.to(tl.int64)[None, :] * INNER
     if len(at.shape) == 2:
         place, at = place[None, :, :], at[:, :, None]
@@ -90,7 +90,7 @@ def _fetch_weights(
 
 @part
 def _opened(wide: tl.tensor, dtype: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr) -> Any:
-    """silu(gate) * up of columns that are HALF of the gate, then HALF of what it lets through."""
+    """silu(gate) * up, for columns of which the first HALF are gate and the others up."""
     # A last dimension of two is what can be split.
     gate, up = tl.split(tl.trans(tl.reshape(wide, (ROWS, 2, HALF)), (0, 2, 1)))
     return opened(gate, up, "silu", dtype)
@@ -110,7 +110,7 @@ def _summed(
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> Any:
-    """Each row times each column, in float32; where there are PIECES of a sum, added up."""
+    """Each row times each column, in float32; if the sum is in PIECES, they are added up."""
     each: tl.constexpr = DEPTH // PIECES
     if PIECES == 1:
         ahead = tl.arange(0, DEPTH)
@@ -179,10 +179,10 @@ def multiply(
         stream = tl.load(out + place, mask=kept, other=0.0).to(tl.float32)
     ends = (row, column, num_rows, inner)
     acc = _summed(x, weight, *ends, INNER, DEPTH, PIECES, EVEN, PRECISION)
-    if OVERLAPS:  # whoever comes next may take the cores that are free
+    if OVERLAPS:  # the next kernel may use free cores
         gdc_launch_dependents()
     dtype: tl.constexpr = out.dtype.element_ty
-    if NORMED:  # its factor of a row, applied to the sums: nobody waits for it before
+    if NORMED:  # the norm's factor of a row, applied to the sums at the end
         acc *= tl.rsqrt(tl.sum(partial, 1) / INNER + eps)[:, None]
     if HAS_BIAS:
         acc += tl.load(bias + column).to(tl.float32)[None, :]

@@ -1,16 +1,16 @@
-"""What every attention kernel does with a stretch of tokens: fetch keys and values by block id,
-tile by tile, and go on with the softmax of all tiles so far.
+"""What every attention kernel does with a stretch of tokens: load keys and values by block id, tile
+by tile, and continue the softmax over all tiles so far.
 
-Scores are in units of log2, so that exp2 is all that is needed; a row's state is its largest
-score `m`, the sum `mass` of exp2(score - m), and `acc`, the weighted values.
+Scores are in units of log2, so that only exp2 is needed. The state of a row is its largest score
+`m`, the sum `mass` of exp2(score - m), and `acc`, the weighted values.
 
-Block ids are read a tile ahead: where copies wait for ids that are read just before them, they
-cannot be under way while the tile before is computed with.
+Block ids are read a tile ahead: copies that wait for ids that are read just before them could not
+run while the tile before is computed.
 
-A cache in fp8 (fp8_kernels.py) is multiplied as float16, which holds every number of fp8. Scales
-touch neither keys nor values: a key's is multiplied into its scores, and a value's is added, as
-log2, to the scores that become weights. So weights are at most 1 whatever the scales are, and
-only their sum has to take the scales out again.
+An fp8 cache (fp8_kernels.py) is multiplied as float16, which represents every fp8 number. Scales
+are applied neither to keys nor to values: a key's scale is multiplied into its scores, and a
+value's is added, as log2, to the scores that become weights. So weights are at most 1 whatever the
+scales, and only their sum must be divided by the scales again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton.language as tl
 from quire.backends.triton.fp8_kernels import SCALE_BYTES, fetch_pairs, fetch_scales
 from quire.backends.triton.jit import part
 
-# Stands for "no key yet"; -inf - -inf would be NaN.
+# The score of "no key yet"; -inf would give -inf - -inf = NaN.
 NOTHING = tl.constexpr(-1.0e30)
 
 
@@ -43,7 +43,8 @@ def finished(m: tl.tensor, mass: tl.tensor, acc: tl.tensor) -> Any:
 
 @part
 def with_sinks(mean: tl.tensor, log_sum: tl.tensor, sinks: tl.tensor) -> Any:
-    """The same beside one more key of each query, whose value is 0 and whose score is its sink."""
+    """`finished`, with one more key for each query, whose value is 0 and whose score is its
+    sink."""
     sinks = sinks.to(tl.float32) * 1.4426950408889634  # scores are in units of log2
     top = tl.maximum(log_sum, sinks)
     seen = tl.exp2(log_sum - top)
@@ -59,8 +60,8 @@ def fetched(
     MASKED: tl.constexpr,
     WHOLE: tl.constexpr,
 ) -> Any:
-    """What lies at `places`; zeros where it is not `there`, and if MASKED where it is not `real`.
-    WHOLE: all are there."""
+    """The numbers at `places`; zeros where not `there`, and if MASKED where not `real`. WHOLE: all
+    are there."""
     if MASKED:
         found = tl.load(places, mask=real if WHOLE else real & there, other=0.0)
     elif WHOLE:
@@ -163,7 +164,7 @@ def attend_stretch(
         index = base + step
         real = (index - begin).to(tl.uint32) < (end - begin).to(tl.uint32)
         k = fetched(k_lines + away[None, :], real[None, :], there[:, None], MASKED, WIDTH == PADDED)
-        # Values nobody asked for may be NaN, which a weight of 0 does not remove.
+        # Values that were not loaded may be NaN, which a weight of 0 does not remove.
         v = fetched(v_lines + away[:, None], real[:, None], there[None, :], MASKED, WIDTH == PADDED)
         after = base + KEYS
         block = tl.load(table + after // SLOTS + number, mask=after + number * piece < end, other=0)
@@ -243,7 +244,7 @@ def _attend_many_fp8(
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """The same over a cache in fp8."""
+    """attend_many over an fp8 cache."""
     at, step = tl.arange(0, PADDED), order_of_keys(KEYS)
     mine, highest = readied(mine)
     m, mass, acc = nothing_yet(mine.shape[0], PADDED)

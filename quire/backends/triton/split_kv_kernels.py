@@ -1,4 +1,4 @@
-"""The code that runs on the device to make the items of a decode step; see decode.py."""
+"""Device code that makes the items of a decode step; see decode.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _own_range(
     window: tl.tensor,
     HAS_STARTS: tl.constexpr,
 ) -> Any:
-    """(first, end) of what each row reads by itself."""
+    """(first, end) of the tokens that each row reads by itself."""
     end = tl.load(lengths + row, mask=row < num_rows, other=0)
     first = tl.zeros_like(end)
     if HAS_STARTS:
@@ -103,8 +103,8 @@ def make_items(
 ) -> None:
     """ITEMS items per program; every program counts all rows, which is faster than sharing.
 
-    The items of long rows come first: the last programs to start are then short ones. There
-    are never more items than spread + num_rows; those that are nobody's have owner -1.
+    The items of long rows come first, so that the last programs to start are short ones. There are
+    never more items than spread + num_rows; unused ones have owner -1.
     """
     stretch, num_long = _stretch(
         lengths, starts, num_rows, wanted, spread, window, HAS_STARTS, KEYS, LONG, ROWS

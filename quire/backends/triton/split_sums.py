@@ -21,9 +21,9 @@ def finish(
     SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
-    """Store the sums [rows, lines] of program (tile, split, block). Whoever comes last of a tile
-    adds up the parts, in their order: the same bits whoever that is. It leaves the counter of the
-    tile at 0, as it found it."""
+    """Store the sums [rows, lines] of program (tile, split, block). The last program of a tile adds
+    up the parts, in their order, so bits do not depend on which is last. It resets the tile's
+    counter to 0."""
     kept = (row < num_rows)[:, None] & (own < OUTER)[None, :]
     place = row.to(tl.int64)[:, None] * OUTER + own[None, :]
     is_last = True

@@ -1,10 +1,10 @@
 """Attention that gives a token the same bits in any batch and any chunk.
 
-A context is cut into pieces at positions that are the same for everybody; each is attended to by
-itself, tile by tile from its beginning, and what pieces make is merged from first to last. Decode
-rows and the queries of prompts do just that: a tile or a piece of which a query sees nothing
-weighs exactly 0. So neither the rows beside a row, nor where a chunk begins, nor how long the row
-is already, changes what is added to what.
+A context is cut into pieces at positions that are the same for all rows. Attention over each piece
+is computed by itself, tile by tile from its beginning, and the results of pieces are merged from
+first to last. Decode rows and prompts do exactly the same: a tile or piece of which a query sees
+nothing has a weight of exactly 0. So the order of all sums depends neither on other rows, nor on
+where a chunk begins, nor on the present length of the row.
 
 Worked example: lengths [1300, 0, 5000] make items
     0: row 0, 0..512   1: row 0, 512..1024   2: row 0, 1024..1300   3: row 1, none
@@ -67,7 +67,7 @@ class SteadyBuffers:
 
 
 class SharedPieces(Protocol):
-    """Pieces that rows have in common; see steady_prefix.py."""
+    """Pieces that several rows share; see steady_prefix.py."""
 
     @property
     def covered(self) -> Tensor:
@@ -162,15 +162,15 @@ class SteadyPrefill(PrefillAttention):
 
 
 def items_constants() -> dict[str, int]:
-    """What `make_steady_items` is compiled for, with prefixes and without."""
+    """The constants of `make_steady_items`, with prefixes and without."""
     return {"ITEMS": _ITEMS_AT_ONCE, "ROWS": 512, "num_warps": 4}
 
 
 def prompt_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `attend_steady_tiles` and `attend_steady_prefixes` are compiled for."""
+    """The constants of `attend_steady_tiles` and `attend_steady_prefixes`."""
     return {**attend_constants(shape, tile), "enable_fp_fusion": False}
 
 
 def row_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What `attend_steady_items` is compiled for."""
+    """The constants of `attend_steady_items`."""
     return {**prompt_constants(shape, tile), "GROUP_ROWS": power_of_two(shape.group)}

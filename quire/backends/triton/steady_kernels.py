@@ -1,7 +1,7 @@
-"""The code that runs on the device for decode rows of steady.py.
+"""Device code for decode rows of steady.py.
 
-Compiled without fused multiply-adds (`enable_fp_fusion=False`): which of them a compiler makes
-depends on what stands around, and a kernel for prompts must round as one for decode rows does.
+Compiled without fused multiply-adds (`enable_fp_fusion=False`): whether a compiler makes one
+depends on the surrounding code, but kernels for prompts and for decode rows must round alike.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _merge(
     GROUP_ROWS: tl.constexpr,
     SINKS: tl.constexpr,
 ) -> None:
-    """A row's output for the queries of a KV head, of its pieces from first to last."""
+    """Merge a row's pieces, first to last, into its output for the queries of a KV head."""
     top, weight, total = merged_parts(
         *(parts, sums, first, count, kv_head, KV_HEADS, GROUP, WIDTH, PADDED, 1, GROUP_ROWS)
     )
@@ -152,8 +152,9 @@ def attend_steady_items(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ) -> None:
-    """One item of one KV head after the other, as many programs as there are taking turns. A row's
-    only piece is its output; of several, whoever makes the last merges them, in their order."""
+    """One item of one KV head after the other; programs take items in turn. The only piece of a row
+    is its output; of several pieces, the program that computes the last one merges them, in their
+    order."""
     head, query, at = tl.program_id(0), tl.arange(0, QUERIES), tl.arange(0, PADDED)
     inside = (query < GROUP)[:, None] & (at < WIDTH)[None, :]
     heads = head * GROUP + query

@@ -1,4 +1,4 @@
-"""Where pieces begin, and what they make together, on the device; see steady.py."""
+"""Where pieces begin, and their merged result, on the device; see steady.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIDDLES = tl.constexpr((pieces.SECOND_END - pieces.FIRST_END) // pieces.MIDDLE)
 
 @part
 def num_pieces(length: tl.tensor) -> Any:
-    """How many pieces so many tokens are."""
+    """The number of pieces of so many tokens."""
     shorts = tl.cdiv(tl.minimum(length, FIRST_END), SHORT)
     rest = tl.maximum(length - FIRST_END, 0)
     middles = tl.cdiv(tl.minimum(rest, SECOND_END - FIRST_END), MIDDLE)
@@ -37,7 +37,7 @@ def piece_begin(number: tl.tensor) -> Any:
 def mean_of(
     top: tl.tensor, weight: tl.tensor, total: tl.tensor, sinks: tl.tensor, SINKS: tl.constexpr
 ) -> Any:
-    """What pieces make together, beside a sink for each query if there are SINKS."""
+    """The merged result of pieces, with a sink for each query if there are SINKS."""
     seen = weight > 0.0
     some = tl.where(seen, weight, 1.0)
     mean = total / some[:, None]

@@ -1,8 +1,9 @@
-"""Shared prefixes where attention is cut by position alone (steady.py).
+"""Shared prefixes if attention is cut by position alone (steady.py).
 
-What a member gets from a prefix are whole pieces, each as the row itself would make it, bit by bit:
-queries beside a query change nothing. They lie where the row's own pieces would, so who merges a
-row need not know which of them were shared. A prefix that ends within a piece ends before it.
+What a member gets from a prefix are whole pieces, each bit by bit as the row itself would compute
+it: other queries beside a query change nothing. They are stored where the row's own pieces would
+be, so merging does not depend on which pieces were shared. A prefix that ends inside a piece ends
+before it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quire.backends.triton.tiles import LOG2_E, steady_tiles
 
 
 def steady_size(shape: HeadShape, num_rows: int) -> PrefixSize:
-    """Room for every row in a group, and for some that have long prefixes."""
+    """A size for every row in a group, and for some rows with long prefixes."""
     usual = PrefixSize.of(shape, num_rows, queries=steady_tiles(shape)[1].queries)
     return replace(usual, items=4 * usual.items)
 
@@ -33,7 +34,7 @@ class SteadyPrefixWork(PrefixWork):
     def attend_pieces(
         self, q: Tensor, keys: Tensor, values: Tensor, buffers: SteadyBuffers
     ) -> None:
-        """Every item's pieces, where their rows have them."""
+        """Compute all items' pieces, and store them in their rows' places."""
         shape = self.shape
         attend_steady_prefixes[(self.size.items, shape.num_kv_heads)](
             *(q, keys, values, *self._work, buffers.parts, buffers.sums),
@@ -49,7 +50,7 @@ class SteadyPrefixWork(PrefixWork):
         return super()._stretches([(b, members) for b, members in whole if len(b)])
 
     def _cuts(self, piece: Stretch, length: int, num_items: int, num_parts: int) -> list[int]:
-        """Where pieces begin and end; [] if there is no room for them all."""
+        """Where pieces begin and end; [] if there is no room for all."""
         size = self.shape.block_size
         end, cuts = piece.first + len(piece.blocks), [piece.first]
         while cuts[-1] < end:

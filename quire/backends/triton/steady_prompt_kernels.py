@@ -1,4 +1,4 @@
-"""The code that runs on the device for prompts of steady.py; compiled as steady_kernels.py is."""
+"""Device code for prompts of steady.py; compiled like steady_kernels.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _folded(
     weight: tl.tensor,
     total: tl.tensor,
 ) -> Any:
-    """top, weight, total after this piece, too: as the parts of a decode row are merged."""
+    """top, weight, total with this piece merged, as the parts of a decode row are."""
     mean, log_sum = finished(m, mass, acc)
     new_top = tl.maximum(top, log_sum)
     share, shrink = tl.exp2(log_sum - new_top), tl.exp2(top - new_top)

@@ -1,7 +1,7 @@
-"""The two ends of a decode step: what the rows feed, and what becomes of what they drew.
+"""The two ends of a decode step: the inputs of rows, and the tokens that they drew.
 
 Rows are columns of a matrix [columns, row stride] of 64-bit integers, whose lines
-steps/row_schema.py numbers; `places` name the row each place of a batch belongs to.
+steps/row_schema.py numbers; `places` has the row of each place of a batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ LAST_TOKEN, POSITION, NUM_OUTPUTS, FROZEN, MIN_TOKENS, MAX_TOKENS, STOP_IDS = (
     tl.constexpr(int(column)) for column in Column
 )
 NO_ID, SAID_FAILED, SAID_RESTS = (tl.constexpr(one) for one in (NOWHERE, FAILED, RESTS))
-PLACES_AT_ONCE = 256  # places a program works on at once
+PLACES_AT_ONCE = 256  # places of a program
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What the rows of a step feed, place by place. All but slots [places]; a row that rests has
+    """The inputs of a step, place by place. All are [places] except slots; an idle place has
     context 0, slot -1 and row -1."""
 
     token_ids: Tensor  # int64
     positions: Tensor  # int64
     slots: Tensor  # int64 [groups, places], for each group of layers
-    context_lens: Tensor  # int32, with the token that is fed
+    context_lens: Tensor  # int32, with the input token
     rows: Tensor  # int32
-    next_at: Tensor  # int32: where the token drawn will stand
+    next_at: Tensor  # int32: position of the drawn token
 
 
 def feed(ints: Tensor, places: Tensor, tables: Tensor, fed: Fed, *, block_size: int) -> None:
@@ -91,7 +91,7 @@ def _feed(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Some places, for one group of layers; the first writes what all of them share."""
+    """Some places, for one group of layers; the first group also writes what all groups share."""
     group = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = at < count

@@ -1,6 +1,6 @@
-"""How large the pieces are that attention kernels work on, by head size and dtype.
+"""Sizes of the tiles of attention kernels, by head size and dtype.
 
-Chosen from measurements on one H200, not searched for at run time.
+Chosen from measurements on one H200, not searched at run time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.backends.ops import HeadShape
 from quire.backends.triton.jit import power_of_two, precision
 
 LOG2_E = math.log2(math.e)  # scores are in units of log2
-# Bytes of keys (and as many of values) that a decode program asks for at a time.
+# Bytes of keys (and as many of values) that a decode program loads at a time.
 _DECODE_TILE_BYTES = 16 << 10
 _MMA_ROWS = 16  # the fewest rows tl.dot takes
 MANY_ROWS = 512
@@ -53,7 +53,7 @@ def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Til
 
 
 def prompt_tile(shape: HeadShape) -> Tile:
-    """The queries of a prompt."""
+    """The tile of a prompt."""
     few = shape.dtype.itemsize == 4 or (padded_width(shape) <= 128 and not shape.fp8_kv)
     return many_queries_tile(shape, 64 if few else 128)
 
@@ -85,7 +85,7 @@ def many_queries_tile(shape: HeadShape, queries: int) -> Tile:
 
 
 def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
-    """What every attention kernel is compiled for."""
+    """The constants of all attention kernels."""
     return {
         "KV_HEADS": shape.num_kv_heads,
         "GROUP": shape.group,
@@ -102,7 +102,7 @@ def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:
 
 
 def padded_width(shape: HeadShape) -> int:
-    """head_dim as the kernels hold it."""
+    """head_dim, padded as in the kernels."""
     return max(_MMA_ROWS, power_of_two(shape.head_dim))
 
 

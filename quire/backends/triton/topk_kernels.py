@@ -1,4 +1,4 @@
-"""The limits of a line from its few likeliest tokens, put aside in one pass over it."""
+"""Finds the limits of a line from its few likeliest tokens, collected in one pass over it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _put_aside(
         token = first + tl.arange(0, TILE)
         x = tl.load(logits + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
         mass += tl.where(x >= base, tl.exp2(x * rate - shift), 0.0)
-        # Few reach it, so that counting them one by one is cheaper than stopping to add up.
+        # Few reach it, so counting them one by one is cheaper than a sum.
         reaches = x >= bound
         place = tl.atomic_add(counter + tl.zeros([TILE], tl.int32), 1, mask=reaches)
         keep = reaches & (place < ROOM)
@@ -60,7 +60,7 @@ def _put_aside(
 
 @part
 def _mass(order: tl.tensor, weight: tl.tensor, least: tl.tensor) -> Any:
-    """The mass of what reaches `least`, added as integers: the same in any order."""
+    """The mass of tokens that reach `least`, added as integers: the same in any order."""
     whole = (tl.where(order >= least, weight, 0.0) * 1099511627776.0).to(tl.int64)
     return tl.sum(whole, 0).to(tl.float64) * (1.0 / 1099511627776.0)
 

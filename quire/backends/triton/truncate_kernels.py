@@ -1,14 +1,13 @@
-"""The code that runs on the device for min_p, top_k and top_p: a threshold, found by search.
+"""Device code for min_p, top_k and top_p: a threshold, found by search.
 
 Floats are compared as integers of the same order (order_kernels.py), and all three limits keep
-what is at or above some integer: top_k the largest one that k tokens reach, top_p the largest
-one whose tokens have enough mass. Equal logits at top_p's boundary are counted from the lowest
-token id on.
+tokens at or above some integer: top_k the largest integer that k tokens reach, top_p the largest
+one whose tokens have enough mass. Equal logits at top_p's boundary are counted by rising token id.
 
-Two passes over a line are enough where few tokens stay: the best of each lane gives a bound
-that enough tokens reach, and those are put aside and searched without the line (topk_kernels.py).
-Otherwise each pass over the line tries three thresholds and leaves a quarter of the range,
-8 passes for the 16 bits of bfloat16.
+Two passes over a line are enough if few tokens stay: the best of each lane give a bound that enough
+tokens reach, and those are collected and searched without the line (topk_kernels.py). Otherwise
+each pass over the line tries three thresholds and leaves a quarter of the range: 8 passes for the
+16 bits of bfloat16.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attention of prompts over a cache in fp8 by the kernel that knows none: what a pass reads is
-widened first, layer by layer, which takes little beside what is computed with it."""
+"""Attention of prompts over an fp8 cache by the kernel without fp8: what a pass reads is converted
+first, layer by layer, which costs little compared with the attention."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class WidenedAttention:
 def widened_attention(
     shape: HeadShape, inputs: AttentionInputs, num_tokens: int, window: int | None
 ) -> WidenedAttention | None:
-    """None where the cache is not in fp8, the other kernel does not serve, or a pass may read
-    more than is widened at a time."""
+    """None if the cache is not fp8, the other kernel cannot be used, or a pass may read more than
+    is converted at a time."""
     count, width = inputs.num_prefill, inputs.tables.shape[1]
     if not shape.fp8_kv or count * width * shape.block_size > MOST_WIDENED:
         return None
@@ -45,8 +45,8 @@ def widened_attention(
 def widen(
     keys: Tensor, values: Tensor, inputs: AttentionInputs, shape: HeadShape
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values of the slices' blocks, one table behind the other: [n * width, kv_heads, S,
-    D]. What is behind a context, or has no block, is 0 or not written at all."""
+    """Keys and values of the slices' blocks, table after table: [n * width, kv_heads, S, D]. Places
+    after a context, or without a block, are 0 or not written."""
     count, width = inputs.num_prefill, inputs.tables.shape[1]
     size = (2, count * width, shape.num_kv_heads, shape.block_size, shape.head_dim)
     made = torch.empty(size, dtype=shape.dtype, device=keys.device)

@@ -1,4 +1,4 @@
-"""The code that runs on the device for widen.py."""
+"""Device code of widen.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _scales(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> Any:
-    """What the numbers in fp8 of tokens `index` are multiplied with; 0 from `end` on."""
+    """The scales of the fp8 numbers of tokens `index`; 0 from `end` on."""
     real = index < end
     block = tl.load(table + index // SLOTS, mask=real, other=0)
     found = fetch_scales(cache, block, index, head, real, KV_HEADS, SLOTS, WIDTH)
