@@ -1,3 +1,3 @@
-"""Kernels in CUDA C++, for what Triton cannot lay out: compiled by NVRTC, which torch's wheels
-bring along, and launched by the driver. The sources are the .cu files here; they include nothing.
+"""Kernels in CUDA C++, where Triton's layouts are too slow: compiled by NVRTC, which is in torch's
+wheels, and launched by the driver. The sources are the .cu files here; they include nothing.
 """

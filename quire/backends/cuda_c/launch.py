@@ -1,4 +1,4 @@
-"""Kernels of .cu files, loaded and launched by the driver on torch's current stream."""
+"""Loads kernels of .cu files and launches them by the driver, on torch's current stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.backends.cuda_c.nvrtc import NoCudaC, machine_code
 
 SOURCES = Path(__file__).parent
 _DRIVER = "libcuda.so.1"
-# The driver's numbers for what a function and a launch may be asked for.
+# The driver's numbers of attributes of functions and launches.
 _DYNAMIC_SHARED, _CLUSTER, _OVERLAPS = 8, 4, 6
 _NON_BLOCKING = 1  # a stream that does not wait for the default one
 
@@ -70,7 +70,8 @@ class CudaKernel:
             self._attributes[i].value[: len(values)] = values
 
     def load(self) -> None:
-        """Onto the current device, compiled if need be; NoCudaC where that cannot be done."""
+        """Load onto the current device, after compiling if needed; NoCudaC if that is not
+        possible."""
         self._function(torch.cuda.current_device())
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Argument) -> None:
@@ -108,7 +109,7 @@ class CudaKernel:
 
 
 def _options(device: int) -> tuple[str, ...]:
-    """For this very architecture: `a` adds the instructions that no other one has."""
+    """Options for exactly this architecture: `a` adds instructions that no other has."""
     major, minor = torch.cuda.get_device_capability(device)
     own = "a" if major >= 9 else ""
     return f"--gpu-architecture=sm_{major}{minor}{own}", "--std=c++17"
@@ -125,7 +126,7 @@ def _as_c(value: Argument) -> ctypes._CData:
 
 
 def _enter(device: int) -> None:
-    """A thread that has used no CUDA yet has no context."""
+    """Set the context, which a thread that has not used CUDA yet does not have."""
     driver, context = driver_library(), ctypes.c_void_p()
     checked(driver.cuCtxGetCurrent(ctypes.byref(context)), "a context")
     if not context.value:
@@ -134,7 +135,8 @@ def _enter(device: int) -> None:
 
 
 def own_stream(device: int) -> int:
-    """A stream that torch, which has a fixed number of them, gives to nobody; it stays."""
+    """A stream that torch never hands out (it has a fixed number of them); it is never
+    destroyed."""
     stream = ctypes.c_void_p()
     _enter(device)
     made = driver_library().cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)

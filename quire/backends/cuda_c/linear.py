@@ -1,4 +1,4 @@
-"""Products with codes of 4 bits, for few rows and for many."""
+"""Products with 4-bit codes, for few rows and for many."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from quire.backends.linear import KeptQuantised
 from quire.backends.quantised.fragments import FragmentMatrix, fragments, has_fragments
 from quire.backends.quantised.grouped import GroupedMatrix
 
-_LEAST = (9, 0)  # clusters of blocks, and kernels that begin before the one ahead has ended
+_LEAST = (9, 0)  # clusters of blocks, and programmatic dependent launch
 _THREADS = 8
 
 
 class PlainRoom(Protocol):
-    """Memory in which a weight is made plain."""
+    """Memory into which a weight is dequantised."""
 
     plain: Tensor
 
@@ -43,8 +43,8 @@ class PlainRoom(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CodesMatrix:
-    """A weight [N, K] as the kernels of packed.cu take it. Passes of more than MOST_ROWS rows take
-    the plain weight: kept beside the codes, or made anew each time in `room`."""
+    """A weight [N, K] in the layout of packed.cu. Passes of more than MOST_ROWS rows use the plain
+    weight: kept beside the codes, or dequantised each time into `room`."""
 
     codes: FragmentMatrix
     plain: Tensor | None
@@ -52,12 +52,12 @@ class CodesMatrix:
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, room: PlainRoom, *, keeps_plain: bool) -> CodesMatrix:
-        """`matrix` is one that `is_packed` says yes to."""
+        """`matrix` must have passed `is_packed`."""
         dtype = room.plain.dtype
         plain = matrix.dequantised(dtype) if keeps_plain else None
         if plain is None:
             room.reserve(plain=matrix.shape[0] * matrix.shape[1])
-            spread_kernel(kind_of(matrix, dtype)).load()  # nothing is loaded into a graph
+            spread_kernel(kind_of(matrix, dtype)).load()  # not possible in a capture
         return cls(fragments(matrix, dtype), plain, room)
 
     @property
@@ -111,15 +111,15 @@ class PackedLinear(KeptQuantised):
 
 
 def is_packed(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether a weight, narrowed, can be multiplied with by the kernels of packed.cu."""
+    """Whether the kernels of packed.cu support a narrowed weight."""
     if not has_fragments(matrix, dtype) or not matrix.codes.is_cuda:
         return False
     return torch.cuda.get_device_capability() >= _LEAST
 
 
 def load_kernels(products: Iterable[tuple[Shaped, Way]], dtype: torch.dtype) -> None:
-    """Those that products of few rows take, compiled side by side before any is wanted; NoCudaC
-    where they cannot be had."""
+    """Load the kernels for products of few rows, compiled in parallel before they are needed;
+    NoCudaC if that is not possible."""
     wanted: dict[tuple[PackedKind, PackedTile, int, Way], None] = {}
     for matrix, way in products:
         kind = kind_of(matrix, dtype)
@@ -130,7 +130,7 @@ def load_kernels(products: Iterable[tuple[Shaped, Way]], dtype: torch.dtype) -> 
     device = torch.cuda.current_device()
 
     def load(one: tuple[PackedKind, PackedTile, int, Way]) -> None:
-        with torch.cuda.device(device):  # which threads have for themselves
+        with torch.cuda.device(device):  # the current device is a thread's own
             kernel_of(*one).load()
 
     with ThreadPoolExecutor(_THREADS) as pool:

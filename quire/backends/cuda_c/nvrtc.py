@@ -1,8 +1,8 @@
-"""CUDA C++ made machine code by NVRTC, and kept beside what Triton compiled.
+"""Compiles CUDA C++ to machine code by NVRTC, and keeps it beside Triton's cache.
 
-A file's name is a hash of the source, the options and the compiler, so none is older than what it
-was made from. Its first bytes are a hash of the rest: a damaged file is made again. It is written
-beside its place and moved there in one step, so that two processes may compile at once.
+A file's name is a hash of the source, the options and the compiler, so a file is never outdated.
+Its first bytes are a hash of the rest: a damaged file is made again. It is written to a temporary
+name and moved in one step, so that two processes may compile at the same time.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from pathlib import Path
 from quire.errors import NotSupported
 
 _DIGEST = 32  # bytes
-_PARTS = re.compile("builtins|alt")  # libraries beside it that are no compiler
+_PARTS = re.compile("builtins|alt")  # libraries beside it that are not the compiler
 
 
 class NoCudaC(NotSupported):
-    """Kernels in CUDA C++ cannot be had here; the message says why. There is another way to
-    compute whatever has such a kernel."""
+    """Kernels in CUDA C++ are not available here; the message says why. Everything with such a
+    kernel can also be computed in another way."""
 
 
 def machine_code(source: str, options: tuple[str, ...]) -> bytes:
-    """The cubin of a source, compiled if it is not there yet."""
+    """The cubin of a source, compiled if it is not kept yet."""
     nvrtc = _library()
     key = "\0".join((source, *options, *_version(nvrtc)))
     path = _folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     if (found := _read(path)) is not None:
         return found
     made = _compile(nvrtc, source, options)
-    with suppress(OSError):  # a folder that cannot be written costs the next start, no more
+    with suppress(OSError):  # without a writable folder the next start compiles again
         _write(path, made)
     return made
 
@@ -73,7 +73,7 @@ def _write(path: Path, made: bytes) -> None:
 def _library() -> ctypes.CDLL:
     for name in _places():
         with suppress(OSError):
-            # It asks for its other half by name alone, which is found once that is loaded.
+            # It loads its other half by name, which works once that is loaded.
             if os.sep in name:
                 for half in sorted(Path(name).parent.glob("libnvrtc-builtins.so*")):
                     ctypes.CDLL(str(half))
@@ -82,7 +82,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _places() -> Iterator[str]:
-    """Where torch's wheels put it, newest first, then wherever the system looks."""
+    """Its paths in torch's wheels, newest first, then the system's."""
     for folder in map(Path, sys.path):
         for inside in ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "torch/lib"):
             found = (folder / inside).glob("libnvrtc[.-]*so*")

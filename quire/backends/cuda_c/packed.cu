@@ -1,19 +1,19 @@
-// Products with weights in codes of 4 bits: out[rows, lines] = x[rows, columns] weight^T + bias.
+// Products with weights in 4-bit codes: out[rows, lines] = x[rows, columns] weight^T + bias.
 //
-// The weight is packed (packed_codes.py) in the order in which mma.m16n8k16 takes it: a thread reads
-// 16 bytes, which are its part of 16 lines by 64 columns. So codes are copied to shared memory only
-// to have many of them on the way, and a thread reads back what it copied itself.
+// The weight is packed (quantised/fragments.py) in the order in which mma.m16n8k16 reads it: a
+// thread reads 16 bytes, its part of 16 lines by 64 columns. Codes go through shared memory only so
+// that many copies are in flight, and a thread reads back what it copied itself.
 //
-// A block computes LINES lines, WN warps along lines and WK along columns, for ROWS rows; a cluster
-// of blocks shares the columns. Codes are multiplied as whole numbers less their zero point, which
-// 16 bits hold exactly, and the sums of a group are scaled in float32. Sums are added up in a fixed
-// order: warps of a block, then blocks of the cluster.
+// A block computes LINES lines for ROWS rows, with WN warps along lines and WK along columns; a
+// cluster of blocks shares the columns. Codes are multiplied as whole numbers minus their zero
+// point, which 16 bits represent exactly, and the sums of a group are scaled in float32. Sums are
+// added in a fixed order: warps of a block, then blocks of the cluster.
 //
-// Macros: ROWS, WN, WK, MT (tiles of 16 lines to a warp), STAGES, GROUP (columns to a scale, at most
-// those of a stage), HALF (float16 instead of bfloat16), SCALES_HALF (of scales and minima),
-// SECOND (0: all zero points are ZERO, 1: one to a group, 2: minima), ZERO, FEWEST (blocks to a
-// core), SPLITS (blocks that share the columns); and for steps of few rows (triton/small_batch.py
-// says what these compute) NORMED, GATED (silu of the first half of the lines times the second half)
+// Macros: ROWS, WN, WK, MT (tiles of 16 lines per warp), STAGES, GROUP (columns with one scale, at
+// most those of a stage), HALF (float16 instead of bfloat16), SCALES_HALF (of scales and minima),
+// SECOND (0: all zero points are ZERO, 1: one per group, 2: minima), ZERO, FEWEST (blocks per
+// core), SPLITS (blocks that share the columns); and for steps of few rows (defined in
+// triton/small_batch.py) NORMED, GATED (silu of the first half of the lines times the second half)
 // and ADDS.
 
 typedef unsigned int u32;
@@ -37,7 +37,7 @@ __device__ __forceinline__ u32 shared_place(const void* at) {
   return (u32)__cvta_generic_to_shared(at);
 }
 
-// 16 bytes on their way; zeros where there are none.
+// Begin to copy 16 bytes; zeros if not `known`.
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool known) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(known ? 16 : 0));
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-// x of 8 rows by 32 columns, or of 16 by 16, as the product takes it.
+// Read x of 8 rows by 32 columns, or of 16 by 16, in the layout of the product.
 __device__ __forceinline__ void read_x(u32 (&to)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(at));
@@ -132,8 +132,8 @@ struct Rows {
 #define AT_ONCE (THREADS / CHUNKS)           // rows of x that are copied at once: 4 or more
 #define SCALE_COPIES ((SETS * BLOCKS64 * 8 + THREADS - 1) / THREADS)
 
-// What a thread copies of each stage, and where from: pointers that only go on, because working out
-// where something is costs more than multiplying with it.
+// What a thread copies for each stage, and its sources: pointers that are only incremented, because
+// computing addresses costs more than the products.
 struct Copies {
   const uint4 *codes, *scales[SCALE_COPIES], *seconds[SCALE_COPIES];
   const u16* x;
@@ -211,7 +211,7 @@ struct Copies {
   }
 };
 
-// What one warp has of a stage: 16 MT lines by 64 columns, by all rows.
+// One warp's part of a stage: 16 MT lines by 64 columns, for all rows.
 __device__ __forceinline__ void multiply_stage(float (&sums)[MT][NB][4], u32 stage) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int along = warp % WN, part = warp / WN;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[MT][NB][4], u32 sta
   }
 }
 
-// The sums of a block's warps along columns, added up in shared memory: float [ROWS, PITCH].
+// Add the sums of a block's warps along columns, in shared memory: float [ROWS, PITCH].
 __device__ __forceinline__ void add_warps(float (&sums)[MT][NB][4], float* pool) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* mine = pool + (warp / WN) * ROWS * PITCH + warp % WN * MT * 16 + lane / 4;
@@ -311,7 +311,7 @@ __device__ __forceinline__ void add_warps(float (&sums)[MT][NB][4], float* pool)
   }
 }
 
-// What each row is to be multiplied with: 1 / sqrt(mean of squares + eps), of sums of their parts.
+// The norm's factor of each row: 1 / sqrt(mean of squares + eps), from partial sums of squares.
 __device__ __forceinline__ void find_factors(float* factors, const float* squares, int num_squares,
                                              const Rows& rows, float eps) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -325,7 +325,7 @@ __device__ __forceinline__ void find_factors(float* factors, const float* square
   }
 }
 
-// Two numbers of the result before they are rounded, added up over the blocks of the cluster.
+// Two numbers of the result before rounding, added up over the blocks of the cluster.
 __device__ __forceinline__ float2 sums_of(u32 sums, int r, int at) {
   float2 parts[SPLITS];
 #pragma unroll
@@ -353,7 +353,7 @@ __device__ __forceinline__ float opened(float gate, float up) {
   return wide_number((u16)rounded(gate / (1.f + __expf(-gate)), 0.f)) * up;
 }
 
-// The part that this block has of a tile's numbers; a warp has 64 that follow each other in a row.
+// This block's part of a tile's numbers; a warp has 64 neighbouring numbers of a row.
 __device__ __forceinline__ void store(u32 sums, const float* factors, const u16* bias, u16* out,
                                       const u16* norm, u16* scaled, float* made_squares,
                                       const Rows& rows, int tile, int lines, int split) {
@@ -404,7 +404,7 @@ multiply(const uint4* codes, const uint4* scales, const uint4* seconds, const u1
   int count = all * (split + 1) / SPLITS - first;
   Copies copies(codes, scales, seconds, rows, lines, group, tile, first, stages);
 
-  // Weights are there before the kernel ahead has ended; x is not.
+  // Weights may be read before the previous kernel has ended; x may not.
   asm volatile("griddepcontrol.launch_dependents;");
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++)
@@ -438,8 +438,8 @@ multiply(const uint4* codes, const uint4* scales, const uint4* seconds, const u1
   if (SPLITS > 1) meet_cluster();
 }
 
-// The plain weight [lines, columns] of the codes, each number rounded once; a warp makes 16 lines by
-// 64 columns of it.
+// The dequantised weight [lines, columns], each number rounded once; a warp makes 16 lines by 64
+// columns of it.
 extern "C" __global__ void __launch_bounds__(128)
 spread(const uint4* codes, const u16* scales, const u16* seconds, u16* out, int lines, int columns,
        int group) {

@@ -1,4 +1,4 @@
-"""Products with weights in codes of 4 bits, by the kernels of packed.cu."""
+"""Products with weights in 4-bit codes, by the kernels of packed.cu."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
 from quire.backends.quantised.fragments import FragmentMatrix
 
 MOST_ROWS = 32  # with more, the vendor's library is faster with the plain weight
-LINES = 128  # that products with more on the way than a sum come in multiples of
+LINES = 128  # products with a norm, gate or addition need a multiple of so many lines
 Way = Literal["plain", "normed", "gated", "adds"]
 _CORES = 132
 _STAGES = 6  # more are of no use
-_SHARED = 227 << 10  # bytes that the blocks of a core have together
-_RESERVED = 1 << 10  # of those, to a block
+_SHARED = 227 << 10  # bytes of shared memory of a core
+_RESERVED = 1 << 10  # reserved bytes of each block
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTile:
-    """What a block computes: `along` warps of 16 `tall` lines each, and `parts` warps that share
-    the columns of a stage. `blocks`: how many a core is to hold."""
+    """What a block computes: `along` warps of 16 * `tall` lines each, and `parts` warps that share
+    the columns of a stage. `blocks`: how many a core should hold."""
 
     rows: int
     along: int
@@ -40,13 +40,13 @@ class PackedTile:
 
     @property
     def depth(self) -> int:
-        """Columns to a stage."""
+        """Columns of a stage."""
         return 64 * self.parts
 
 
 @dataclass(frozen=True, slots=True)
 class PackedKind:
-    """What kernels are compiled for, besides a tile."""
+    """The constants of kernels, besides the tile."""
 
     group: int
     half: bool  # float16, else bfloat16
@@ -65,8 +65,8 @@ class PackedKind:
 
 
 def packed_tile(kind: PackedKind, num_rows: int, shape: tuple[int, int]) -> tuple[PackedTile, int]:
-    """How a weight [lines, columns] is multiplied with, as measured (benchmarks/gpu_packed.py), and
-    how many blocks share its columns."""
+    """The tile for a weight [lines, columns], by measurements (benchmarks/gpu_packed.py), and how
+    many blocks share its columns."""
     rows = next((one for one in (8, 16, 32) if num_rows <= one), 64)
     size = {32: (4, 2, 2, 2), 64: (4, 2, 2, 1)}.get(rows, (2, 4, 4, 2))
     tile = with_stages(kind, rows, size)
@@ -74,7 +74,7 @@ def packed_tile(kind: PackedKind, num_rows: int, shape: tuple[int, int]) -> tupl
 
 
 def with_stages(kind: PackedKind, rows: int, size: tuple[int, int, int, int]) -> PackedTile:
-    """A tile by its `along`, `parts`, `tall` and `blocks`, with as many stages as there is room."""
+    """A tile of this `along`, `parts`, `tall` and `blocks`, with as many stages as fit."""
     along, parts, tall, blocks = size
     tile = PackedTile(rows, along, parts, tall, 0, blocks)
     room = _SHARED // blocks - _RESERVED
@@ -94,7 +94,7 @@ def packed_splits(shape: tuple[int, int], tile: PackedTile) -> int:
 
 @cache
 def kernel_of(kind: PackedKind, tile: PackedTile, splits: int, way: Way = "plain") -> CudaKernel:
-    """There is one for all shapes."""
+    """The kernel, which is the same for all shapes."""
     return CudaKernel(
         *("packed.cu", "multiply", kernel_constants(kind, tile, splits, way)),
         threads=32 * tile.along * tile.parts,
@@ -127,13 +127,13 @@ def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int, way: Way) 
 
 @cache
 def spread_kernel(kind: PackedKind) -> CudaKernel:
-    """Makes weights plain."""
+    """The kernel that dequantises weights."""
     wanted = kernel_constants(kind, PackedTile(8, 2, 4, 4, 2, 1), 1, "plain")
     return CudaKernel("packed.cu", "spread", wanted, threads=128)
 
 
 class Shaped(Protocol):
-    """What is asked of a weight before its kernels are chosen."""
+    """The properties of a weight that decide its kernels."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -162,7 +162,7 @@ def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
 
 @dataclass(frozen=True, slots=True)
 class NormedRows:
-    """What sums are normed by: parts of the squares of the rows, float32 [rows, parts]."""
+    """The norm of sums: partial sums of squares of the rows, float32 [rows, parts]."""
 
     eps: float
     squares: Tensor
@@ -170,8 +170,8 @@ class NormedRows:
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:
-    """What sums are added to, where that times the weight of a norm goes, and parts of its
-    squares."""
+    """The addition of sums: the stream; where the stream times a norm's weight is written; and
+    partial sums of its squares."""
 
     stream: Tensor
     scaled: Tensor

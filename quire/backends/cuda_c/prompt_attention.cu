@@ -1,19 +1,20 @@
 // Attention of prompts on Hopper: softmax(q k^T) v over keys and values in blocks of a cache.
 //
-// Every thread block stays on its core and takes one tile after the other: TOKENS neighbouring
-// tokens of one sequence with all GROUP query heads of one KV head, 128 rows in all. Which block
-// takes which tile goes by who is done first; what a tile computes does not depend on it.
+// Every thread block stays on its core and computes one tile after the other: TOKENS neighbouring
+// tokens of one sequence with all GROUP query heads of one KV head, 128 rows in all. A block takes
+// the next tile when it is done; the result of a tile does not depend on the block.
 //
 // Four warps load (the queries of the next tile, keys, values, block by block, straight into
-// swizzled shared memory), two groups of four have 64 rows each. A group multiplies queries with
-// the next keys and weights with the last values in one go, and takes the exponents of the next
-// scores while the second product runs; the two groups take turns, so that one multiplies while
-// the other takes exponents. Tiles follow each other without a pause: the first scores of a tile
-// are computed beside the last product of the tile before it.
+// swizzled shared memory); two groups of four warps compute 64 rows each. A group starts the
+// product of queries with the next keys and that of weights with the last values together, and
+// computes the exponents of the next scores while the second product runs. The two groups
+// alternate, so that one multiplies while the other computes exponents. There is no pause between
+// tiles: the first scores of a tile are computed beside the last product of the previous one.
 //
-// Compiled with: WIDTH (of a head: 64 or 128), GROUP, KV_HEADS, SLOTS (of a block), STAGES (of keys
-// or values that are held), HALF (1: float16, 0: bfloat16), WINDOW (1: queries see the last
-// `window` tokens alone), SINKS (1: heads have one key more, of value 0, whose score is theirs).
+// Compiled with: WIDTH (head_dim: 64 or 128), GROUP, KV_HEADS, SLOTS (of a block), STAGES (of keys
+// or values that are held), HALF (1: float16, 0: bfloat16), WINDOW (1: queries see only the last
+// `window` tokens), SINKS (1: each head has one more key, with value 0 and the head's sink as
+// score).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -143,8 +144,8 @@ __device__ __forceinline__ void multiply(float (&x)[32], const u32 *a, u64 b, in
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(TURNED));
 }
 
-// Where a matrix is in shared memory, `offset` bytes behind an address: 128-byte swizzle, 1,024
-// bytes from 8 rows to the next, and a panel's from one panel to the next.
+// The descriptor of a matrix in shared memory, `offset` bytes after an address: 128-byte swizzle,
+// 1,024 bytes from 8 rows to the next, and a panel's size from one panel to the next.
 __device__ __forceinline__ u64 place(u32 address, int offset) {
   u32 low = (address >> 4 | (PANEL_BYTES >> 4) << 16) + (offset >> 4);
   return (u64)low | (u64)(1024 >> 4 | 1 << 30) << 32;
@@ -166,7 +167,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// A place in a ring, and how often it came round.
+// A place in a ring, and the parity of its rounds.
 template <int SIZE>
 struct Ring {
   int at = 0;
@@ -229,8 +230,8 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
     Span span(tile, window);
     const int *table = tables + (long long)tile.owner * table_stride;
     int most = (tile.context - 1) / SLOTS;
-    // Before a window a table may name no block (-1). Whichever is read there is hidden, but a row
-    // below 0 would pass for "no values yet", and those who multiply would wait for them forever.
+    // Before a window a table may have -1. Whatever is read there is masked, but a row below 0
+    // would mean "no values yet", and the multiplying warps would wait for them forever.
     int entry = max(table[min(span.last * BLOCKS + block, most)], 0);
     if (thread == 0) {
       barrier_wait(shared.q_empty(), q_turn ^ 1);
@@ -248,7 +249,7 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
       if (values_row >= 0) load_stage(shared, ring, v, values_row, copy);
       values_row = row;
     }
-    // Two places in turn: whoever reads one is done before it is written again.
+    // Two places in turn: a place is read before it is written again.
     if (thread == 0) numbers[q_turn] = coming;
     turn_wait(5, 32 * LOADERS);
     number = numbers[q_turn];
@@ -259,7 +260,7 @@ __device__ void load_tiles(Shared shared, Tile *told, int *numbers, const Map *q
     barrier_wait(shared.q_empty(), q_turn ^ 1);
     *told = Tile{0, 0, 0, -1};
     barrier_arrive(shared.q_full());
-    // The last block sets the count back for the next launch.
+    // The last block resets the counters for the next launch.
     if (atomicAdd(counter + 1, 1) == gridDim.x - 1) counter[0] = 0, counter[1] = 0;
   }
 }
@@ -271,7 +272,7 @@ struct Softmax {
 
   __device__ __forceinline__ void reset() { top[0] = top[1] = NO_SCORE, sum[0] = sum[1] = 0.f; }
 
-  // Scores become weights; `shrink`: what weights so far are to be multiplied with.
+  // Turn scores into weights; `shrink`: the factor of earlier sums.
   __device__ __forceinline__ void weigh(float (&s)[64], float scale, float (&shrink)[2]) {
     float high[2] = {top[0], top[1]}, other[2] = {s[1], s[3]};
 #pragma unroll
@@ -363,8 +364,8 @@ __device__ __forceinline__ void write_out(const float (&o)[WIDTH / 2], const Sof
   }
 }
 
-// Values behind the context are nobody's, and those before a window may be others' by now: they may
-// not be numbers, and 0 times such a value is none.
+// Values after the context were not written, and blocks before a window may belong to other rows:
+// they may be NaN, and 0 times NaN is NaN.
 __device__ __forceinline__ void clear_others(u32 stage, const Tile &tile, const Span &span, int at,
                                              int window, int thread, int group) {
   int first = WINDOW ? span.lowest - window + 1 - at * KEYS : 0, end = tile.context - at * KEYS;
@@ -485,7 +486,7 @@ __device__ __forceinline__ void attend_tiles(Shared shared, const Tile *told, ch
     if (ends) softmax.reset();
     softmax.weigh(s, scale, shrink);
     keep(s);
-    // Never so. The compiler moves the wait up as far as it can, which is to here.
+    // Never true. The compiler moves the wait up as far as possible, which is to here.
     if (softmax.sum[0] + softmax.sum[1] < 0.f) __trap();
     products_wait<0>();
     keep(o);
@@ -510,7 +511,7 @@ __device__ __forceinline__ void attend_tiles(Shared shared, const Tile *told, ch
   write_out(o, softmax, tile, row, lane, scale, sinks, out);
 }
 
-// tiles: those with the most keys first. counter: two zeros, and zeros again at the end.
+// tiles: those with the most keys first. counter: two zeros, which are zeros again at the end.
 extern "C" __global__ void __launch_bounds__(384, 1)
     attend_prompts(const __grid_constant__ Map q, const __grid_constant__ Map k,
                    const __grid_constant__ Map v, char *out, const float *sinks, const Tile *tiles,

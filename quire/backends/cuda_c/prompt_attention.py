@@ -1,8 +1,8 @@
 """Attention of prompts on Hopper, by prompt_attention.cu: its tiles, its maps and its launch.
 
-The kernel's tiles hold all query heads of one KV head for a few neighbouring tokens. Which tile
-belongs to which sequence is worked out on the device, once per pass, so a captured pass lists
-them anew. Those that see the most keys come first: none comes late.
+The kernel's tiles hold all query heads of one KV head for a few neighbouring tokens. The device
+computes once per pass which tile belongs to which sequence, also in a captured pass. The tiles that
+see the most keys come first, so that none of them is started late.
 
 Worked example, tiles of 4 tokens: query_starts [0, 6, 7], contexts [6, 3] make the tiles
     tokens 4..6 of sequence 0 (6 keys), tokens 0..4 of sequence 0 (4), token 6 of sequence 1 (3)
@@ -23,16 +23,16 @@ from quire.backends.ops import AttentionInputs, HeadShape
 from quire.base.notes import note
 
 _ROWS = 128  # of a tile: tokens times query heads of a KV head
-_KEYS = 128  # that it is multiplied with at a time, in whole blocks
-_PANEL = 64  # columns that lie together in shared memory
-_STAGES = {64: 12, 128: 6}  # by the width of heads: what fits
+_KEYS = 128  # keys that are multiplied at a time, in whole blocks
+_PANEL = 64  # contiguous columns in shared memory
+_STAGES = {64: 12, 128: 6}  # by head_dim: as many as fit
 _CONTROL = 1024  # bytes
 _THREADS = 384
-_CAPABILITY = (9, 0)  # these instructions are Hopper's alone
+_CAPABILITY = (9, 0)  # only Hopper has these instructions
 
 
 def serves(shape: HeadShape, device: torch.device) -> bool:
-    """Whether the kernel has what such heads need, on this device."""
+    """Whether the kernel supports these heads on this device."""
     plain = shape.softcap is None and not shape.values_in_keys and not shape.fp8_kv
     if not plain or shape.dtype.itemsize != 2 or shape.head_dim not in _STAGES:
         return False
@@ -43,7 +43,7 @@ def serves(shape: HeadShape, device: torch.device) -> bool:
 
 @cache
 def kernel_of(shape: HeadShape, windowed: bool, device: torch.device) -> CudaKernel | None:
-    """The kernel, compiled if need be; None where it cannot be had, which is said once."""
+    """The kernel, compiled if needed; None if it is not available, which is noted once."""
     if not serves(shape, device):
         return None
     kernel = CudaKernel(
@@ -73,7 +73,8 @@ def kernel_of(shape: HeadShape, windowed: bool, device: torch.device) -> CudaKer
 def prompt_attention(
     shape: HeadShape, inputs: AttentionInputs, num_tokens: int, window: int | None
 ) -> PromptAttention | None:
-    """Of the slices of a pass, which have so many tokens; None where the kernel does not serve."""
+    """Attention of the slices of a pass, with so many tokens; None if the kernel does not support
+    them."""
     kernel = kernel_of(shape, window is not None, inputs.tables.device)
     return None if kernel is None else PromptAttention(kernel, shape, inputs, num_tokens, window)
 
@@ -99,7 +100,7 @@ class PromptAttention:
             num_tokens,
             _ROWS // shape.group,
         )
-        # Which tile is next, and how many blocks are done; the kernel sets both back.
+        # The number of the next tile, and how many blocks are done; the kernel resets both.
         self._counters = torch.zeros(2, dtype=torch.int32, device=device)
         properties = torch.cuda.get_device_properties(device)
         self._num_blocks: int = properties.multi_processor_count
@@ -139,7 +140,8 @@ def list_tiles(
 
 
 def _map_of_queries(q: Tensor, shape: HeadShape) -> bytes:
-    """Boxes of a tile's heads and tokens, a panel wide; lines behind the last are zeros."""
+    """The map of queries, in boxes of a tile's heads and tokens, a panel wide; lines after the last
+    are 0."""
     width, size = shape.head_dim, q.dtype.itemsize
     sizes = (width, shape.num_heads, q.shape[0])
     box = (_PANEL, shape.group, _ROWS // shape.group)
@@ -147,7 +149,7 @@ def _map_of_queries(q: Tensor, shape: HeadShape) -> bytes:
 
 
 def _map_of_cache(cache: Tensor, shape: HeadShape) -> bytes:
-    """Boxes of a block's slots of one head, a panel wide."""
+    """The map of the cache, in boxes of a block's slots of one head, a panel wide."""
     width = shape.head_dim
     sizes = (width, cache.numel() // width)
     row_bytes = width * cache.dtype.itemsize

@@ -1,4 +1,5 @@
-"""Tensor maps: how Hopper's copies find boxes of a tensor, and lay them out in shared memory."""
+"""Tensor maps, by which Hopper's copies find boxes of a tensor and arrange them in shared
+memory."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from quire.backends.cuda_c.launch import checked, driver_library
 _BYTES, _ALIGNED = 128, 64
 _TYPES = {torch.float16: 6, torch.bfloat16: 9}  # the driver's numbers
 _SWIZZLED = 3  # rows of 128 bytes, as products of four warps read them
-_FETCHED = 3  # 256 bytes at a time into the second cache
+_FETCHED = 3  # 256 bytes at a time into the second-level cache
 
 
-@lru_cache(maxsize=4096)  # a map is an address and sizes; layers use the same ones again and again
+@lru_cache(maxsize=4096)  # cached: layers use the same maps again and again
 def encode_map(
     address: int,
     dtype: torch.dtype,
