@@ -36,7 +36,7 @@ class TextPrompt(_Extras):
 
 
 class TokensPrompt(_Extras):
-    """A prompt as token ids; `prompt` is the text they came from, if anyone knows it."""
+    """A prompt as token ids; `prompt` is their text, if the caller has it."""
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str | None]

@@ -1,7 +1,7 @@
-"""How the text of an answer is taken apart: reasoning, content, tool calls.
+"""Splits the text of an answer into reasoning, content and tool calls.
 
-`text` always stays whole; the parts are fields beside it. A chat is read for reasoning, and for
-tool calls where it was given tools; a completion only where an option names a parser.
+`text` always stays whole; the parts are fields beside it. The answer to a chat is searched for
+reasoning, and for tool calls if it was given tools; a completion only if an option names a parser.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from quire.outputs import AnswerReading
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """What the options say: `reasoning_parser` as a tag ("" for any), `tool_call_parser` as a
-    format (None: nothing was said)."""
+    """The options: `reasoning_parser` as a tag ("" for any), `tool_call_parser` as a format (None
+    if it is not set)."""
 
     reasoning_tag: str = ""
     tool_format: str | None = None
@@ -29,7 +29,7 @@ class AnswerOptions:
         return AnswerReading(self.reasoning_tag, tool_format, began, offered)
 
     def for_text(self, prompt: str | None) -> AnswerReading | None:
-        """The same for a completion; None where it is not read."""
+        """The same for a completion; None if it is not parsed."""
         if not self.reasoning_tag and self.tool_format is None:
             return None
         return self.for_chat(prompt, None)

@@ -1,7 +1,7 @@
-"""Byte-pair encodings: built of tokens and merges, and the merges found where a file has none.
+"""Byte-pair encodings, built from tokens and merges; for files without merges these are computed.
 
-SentencePiece's files say how good each piece is, tiktoken's which token comes first; what is merged
-into what follows from either.
+SentencePiece's files have a score for each piece, tiktoken's a rank for each token. The merges
+follow from either.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def byte_level_bpe(ids: dict[str, int], merges: Sequence[Any], cut: Cut) -> Backend:
-    """Byte-level BPE of tokens whose bytes are spelt as letters."""
+    """Byte-level BPE for tokens whose bytes are written as letters (GPT-2's alphabet)."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, normalizers
 
@@ -48,8 +48,8 @@ def _pre_tokenizer(cut: Cut) -> PreTokenizer:
 
 
 def merges_by_rank(tokens: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Every pair of tokens that makes a token, by the rank of what it makes; of one token those
-    with the lowest first part come first."""
+    """Every pair of tokens that forms a token, ordered by the rank of that token; pairs of one
+    token are ordered by the rank of their first part."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     merges: list[tuple[int, int]] = []
     for token in tokens:

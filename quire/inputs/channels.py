@@ -1,10 +1,10 @@
-"""Answers in channels, as gpt-oss writes them: before each message stands what it is for.
+"""Answers in channels, as gpt-oss writes them: before each message is a header with its purpose.
 
   <|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so<|return|>
   <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}<|call|>
 
 Messages of `analysis`, and those to tools of the model's own, are reasoning; those to functions are
-calls; all others are the answer. A text is gone over once, in whatever pieces it comes.
+calls; all others are the answer. A text is read once, in pieces of any size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _TO, _FUNCTIONS = "to=", "functions."
 # What ends a message; the last two begin the next one's header.
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", _START, CHANNEL)
 _END = re.compile("|".join(re.escape(mark) for mark in _ENDS))
-# How an answer begins that says to whom before it says where; names have bounds.
+# The beginning of an answer with the recipient before the channel; names are limited in length.
 _ADDRESS = re.compile(r"to=[\w.-]{0,200} ?")
-# What comes behind reasoning.
+# The headers that may follow reasoning.
 AFTER_REASONING = (f"{CHANNEL}final", f"{CHANNEL}commentary")
 
 Kind = Literal["reasoning", "content", "call"]
@@ -55,7 +55,7 @@ def _unaddressed(text: str) -> str:
 
 
 class ChannelReader:
-    """Takes an answer's text in pieces, and gives the messages' pieces."""
+    """Reads an answer's text piece by piece, and returns the pieces of its messages."""
 
     def __init__(self) -> None:
         self._held = ""  # not given yet
@@ -85,7 +85,7 @@ class ChannelReader:
         return made
 
     def finish(self) -> list[Piece]:
-        """What was held back at the end of the answer; of a header nothing is shown."""
+        """The text that is still held back at the end; an incomplete header is dropped."""
         held, self._held = self._held, ""
         if self._kind is None or not held:
             return []

@@ -1,7 +1,7 @@
-"""Chats to text: messages are checked and copied, a template is chosen, the template writes.
+"""Renders chats to text: messages are checked and copied, and the chosen template is rendered.
 
-What comes out is what `transformers`' apply_chat_template gives for the same template; tools and
-calls that the template would drop are written into the messages first. The text holds its own
+The text is the same as that of apply_chat_template in `transformers` for the same template. Tools
+and calls that the template would drop are written into the messages first. The text has its own
 beginning tokens, so it is encoded without adding any.
 """
 
@@ -25,12 +25,12 @@ CONTENT_FORMATS = ("auto", "string", "openai")
 _OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "range", "raise_exception", "strftime_now"}
 )
-# Arguments of apply_chat_template that would have a meaning there, and none in a template.
+# Arguments of apply_chat_template itself, which are not variables of a template.
 _NOT_VARIABLES = frozenset(
     {"chat_template", "continue_final_message", "conversation", "return_dict", "tokenize"}
 )
-# Written after the final message to find where it ends; the space shows whether the template
-# trims. Private-use characters, so no message says it by chance.
+# Written after the final message to find its end; the space at the end shows whether the template
+# trims text. It has private-use characters, so that no message contains it by chance.
 _MARK = "\ue0c0end of the final message\ue0c1 "
 
 
@@ -45,7 +45,7 @@ def is_conversation(messages: object) -> bool:
 
 
 def read_template(given: str | Path) -> str:
-    """A template as the option takes it: its text, or the path of a file that holds it."""
+    """The template given by the option: as text, or as the path of a file."""
     path = Path(given)
     if isinstance(given, Path) or not any(sign in given for sign in "{}\n"):
         try:
@@ -63,8 +63,8 @@ def read_template(given: str | Path) -> str:
 def choose_template(
     given: str | None, templates: Mapping[str, str], *, with_tools: bool = False
 ) -> str:
-    """The template to use: the one given (as text, or by the name the model has for it), else the
-    model's own for tools, else its usual one."""
+    """The template to use: the given one (text, or the name of one of the model's templates), else
+    the model's template for tools, else its default one."""
     if given is not None:
         return templates.get(given, given)
     name = "tool_use" if with_tools and "tool_use" in templates else "default"
@@ -275,8 +275,8 @@ def _unreadable(why: str) -> InvalidPrompt:
 def render_conversations(
     conversations: Sequence[Any], tokenizer: Tokenizer, *, first_index: int = 0, **options: Any
 ) -> list[ChatText | QuireError]:
-    """Each conversation as text, or what is wrong with it, naming its index. A message may be any
-    object, with methods that raise whatever they like."""
+    """Each conversation as text, or an error with its index. A message may be any object, whose
+    methods may raise any exception."""
     rendered: list[ChatText | QuireError] = []
     for index, messages in enumerate(conversations, start=first_index):
         try:

@@ -1,12 +1,11 @@
-"""A list of choices -> what the model is asked to score, so that one of them is the answer.
+"""Makes of a list of choices the token sequences that the model scores.
 
-A choice is spelled in its canonical tokens: those that the tokenizer itself gives for it. An
-answer counts for the longest choice that it begins with: so it counts for one at most, also where
-one choice begins another ("a" and "ab"), and what the model would have added to it, a full stop or
-a reason, is not held against it. No end token is asked for: choices of one token are scored by
-the pass over the prompt alone.
+A choice is written in its canonical tokens: those that the tokenizer makes of its text. An answer
+counts for the longest choice that it begins with. So it counts for at most one choice, also if one
+choice begins another ("a" and "ab"), and a full stop or an explanation after it does not lower its
+score. No end token is scored, so choices of one token need only the pass over the prompt.
 
-Some requests can only be honoured token by token, by masked decoding. They are, unless they say
+Some requests can only be answered token by token, by masked decoding. That happens unless they have
 choice_mode="whole".
 """
 
@@ -24,10 +23,10 @@ from quire.sampling_params import SamplingParams
 MOST_CHOICES = 16_384
 # Log-probabilities that one request may return, of all tokens of all choices together.
 MOST_LOGPROBS = 2**22
-# What may stand before a choice, so that a tokenizer which begins every text with a space of its
-# own gives the tokens of the choice without it.
+# Texts put before a choice, because some tokenizers add a space at the beginning of a text: after
+# one of these the choice has its tokens without that space.
 _BEFORE = ("", "\n", ":")
-_KEPT = 64  # lists that were spelled, because many rows share one
+_KEPT = 64  # lists whose tokens are remembered, since many rows share a list
 
 
 class ChoiceReader:
@@ -39,8 +38,8 @@ class ChoiceReader:
         most_tokens: int,
         edits_logits: bool = False,
     ) -> None:
-        """`most_tokens` are what a row may have; `edits_logits`: the LLM has logits processors
-        for all rows."""
+        """`most_tokens` is the limit of a row; `edits_logits`: the LLM has logits processors for
+        all rows."""
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
         self._edits_logits, self._has_tokenizer = edits_logits, tokenizer is not None
 
@@ -51,8 +50,8 @@ class ChoiceReader:
         self._spelled = spelled
 
     def read(self, params: SamplingParams) -> Choices | None:
-        """The choices that are taken as a whole; None where there are none, or where a grammar is
-        to be followed token by token."""
+        """The choices to score as a whole; None if there are none, or if a grammar must be followed
+        token by token."""
         wanted = params.structured_outputs
         if wanted is None or wanted.choice is None or wanted.choice_mode == "tokens":
             return None
@@ -77,7 +76,7 @@ class ChoiceReader:
     def for_request(
         self, choices: Choices | None, params: SamplingParams, num_prompt: int, processors: Any
     ) -> Choices | None:
-        """The same for one request, whose logits these processors edit."""
+        """The same for one request, given its logits processors."""
         if choices is None:
             return None
         if processors:
@@ -127,8 +126,8 @@ def _ending(ids: Ints, wanted: bytes, tokenizer: Tokenizer, vocab_size: int) -> 
 
 
 def _longer(token_ids: Sequence[Ints]) -> tuple[tuple[int, ...], ...]:
-    """Of each those that go on from it, with none between them. In their order, what begins
-    others stands right before all of these."""
+    """For each choice the next longer ones that begin with it. In sorted order a choice comes right
+    before all that begin with it."""
     listed = [ids.tolist() for ids in token_ids]
     longer: list[list[int]] = [[] for _ in listed]
     begun: list[int] = []  # each begins the next, and all of them what was last looked at
@@ -156,7 +155,7 @@ def _asked_by_token(params: SamplingParams, choices: Choices, vocab_size: int) -
 
 
 def _refuse_whole(params: SamplingParams, why: str) -> None:
-    """The choice can only be drawn token by token: an error where that was ruled out."""
+    """Raise if choice_mode="whole" is set, since this choice can only be drawn token by token."""
     wanted = params.structured_outputs
     if wanted is not None and wanted.choice_mode == "whole":
         raise InvalidParams(

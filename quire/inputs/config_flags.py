@@ -1,4 +1,4 @@
-"""What tokenizer_config.json says over tokenizer.json, as transformers has it."""
+"""Flags of tokenizer_config.json that override tokenizer.json, as in transformers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-# Classes of any vocabulary: they take what tokenizer.json has, and give models types of tokens only
-# where they are told to.
+# Generic classes: they use tokenizer.json as it is, and give models token types only if the
+# configuration says so.
 ANY_VOCABULARY = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# What classes of BERT's kind take from the configuration, and its name in their normaliser.
+# Fields of the configuration that classes of BERT's kind use, with their names in the normaliser.
 _OF_BERT = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",

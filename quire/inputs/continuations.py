@@ -1,4 +1,4 @@
-"""Contexts and their continuations, as a caller passes them -> requests that score.
+"""Makes requests that score from contexts and their continuations.
 
 Text is split as lm-eval splits it: spaces at the end of a context belong to the continuation,
 both are encoded together, and the continuation is what comes after the context's own tokens. A
@@ -31,7 +31,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ContinuationBatch:
-    """Requests, and for each context of the caller where its continuations went."""
+    """Requests, and for each context of the caller the places of its continuations in them."""
 
     requests: list[Request]
     places: list[list[Place]]
@@ -66,8 +66,8 @@ class ContinuationReader:
         pool_tokens: int,
         take_numbers: Callable[[int], int],
     ) -> None:
-        """`take_numbers` gives the first of so many numbers that no other request has: an engine of
-        several calls knows requests by them."""
+        """`take_numbers` returns the first of so many unused request numbers, by which an engine
+        that serves several calls distinguishes requests."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._take_numbers = take_numbers
         self._max_model_len, self._pool_tokens = max_model_len, pool_tokens
@@ -166,7 +166,7 @@ class ContinuationReader:
         return self._prefix, whole[1:] if starts_with_it else whole
 
     def _begun(self, ids: Ints) -> Ints:
-        """With the tokens that the tokenizer puts before a text; none twice."""
+        """The ids with the tokens that the tokenizer puts before a text, unless they have them."""
         first = self._beginning
         if len(first) and len(ids) and ids[0] == first[-1]:
             first = first[:-1]
@@ -174,7 +174,7 @@ class ContinuationReader:
 
     @cached_property
     def _beginning(self) -> Ints:
-        """What the tokenizer puts before a text."""
+        """The tokens that the tokenizer puts before a text."""
         if self._tokenizer is None:
             return np.empty(0, np.int32)
         plain, around = (self._tokenizer.encode("a", special) for special in (False, True))
@@ -185,7 +185,7 @@ class ContinuationReader:
 
     @property
     def _prefix(self) -> Ints:
-        """What stands for a context without tokens."""
+        """The token used for a context without tokens."""
         tokenizer = self._tokenizer
         known = [] if tokenizer is None else [tokenizer.bos_id, *tokenizer.eos_ids]
         for token in known:

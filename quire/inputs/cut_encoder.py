@@ -1,7 +1,7 @@
 """Texts and pairs of texts as token ids with their types, cut to a length inside special tokens.
 
-Cutting the ids afterwards would cut off the token that ends a text. The tokenizer's own cutting
-keeps what it adds around a text, and shortens the longer text of a pair.
+To cut the ids afterwards would remove the token that ends a text. The tokenizer's own truncation
+keeps the tokens around a text, and shortens the longer text of a pair.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CutEncoder:
     def encode(
         self, texts: Sequence[Text], add_special_tokens: bool
     ) -> list[tuple[Ints, Ints] | InvalidPrompt]:
-        """(ids, types) of each, or what is wrong with it."""
+        """(ids, types) of each text, or its error."""
         found: list[tuple[Ints, Ints] | InvalidPrompt] = []
         for first in range(0, len(texts), _BATCH):
             some = texts[first : first + _BATCH]
@@ -51,7 +51,7 @@ class CutEncoder:
         except InvalidPrompt as error:
             if len(texts) == 1:
                 return [error]
-        # One of them: the others are good.
+        # One text is invalid: encode them one by one to find it.
         return [row for text in texts for row in self._encoded([text], special)]
 
     def _batch(self, texts: Sequence[Text], special: bool) -> list[tuple[Ints, Ints]]:

@@ -1,9 +1,9 @@
-"""Token ids back to text, as what the tokens add after their prompt.
+"""Decodes token ids to the text that they add after their prompt.
 
 A completion is decoded from its bytes, with the prompt as context: a space before its first word
-stays, and a character that the prompt began is completed. Bytes that are no UTF-8 become U+FFFD;
-those of a character that may still be finished are held back until it is. All at once or piece
-by piece gives the same text, in time linear in the tokens.
+stays, and a character that the prompt began is completed. Invalid UTF-8 becomes U+FFFD; the bytes
+of an incomplete character are held back until it is complete. All tokens at once or one by one give
+the same text, in time linear in the tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Place = tuple[tuple[bytes, int], bool]  # the decoder's, and whether nothing can
 
 
 class _WordEnds(codecs.BufferedIncrementalDecoder):
-    """A space at the end waits for what follows: without that it is none."""
+    """Holds back a space at the end of the text, which is dropped if no word follows."""
 
     def _buffer_decode(self, input: Any, errors: str, final: bool) -> tuple[str, int]:
         return codecs.utf_8_decode(input.removesuffix(b" "), errors, final)
@@ -56,14 +56,14 @@ class Detokenizer:
             tail = self._pieces[int(token_id)] + tail
             if len(tail) >= _TAIL:
                 break
-        self._fresh = not tail  # nothing that can be seen comes before the answer
+        self._fresh = not tail  # no visible text comes before the answer
         kind = _WordEnds if self._bytes.ends_words else _UTF8
         self._decoder = kind(errors="replace")
         self._decoder.decode(tail[-_TAIL:])
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these tokens complete."""
-        # numpy's own integers would be looked up an order of magnitude more slowly
+        # looking up numpy integers would be ten times slower
         plain = ids.tolist() if hasattr(ids, "tolist") else ids
         parts = list(map(self._pieces.__getitem__, plain))
         if self._fresh:
@@ -72,12 +72,11 @@ class Detokenizer:
 
     @property
     def place(self) -> Place:
-        """Between the tokens before and those to come, for `num_completing`."""
+        """The present position in the text, for `num_completing`."""
         return self._decoder.getstate(), self._fresh
 
     def num_completing(self, place: Place, ids: Sequence[int], num_characters: int) -> int:
-        """How many of the tokens that were pushed at a place it takes until so many characters of
-        their text are there."""
+        """How many of `ids`, which were pushed at `place`, are needed for so many characters."""
         here = self.place
         self._go(place)
         totals = accumulate(len(self.push([token_id])) for token_id in ids)
@@ -90,7 +89,7 @@ class Detokenizer:
         self._decoder.setstate(state)
 
     def finish(self) -> str:
-        """What is left: U+FFFD for a character that never came to its end."""
+        """The rest of the text: U+FFFD for a character that was not completed."""
         return self._decoder.decode(b"", final=True)
 
     def _drop_first_space(self, parts: list[bytes], ids: Iterable[int]) -> None:
@@ -102,10 +101,10 @@ class Detokenizer:
 
 
 class TokenTexts:
-    """What single tokens add to a text, by the tokens before them.
+    """The text that single tokens add, which depends on the tokens before them.
 
-    A token that leaves a character unfinished adds nothing; the one that finishes it adds all that
-    was left open. With byte tokens after " x": [0xE2], [0x88], [0x9A] add "", "", "√".
+    A token that leaves a character incomplete adds nothing; the token that completes it adds the
+    whole character. With byte tokens after " x": [0xE2], [0x88], [0x9A] add "", "", "√".
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -113,12 +112,12 @@ class TokenTexts:
         self._whole = _WholeTexts(self._pieces)
 
     def text(self, token_id: int, before: Sequence[int]) -> str:
-        """What the token adds after `before`, of which the last few count."""
+        """The text that the token adds after `before`; only the last few of these matter."""
         text = self._whole[token_id]
         return self._after(token_id, before) if text is None else text
 
     def whole(self, token_ids: Sequence[int]) -> list[str | None]:
-        """What each adds wherever it stands; None where that depends on the tokens before it."""
+        """The text of each token; None if it depends on the tokens before."""
         return list(map(self._whole.__getitem__, token_ids))
 
     def _after(self, token_id: int, before: Sequence[int]) -> str:
@@ -178,7 +177,6 @@ def completion_texts(
 def marked_text(
     tokenizer: Tokenizer, prompt_ids: Sequence[int] | Ints, output_ids: Sequence[int] | Ints
 ) -> str:
-    """The same with every special token in it, and nothing else: some models mark by them what is
-    reasoning and what a call."""
+    """The same text with all special tokens, which mark reasoning and calls for some models."""
     shown = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
     return completion_text(tokenizer, prompt_ids, output_ids, **shown)

@@ -1,4 +1,4 @@
-"""Prompts in two parts, for models whose decoder attends to an encoder: as one prompt, which has
+"""Joins prompts in two parts, for models whose decoder attends to an encoder, to one prompt: with
 the text or token ids of the decoder and the media of the encoder."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXAMPLE = (
 
 
 def as_one_prompt(given: Any) -> Any:
-    """The prompt as it is where it has no parts."""
+    """The joined prompt; a prompt without parts is returned unchanged."""
     if not isinstance(given, Mapping) or not any(part in given for part in _PARTS):
         return given
     encoder, decoder = (given.get(part) for part in _PARTS)
@@ -34,7 +34,7 @@ def as_one_prompt(given: Any) -> Any:
     if decoder is None:
         if "decoder_prompt" not in given:
             raise _wrong("the decoder_prompt is missing")
-        decoder = START  # as scripts for vLLM mean it: where every answer begins
+        decoder = START  # in scripts for vLLM None means the token that begins every answer
     if not isinstance(decoder, Mapping):
         decoder = {"prompt" if isinstance(decoder, str) else "prompt_token_ids": decoder}
     media = {key: value for key, value in encoder.items() if not key.startswith("prompt")}

@@ -1,8 +1,8 @@
-"""The filters of templates, each with its law: what it may make at most.
+"""The filters of templates, each with a limit (a Law) for the size of its result.
 
-Jinja's own, wrapped; those that could make much of little are written here. A value that is not
-text and is taken as text is weighed first, since a list that holds one list a thousand times, which
-holds another a thousand times, is small and its text is not.
+Most are Jinja's own, wrapped; filters that could make a large result of a small value are written
+here. Before a value that is not text is used as text, its size is estimated: a list that contains
+one list a thousand times, which contains another a thousand times, is small, but its text is not.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def metered_filters() -> dict[str, Filter]:
 
 
 def metered_test(function: Filter) -> Filter:
-    """A test that compares two values, which are looked at first."""
+    """A test that compares two values, after their sizes are counted."""
 
     @pass_context
     def limited(context: Any, *values: Any) -> Any:
@@ -93,7 +93,7 @@ def as_text(context: Any, value: Any) -> str:
 
 
 def _call(context: Any, function: Filter, *args: Any, **kwargs: Any) -> Any:
-    """A filter of Jinja's, with what it wants to see in front."""
+    """Call a filter of Jinja's, with the context or environment that it expects first."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
     if wanted is None:
         return function(*args, **kwargs)
@@ -256,7 +256,7 @@ def _write_sum(context: Any, *parts: Any) -> str:
 
 @pass_context
 def _write_sum_of_two(context: Any, left: Any, right: Any) -> str:
-    # Two and three parts are nearly all there is, and every message has some.
+    # A fast way for two and three parts, which nearly all joins in templates have.
     if type(left) is str and type(right) is str:
         meter = context.meter
         meter.left -= len(left) + len(right)

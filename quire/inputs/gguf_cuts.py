@@ -1,4 +1,4 @@
-"""How text is cut before pairs are merged, by the names that GGUF files have for it."""
+"""The rules by which text is cut before pairs are merged, by their names in GGUF files."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Four kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and
 names the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are
-SentencePiece's BPE and unigram: the file has pieces with scores, from which merges follow, or which
-add up to that of a text. "bert" is WordPiece (gguf_wordpiece.py). A rule that is not known is
-refused: a near guess would give tokens that are nearly right, and the error would go unnoticed.
+SentencePiece's BPE and unigram: the file has pieces with scores, which give the merges, or are
+added up for a text. "bert" is WordPiece (gguf_wordpiece.py). An unknown rule is refused: a similar
+one would give tokens that are nearly right, and nobody would notice the error.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
     from tokenizers.normalizers import Normalizer
 
-_NEVER = -1e6  # a score that no text is worth
+_NEVER = -1e6  # a score so low that the piece is never used
 # Tokens that end a turn in the chat formats of the supported families.
 _TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
-# Encoders whose files get no ends but those they ask for.
+# Encoders whose texts get only the end tokens that the file asks for.
 _ENDS_AS_DECODERS = ("eurobert", embeddinggemma.GGUF)
 _NAMED = {
     "bos_token": "bos_token_id",
@@ -55,8 +55,8 @@ _NAMED = {
 
 
 class _Ends(NamedTuple):
-    """Which ends texts get where the file does not say, and how many ends of text stand between
-    the two of a pair."""
+    """The end tokens of texts if the file does not say, and the number of end-of-text tokens
+    between the two texts of a pair."""
 
     bos: bool = False
     eos: bool = False
@@ -123,7 +123,7 @@ def _is_encoder(metadata: Mapping[str, Any]) -> bool:
 
 
 def _marks_between(metadata: Mapping[str, Any]) -> int:
-    """RoBERTa and XLM-RoBERTa, which are called as BERT is, have two."""
+    """The number of end tokens between two texts: two for RoBERTa, which is also named bert."""
     return 2 if metadata.get("general.architecture") in ("bert", "jina-bert-v3") else 1
 
 
@@ -202,7 +202,7 @@ def _pieces(vocabulary: Vocabulary, scores: Sequence[float], unknown: int | None
 
 
 def _cleaning(metadata: Mapping[str, Any], kind: str) -> list[Normalizer]:
-    """What is done to a text first: characters by a table, runs of spaces made one."""
+    """The normalizers of a text: a table of characters, and runs of spaces made one space."""
     from tokenizers import Regex, normalizers
 
     steps: list[Normalizer] = []

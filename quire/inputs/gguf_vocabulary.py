@@ -1,5 +1,5 @@
-"""What the metadata of a GGUF file say of its tokenizer, checked: the tokens with their types, and
-values of the kind that each must be. One of another kind is refused by its key."""
+"""Reads the tokenizer's metadata of a GGUF file: the tokens with their types, and other values. A
+value of the wrong type is refused with the name of its key."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The WordPiece tokenizers of BERT's GGUF files ("bert").
 
-A file has "▁un" for a piece that begins a word and "happy" for one that goes on, where a vocabulary
-has "un" and "##happy". Whether texts are made lower case, and lose their accents, newer files say;
-of others the pieces do: what was made of texts with capitals has each of those as a piece, and what
-was made of texts without accents has no piece with one.
+A file has "▁un" for a piece that begins a word and "happy" for one inside a word, where a
+vocabulary has "un" and "##happy". Newer files say whether texts are made lower case and lose their
+accents. For other files it follows from the pieces: a vocabulary made from texts with capitals has
+each capital as a piece, and one made from texts without accents has no piece with an accent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tokenizer that a caller made with Transformers, as one of ours."""
+"""Converts a tokenizer that a caller made with Transformers to a Tokenizer of quire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.inputs.tokenizer import Tokenizer
 
 
 def tokenizer_of(given: Any) -> Tokenizer:
-    """The same tokenizer, read from what it saves: the caller's object is not kept."""
+    """The same tokenizer, saved and read again: the caller's object is not kept."""
     if getattr(given, "backend_tokenizer", None) is None or not hasattr(given, "save_pretrained"):
         raise InvalidOption(
             f"the tokenizer is a {type(given).__name__}; quire takes the fast ones of "

@@ -1,7 +1,7 @@
 """The tokenizer of a Hugging Face model directory.
 
-`tokenizer.json` is the truth about how text is cut and which beginning and end tokens are added
-(older `add_bos_token` settings beside it count for nothing, as in transformers 5);
+`tokenizer.json` decides how text is cut and which beginning and end tokens are added (older
+`add_bos_token` settings beside it are ignored, as in transformers 5);
 `tokenizer_config.json` names the special tokens and may add some, and has some flags
 (config_flags.py). Code that a repository brings along (`auto_map`) is never run.
 """
@@ -43,7 +43,7 @@ _PLAIN_PIECES = (
 _TYPES = "token_type_ids"
 _LARGEST_FILE = 512 * 2**20
 _PREFIX = "continuing_subword_prefix"
-# A letter written as an escape, which no writer of JSON does and which would hide a name.
+# A letter written as an escape, which no JSON writer makes and which could hide a name.
 _ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
@@ -137,8 +137,8 @@ def _read_backend(directory: Path, path: Path) -> Backend:
 
 
 def _check_merges(text: str, path: Path) -> None:
-    """Refuse merges whose right part lacks the prefix that the library cuts off it unseen: that
-    does not raise, it ends the process."""
+    """Refuse merges whose right part lacks the prefix. The library removes that prefix without a
+    check, which would crash the process."""
     if _PREFIX not in text and not _ESCAPED_ASCII.search(text):
         return
     model = _parsed(text, path).get("model")

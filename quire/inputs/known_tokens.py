@@ -1,5 +1,5 @@
-"""Tokens of prompts and parameters, once they are known: whether the model has them, whether they
-fit, and how many are asked about."""
+"""Checks the tokens of prompts and parameters: whether the model has them, whether they fit, and
+how many logprobs are asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.request import Ints, NamedTokens
 from quire.sampling_params import SamplingParams
 
 MOST_BYTES = 2 << 30  # of the prompt logprobs of a request: a prompt times a vocabulary has no end
-# What one takes: in arrays, or in flat lists.
+# Bytes for one logprob: in arrays, or in flat lists.
 _ARRAY_BYTES, _FLAT_BYTES = 8, 100
 
 
@@ -45,7 +45,7 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, *, max_logprobs: i
 
 
 def check_encoded(ids: Ints, vocab_size: int) -> Ints | QuireError:
-    """The ids that a tokenizer made of a text, or what is wrong with them."""
+    """The ids that a tokenizer made of a text, or their error."""
     if not len(ids):
         return InvalidPrompt(
             "the text gives no tokens at all; give it at least one character that counts",
@@ -63,8 +63,8 @@ def check_encoded(ids: Ints, vocab_size: int) -> Ints | QuireError:
 
 
 def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: int) -> None:
-    """PromptTooLong where so many tokens, some of them of media, find no room. Programs tell it
-    from other errors by vLLM's words, of which there are two kinds."""
+    """Raise PromptTooLong if so many tokens, some of them of media, do not fit. The messages have
+    vLLM's two wordings, by which programs recognise this error."""
     if count < max_model_len and count <= pool_tokens:
         return
     has = f"the prompt (length {count})" + f", {num_media} of them of media," * bool(num_media)
@@ -107,7 +107,7 @@ def check_prompt_logprobs(num_prompt: int, params: SamplingParams, vocab_size: i
 
 
 def named_tokens(num_prompt: int, params: SamplingParams) -> NamedTokens | None:
-    """The tokens that a request names for the places of its prompt's."""
+    """The tokens that a request names for the positions of its prompt."""
     lines = params.prompt_logprob_token_ids
     if lines is None:
         return None

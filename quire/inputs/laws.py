@@ -1,7 +1,7 @@
-"""What a method or a filter may make at most: looked up before a template runs it.
+"""Laws: upper limits for the size of the result of a method or filter, used before a template calls
+it.
 
-A method or filter that is in no table here cannot be called, so nothing new is unbounded by
-oversight.
+A method or filter without a law cannot be called, so that no new one is unlimited by mistake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Law = Callable[[Meter, Any, Sequence[Any]], int]
 _MOST_WIDTH = 1 << 20
 _MOST_DIGITS = 100
 _MOST_ATTRIBUTE = 200
-SLOW_TEXT = 256 << 10  # characters for what takes a microsecond a character
+SLOW_TEXT = 256 << 10  # characters, for operations that take a microsecond for each
 WIDE = re.compile(r"\d{6}|%[^%a-zA-Z]*\*|\{[^}]*\{")  # a wide field, or a width to be filled in
 _LINE_ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -81,7 +81,7 @@ def _nothing(meter: Meter, value: Any, arguments: Sequence[Any]) -> int:
 
 
 def _searched(meter: Meter, value: Any, arguments: Sequence[Any]) -> int:
-    """Each item is compared with what is looked for."""
+    """For a search: each item is compared with the argument."""
     if any(type(a) not in SCALARS for a in arguments):
         meter.weigh(value)
     return 0
@@ -178,13 +178,13 @@ def _cut_up(meter: Meter, value: Any, arguments: Sequence[Any]) -> int:
 
 
 def check_attribute(name: Any) -> None:
-    """Refuse a long path of attributes: it is followed for every item of a list."""
+    """Refuse a long path of attributes, since it is followed for every item of a list."""
     if isinstance(name, str) and len(name) > _MOST_ATTRIBUTE:
         raise SecurityError(f"the template asks for an attribute of {len(name):,} characters")
 
 
 def _whole(meter: Meter, value: Any, arguments: Sequence[Any]) -> int:
-    """What sorts or groups the items of a list looks into each, and makes lists of its own."""
+    """For sorting and grouping, which read every item and make new lists."""
     for argument in arguments:
         check_attribute(argument)
     num_items = len(value) if hasattr(value, "__len__") else 0

@@ -1,7 +1,7 @@
 """LiteralEncoder: encodes a text in which some special tokens are text.
 
-The library reads every special token that it finds in a text. A copy of the tokenizer that reads
-none is given the text with marks in place of those that count; the marks are tokens of the copy.
+The library encodes every special token in a text as such. So a copy of the tokenizer, which takes
+them for text, gets marks in place of the real special tokens; the marks are tokens of the copy.
 """
 
 from __future__ import annotations

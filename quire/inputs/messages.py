@@ -1,6 +1,6 @@
 """Messages of a chat: checked, and copied into plain data that a template may see.
 
-Content becomes what the template walks through: one string, or a list of text parts.
+Content becomes what the template expects: one string, or a list of text parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _wrong(why: str, value: Any = None) -> InvalidPrompt:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A copy made of JSON's types alone, which a template can neither change nor climb out of."""
+    """A copy of JSON types only: a template cannot change the original, nor reach other objects."""
     if value is None or type(value) in (bool, str, int, float):
         return value
     if isinstance(value, str):  # an enum, say: what the template gets has no methods of its own

@@ -1,9 +1,9 @@
-"""Meter: how much one rendering of a template may do and make.
+"""Meter: limits how much one rendering of a template may do.
 
-A template is a stranger's program, and one that is the user's own is fed by rows that are not.
-So each rendering has a budget of steps (nodes of the template that were run), of characters (in
-values that it made or wrote) and, last, of processor time. What could make a large value in one
-go asks first. All but time counts the same on every machine, so a row fails everywhere or nowhere.
+Templates come from unknown authors, and a user's own template gets rows from others. So each
+rendering has a budget of steps (nodes of the template that were run), of characters (in values that
+it made or wrote) and of processor time. An operation that could make a large value at once asks
+before. Steps and characters are equal on every machine, so a row fails everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ATTRIBUTES = "_Namespace__attrs"
 class Meter:
     """The budget of one rendering.
 
-    `left` is in characters. What makes a small value may just take it off: whatever repeats comes
-    to `step`, which looks at what is left.
+    `left` is in characters. An operation that makes a small value may simply subtract from it:
+    every repetition calls `step`, which checks it.
     """
 
     __slots__ = ("_deadline", "_look_at", "_numbers", "_steps", "_worked", "left")
@@ -47,14 +47,14 @@ class Meter:
         self._worked: float | None = None
 
     def step(self, steps: int, size: int = 0) -> None:
-        """So many nodes of the template are about to run, and to write `size` characters."""
+        """Count so many nodes that are about to run, and the `size` characters they write."""
         self._steps -= steps
         self.left -= size
         if self._steps < self._look_at or self.left < 0:
             self.look()
 
     def look(self) -> None:
-        """Raise where anything is used up."""
+        """Raise if a budget is used up."""
         if self._steps < 0:
             raise SecurityError(f"the template takes more than {MOST_STEPS:,} steps")
         if self.left < 0:
@@ -63,7 +63,7 @@ class Meter:
         now = monotonic()
         if now < self._deadline:
             return
-        # Only time that this thread worked counts in the end: others may have kept it waiting.
+        # Only processor time of this thread counts: other threads may have delayed it.
         worked = thread_time()
         if self._worked is not None and worked - self._worked > _LAST_SECONDS:
             raise SecurityError(f"the template takes longer than {MOST_SECONDS} s")
@@ -71,14 +71,14 @@ class Meter:
         self._deadline = now + _LAST_SECONDS / 2
 
     def need(self, size: int) -> None:
-        """Raise where a value of so many characters would not fit."""
+        """Raise if the budget has no room for a value of so many characters."""
         if size > self.left:
             raise _too_large()
         if size > _LARGE:
             self.look()
 
     def made(self, value: Any) -> Any:
-        """Count a value that the template made, and give it back."""
+        """Count a value that the template made, and return it."""
         kind = type(value)
         if kind is str:
             self.left -= len(value)
@@ -96,7 +96,7 @@ class Meter:
         return numbers
 
     def each(self, items: Any) -> Any:
-        """What a loop is about to go through, its items counted."""
+        """The items of a loop, after they were counted."""
         try:
             self.step(len(items))
         except TypeError:
@@ -109,7 +109,7 @@ class Meter:
             yield item
 
     def listed(self, items: Any) -> list[Any]:
-        """The items as a list: what is to be looked at before it is used."""
+        """The items as a list, so that they can be counted before they are used."""
         if isinstance(items, str):
             self.need(len(items) * ITEM)
         return list(self.each(items))
@@ -143,8 +143,8 @@ class Meter:
         return size + 4 * num_seen
 
     def text(self, value: Any) -> str:
-        """`str(value)`, of a value that is not text. Bytes are refused: what Python writes for
-        them is not what they say, and a column of bytes was most often meant to be text."""
+        """`str(value)` of a value that is not text. Bytes are refused: Python writes them as
+        b'...', and a column of bytes was most often meant to be text."""
         if isinstance(value, bytes | bytearray | memoryview):
             raise TypeError("it holds bytes, which a model cannot read; make the column text")
         self.need(self.weigh(value))

@@ -1,4 +1,4 @@
-"""Whatever a caller may pass as prompts -> checked pieces.
+"""Parses and checks prompts in all forms that a caller may pass.
 
 One prompt is a str, a list (or array, or tensor) of token ids, or a dictionary of forms.py. Several
 are any iterable of these, also a lazy one. Nothing is encoded here and nothing is written to.
@@ -60,7 +60,7 @@ class ParsedPrompt:
 
 
 def has_media(given: Any) -> bool:
-    """As far as can be seen without reading it."""
+    """Whether the prompt seems to have media; nothing of them is read."""
     if isinstance(given, ChatText):
         return given.media is not None
     return isinstance(given, dict) and not _HOLD_MEDIA.isdisjoint(given)
@@ -232,7 +232,7 @@ def _checked_text(text: Any) -> str:
             "the prompt is empty; give it at least one character (or token)", parameter="prompt"
         )
     check_text(text)
-    return str.__str__(text)  # of an enum what it stands for, and not its name
+    return str.__str__(text)  # of an enum its value, and not its name
 
 
 def _checked_ids(given: Any, vocab_size: int) -> Ints:
@@ -321,8 +321,8 @@ _reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}
 
 
 def attempt(function: Callable[..., Any], *args: Any) -> Any:
-    """What the function gives, or what is wrong: a prompt may be any object, with methods that
-    raise whatever they like."""
+    """The function's result or error: a prompt may be any object, whose methods may raise any
+    exception."""
     try:
         with _reading:
             return function(*args)

@@ -1,8 +1,8 @@
-"""Whatever a caller may pass -> Requests, by a RequestMaker: the door behind which nothing is
-checked again.
+"""RequestMaker: makes Requests of everything that a caller may pass; later code does not check them
+again.
 
-Each prompt gives a Request, or the error that says which rule it breaks; one bad prompt never
-keeps the others from passing.
+Each prompt gives a Request, or an error that names the broken rule; a bad prompt does not affect
+the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 @dataclass(frozen=True, slots=True)
 class PromptWithMedia(ParsedPrompt):
-    """A prompt whose text, if it has one, has grown by what stands for its media."""
+    """A prompt whose text, if it has one, includes the placeholder texts of its media."""
 
     grown_text: str = ""
     items: tuple[PlacedItem, ...] = ()
@@ -67,7 +67,7 @@ class PromptWithMedia(ParsedPrompt):
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """What a SamplingParams means for this model; worked out once, however many share it."""
+    """The values of a SamplingParams for this model, computed once for all prompts that have it."""
 
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
@@ -106,7 +106,7 @@ class RequestMaker:
         self._processors = processors or (lambda params: tuple(params.logits_processors or ()))
         self._vocab_size, self._max_model_len = vocab_size, max_model_len
         self._pool_tokens, self._llm_seed = pool_tokens, llm_seed
-        # Files name tokens that the model does not have, and never draws.
+        # Some files name tokens beyond the vocabulary, which are never drawn.
         self._eos_ids = frozenset(int(i) for i in eos_ids if i < vocab_size)
         self._more_eos_ids = frozenset(int(i) for i in more_eos_ids if i < vocab_size)
         self._max_logprobs = max_logprobs
@@ -163,8 +163,8 @@ class RequestMaker:
         return made
 
     def look(self, given: Any) -> QuireError | None:
-        """See what a prompt's media are, on any thread, so that `make` waits for no decoder; what
-        is wrong with them."""
+        """Read the headers of a prompt's media, on any thread, so that `make` need not wait for a
+        decoder. Returns their error, if there is one."""
         wrong = attempt(self._looked_at, given)
         return naming_prompt(wrong, 0) if isinstance(wrong, QuireError) else None
 

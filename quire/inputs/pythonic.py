@@ -1,8 +1,8 @@
-"""Calls written as Python, read without Python: [f(x=1, y="a"), g(z=[True, None])].
+"""Reads calls in Python syntax without Python's parser: [f(x=1, y="a"), g(z=[True, None])].
 
-Cut into names, numbers, texts and signs, each character once; nothing is evaluated. Python's own
-parser would refuse what models write for tools that have a parameter `from` or `class`, and warn
-of each "\\d" in a text.
+The text is split into names, numbers, strings and signs, each character once; nothing is evaluated.
+Python's own parser would refuse parameters called `from` or `class`, and warn about each "\\d" in a
+string.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Reader:
         return _unquoted(key), self._value()
 
     def _several(self, read: Callable[[], Made], closing: str) -> Iterator[Made]:
-        """With commas between them, and maybe behind the last."""
+        """Several values with commas between them; the last may have a comma, too."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _Unreadable
@@ -126,7 +126,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _number(token: str) -> int | float:
-    # Reading digits takes the square of their number; "nan" is a name here.
+    # Converting digits takes time quadratic in their number; "nan" is a name here.
     if len(token) > _MAX_DIGITS or token.isidentifier():
         raise _Unreadable
     for read in (int, float):

@@ -1,10 +1,10 @@
-"""Text of messages stays text: a special token written in it opens no turn.
+"""Keeps the text of messages text: a special token written in a message cannot open a turn.
 
-A template's output is one string, in which "<|im_end|>" may be the template's own or a user's. So
-a message's text that holds a special token (or ends with the beginning of one) goes through the
-template as `Quoted`, which it can search, split and strip as ever. Where it is written out, a mark
-is put behind the first character of each such token; what the template wrote has none. The marks
-are taken out again, and say where no special token begins.
+A template's output is one string, in which "<|im_end|>" may come from the template or from a user.
+So a message's text with a special token in it (or the beginning of one at its end) is passed to the
+template as a `Quoted` string, which can be searched, split and stripped as usual. When it is
+written, a mark is put after the first character of each such token; text of the template gets no
+mark. Afterwards the marks are removed; they show where no special token begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.errors import InvalidPrompt
 
 # Code points that Unicode keeps free for a program's own use; never a character of any text.
 _MARKS = [chr(code) for code in range(0xFDD2, 0xFDF0)]
-# A template may change the case of a text, and must not make a token of it that way.
+# A template may change the case of a text, which must not turn it into a special token.
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
@@ -55,12 +55,12 @@ class SpecialTokens:
         self._by_beginning = {begin: tuple(some) for begin, some in begun.items()}
         self._firsts = sorted({token[0] for token in lowered})
         self._longest = max(map(len, lowered), default=0)
-        # Most texts hold none of these, and are passed over without further ado.
+        # A fast test: most texts have none of these characters.
         firsts = "".join(map(re.escape, self._firsts))
         self._may_begin = re.compile(f"[{firsts}]" if firsts else "(?!)").search
 
     def found(self, text: str) -> Iterator[int]:
-        """Where a special token begins, and where one may that goes on behind the text."""
+        """The places where a special token begins, and where the text ends with a part of one."""
         if not self._may_begin(text):
             return
         lowered = text.translate(_LOWER)
@@ -80,7 +80,7 @@ class SpecialTokens:
                 at = lowered.find(first, at + 1)
 
     def quote(self, value: Any) -> Any:
-        """A message's data, with texts that hold special tokens Quoted; itself where none does."""
+        """A message's data with texts that have special tokens as Quoted; unchanged without any."""
         if isinstance(value, str):
             if not self._may_begin(value) or next(self.found(value), None) is None:
                 return value
@@ -96,7 +96,7 @@ class SpecialTokens:
         return value
 
     def writer(self, texts: Iterable[Any]) -> Writer:
-        """What writes Quoted text, with a mark that is in none of `texts`."""
+        """A Writer for Quoted text, with a mark that is in none of `texts`."""
         shown = json.dumps(list(texts), ensure_ascii=False)
         free = [m for m in _MARKS if m not in shown and _escaped(m) not in shown]
         if not free:
@@ -137,7 +137,7 @@ class Writer:
         return value
 
     def read(self, output: str) -> ChatText:
-        """What was rendered, without the marks.
+        """The rendered text without the marks.
 
         With the mark "^", "<^|a|>x" gives "<|a|>x" and literal {0}.
         """
@@ -151,7 +151,7 @@ class Writer:
 
 
 def requoted(value: Any) -> Any:
-    """What a method or a filter made of Quoted text is Quoted as well."""
+    """The result of a method or filter on Quoted text, as Quoted, too."""
     if isinstance(value, str):
         return Quoted(value)
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""Reasoning: what a model thought aloud before its answer, apart from the answer.
+"""Separates the reasoning at the beginning of a model's text from the answer.
 
-One search per kind of tag, so the time is linear in the text. Reasoning in channels is read by
-channels.py.
+There is one search for each kind of tag, so the time is linear in the text. channels.py reads
+reasoning in channels.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def split_reasoning(
 ) -> tuple[str | None, str]:
     """(reasoning, the rest): "<think>a</think>b" -> ("a", "b"), "b" -> (None, "b").
 
-    Reasoning stands at the beginning or not at all. A closing tag alone ends reasoning that the
-    prompt began, as chat templates do; one that never comes leaves no answer. With
-    `began_in_prompt`, a text without a closing tag is all reasoning. White space around both
-    parts is dropped where there is reasoning. With `tag`, only the pair that it opens counts.
+    Reasoning is at the beginning or there is none. A closing tag without an opening one ends
+    reasoning that the prompt began, as some chat templates do. If an opened tag is never closed,
+    there is no answer. With `began_in_prompt`, a text without a closing tag is all reasoning. If
+    there is reasoning, white space around both parts is dropped. With `tag`, only its pair counts.
     """
     body = text.lstrip()
     for opening, closing in pairs(tag):
@@ -29,7 +29,7 @@ def split_reasoning(
             return thought.strip(), rest.strip() if closed else ""
     ends = [(body.find(closing), opening, closing) for opening, closing in pairs(tag)]
     for at, opening, closing in sorted(end for end in ends if end[0] >= 0):
-        # Where the prompt opened it, the first closing tag ends it, as one who reads along sees it.
+        # If the prompt opened it, the first closing tag ends it, as in a stream.
         if began_in_prompt or opening not in body[:at]:
             return body[:at].strip(), body[at + len(closing) :].strip()
     return (text.strip(), "") if began_in_prompt else (None, text)
@@ -41,12 +41,12 @@ def opens_reasoning(prompt: str, tag: str = "") -> bool:
 
 
 def closings(tag: str = "") -> tuple[str, ...]:
-    """What may end reasoning."""
+    """The tags that may end reasoning."""
     channels = AFTER_REASONING if tag in ("", CHANNEL) else ()
     return (*(closing for _, closing in pairs(tag)), *channels)
 
 
 @cache  # asked for each prompt, and tags are few
 def pairs(tag: str) -> tuple[tuple[str, str], ...]:
-    """Of the tags that may open and close reasoning, those that count."""
+    """The (opening, closing) tags of reasoning; with `tag` only its pair."""
     return tuple(pair for pair in TAGS if not tag or pair[0] == tag)

@@ -1,7 +1,7 @@
 """The sandbox that templates run in: plain data only, and a budget for each rendering.
 
-Everything that a template does goes through one of four doors here: a call (of a method, a macro
-or a function), a filter, an operator, a written value. Each asks the rendering's Meter.
+Everything that a template does is one of four operations here: a call (of a method, a macro or a
+function), a filter, an operator, a written value. Each is counted by the rendering's Meter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.inputs.metering import SCALARS, SMALL_TEXT, Meter
 from quire.inputs.quoting import Quoted, Writer, requoted
 
 _MOST_REPEAT = 1 << 20  # characters or items that one expression may make by repetition
-# Longer than any that is known by a factor of five; compiling takes a kilobyte for a character.
+# Five times the longest known template; compiling takes a kilobyte of memory for a character.
 _MOST_SOURCE = 256 << 10
 _MOST_BITS = 1 << 16
 _MOST_DATE = 1000
@@ -45,7 +45,7 @@ _COMPARING_SIGNS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 class MeteredContext(Context):
-    """What one rendering sees, with its budget."""
+    """The variables of one rendering, with its budget."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class MeteredContext(Context):
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks what the assistant says; it is kept as is."""
+    """{% generation %} ... {% endgeneration %} marks text of the assistant; it changes nothing."""
 
     tags = {"generation"}
 
@@ -124,7 +124,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     context_class = MeteredContext
 
     def check_written(self, value: Any) -> None:
-        """Raise where a template should not write this."""
+        """Raise if a template must not write this value."""
 
     def _generate(self, source: nodes.Template, *rest: Any, **more: Any) -> str:
         return super()._generate(metered_tree.metered(source), *rest, **more)
@@ -232,7 +232,7 @@ def sandbox_of(kind: type[Sandbox], **options: Any) -> Environment:
 
 
 def check_source(source: str) -> None:
-    """Raise where a template is too long to be compiled."""
+    """Raise if a template is too long to be compiled."""
     if len(source) > _MOST_SOURCE:
         raise SecurityError(f"it has {len(source):,} characters; at most {_MOST_SOURCE:,} are read")
 

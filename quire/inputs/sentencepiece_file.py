@@ -1,8 +1,8 @@
-"""SentencePiece's own files (tokenizer.model), in the words that GGUF has for what they say.
+"""Reads SentencePiece's own files (tokenizer.model) as metadata in the form of GGUF files.
 
-Such a file is a protobuf message: pieces (1) with a text (1), a score (2) and a type (3); how it
-was trained (2), of which the kind (3) matters; and what is done to a text first (3): a table of
-characters (2), a space before the first word (3), and runs of spaces made one (4).
+Such a file is a protobuf message with these fields: pieces (1), with a text (1), a score (2) and a
+type (3); the training (2), of which only the kind (3) matters; and the normalizer (3), with a table
+of characters (2), a space before the first word (3), and runs of spaces made one (4).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_PIECES = 1 << 22
 
 
 def sentencepiece_metadata(data: bytes, source: str) -> dict[str, Any] | None:
-    """What a GGUF file would say of this vocabulary; None where the bytes are no such message."""
+    """The metadata that a GGUF file of this vocabulary has; None for bytes of another format."""
     try:
         fields = list(_fields(data))
     except (IndexError, struct.error, ValueError):

@@ -1,5 +1,5 @@
-"""Of a prompt that is cut to so many tokens: those that stay, and the part of its text that gives
-them, so that a text of megabytes is not encoded whole."""
+"""Truncates prompts to a number of tokens: the tokens that remain, and the part of the text that
+gives them, so that a text of megabytes need not be encoded whole."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from quire.errors import PromptTooLong
 from quire.request import Ints
 
 _SHORT = 1 << 18  # characters that are encoded whole, whatever they are
-_SPARE = 64  # tokens beside those that stay: the ones at a cut may be others than in the text
+_SPARE = 64  # extra tokens: those at the cut may differ from the tokens of the whole text
 
 
 def num_kept(truncate_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> int:
-    """-1 keeps what fits beside the answer."""
+    """The number of tokens to keep; -1 keeps as many as fit beside the answer."""
     if truncate_prompt_tokens != -1:
         return truncate_prompt_tokens
     return max_model_len - min(max_tokens or 1, max_model_len - 1)
 
 
 def kept_end(ids: Ints, keep: int, bos: int | None) -> Ints:
-    """At most `keep` ids, of the end; those that begin with `bos` keep that, too."""
+    """The last `keep` ids; if the ids begin with `bos`, it is kept as the first of them."""
     if len(ids) <= keep:
         return ids
     if bos is not None and ids[0] == bos:
@@ -35,9 +35,9 @@ def kept_part(
 ) -> slice:
     """The part that has the same last `keep` tokens as the text, or the same first ones.
 
-    What a token is depends on the text around it, but not from afar: a part that gives the same
-    tokens with a character less at the cut is long enough. A run of one letter without end has
-    no such part, and is refused where it is long."""
+    A token depends only on the text near it: a part is long enough if it gives the same tokens with
+    one character less at the cut. A long run of a single letter has no such part, and is refused.
+    """
     size = 8 * keep + 1024
     longest = max(_SHORT, 4 * size)
     whole = len(text)

@@ -1,7 +1,7 @@
 """Chat templates, compiled and rendered.
 
-A template comes from a model's files, so it is treated as a stranger's code: it runs in a sandbox
-that sees plain data only, and is stopped when it does or makes too much (`sandbox.py`).
+A template comes from a model's files, so it is not trusted: it runs in a sandbox that sees plain
+data only, and is stopped if it takes too many steps or writes too much (`sandbox.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from quire.inputs.sandbox import check_source, render, sandbox
 class ChatTemplate:
     """One template, compiled.
 
-    `takes_parts`: it walks through the parts of a message's content; else content is one string.
-    `takes_text`: a content that is one string is fine. `takes_none`: it asks whether there is
-    content. `names`: the variables that it reads or sets. `reads_calls`: calls of tools that are in
-    messages come into what it writes.
+    `takes_parts`: it loops over the parts of a message's content; else content is one string.
+    `takes_text`: it accepts content that is one string. `takes_none`: it tests whether there is
+    content. `names`: the variables that it reads or sets. `reads_calls`: it writes the tool calls
+    that are in messages.
     """
 
     def __init__(self, source: str) -> None:
@@ -49,7 +49,7 @@ class ChatTemplate:
             )
 
     def render(self, variables: Mapping[str, Any], writer: Writer | None = None) -> str:
-        """The text of a chat; whatever the template raises becomes an InvalidPrompt."""
+        """The text of a chat; every exception of the template becomes an InvalidPrompt."""
         with refusing(_refused):
             return render(self._template, variables, writer)
 
@@ -76,7 +76,7 @@ def compile_template(source: str) -> ChatTemplate:
 
 
 def _names_of_content(tree: nodes.Template) -> frozenset[str]:
-    """What a template calls a message's content, its own name and others that it gives it."""
+    """The names of a message's content in a template: "content", and variables set to it."""
     names = {"content"}
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and _is_content(assign.node, frozenset()):

@@ -1,5 +1,5 @@
-"""thinking_token_budget: what opens the thoughts of an answer, and what ends them after so many
-tokens. A model thinks at the beginning of its answer or not at all, as in reasoning.py."""
+"""thinking_token_budget: the tags that open and end the thoughts of an answer, for a limit on their
+number of tokens. Thoughts are at the beginning of an answer, as in reasoning.py."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LAST = 32
 
 
 class ThoughtReader:
-    """Reads what requests say of their thoughts, for one tokenizer."""
+    """Makes the thought limits of requests, for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, tag: str, config: ReasoningConfig) -> None:
-        """`tag` as in split_reasoning; `config` says more, and holds over it."""
+        """`tag` is as in split_reasoning; `config` overrides it."""
         self._tokenizer, self._config, self._in_channels = tokenizer, config, tag == CHANNEL
         start, end = config.reasoning_start_str, config.reasoning_end_str
         known = ((start, config.closing(start)),) if start else pairs(tag)
@@ -36,7 +36,7 @@ class ThoughtReader:
         return token_to_id(opening) is not None and token_to_id(closing) is not None
 
     def limit(self, params: SamplingParams, prompt_ids: Ints) -> ThoughtLimit | None:
-        """None where nothing was asked for, or where the prompt has closed the thoughts."""
+        """The limit; None if there is no budget, or if the prompt has closed the thoughts."""
         budget, tokenizer = params.thinking_token_budget, self._tokenizer
         if budget is None:
             return None

@@ -1,7 +1,7 @@
-"""Thoughts before an answer that has a format: its grammar begins where they end.
+"""Thoughts before an answer in a format: the grammar of the format begins after the thoughts.
 
-Held to its format from the first token on, a model that thinks would answer without a thought, and
-one whose prompt opens the thoughts would write its answer into them.
+If the format applied from the first token on, a model could not think before its answer, and a
+model whose prompt opens the thoughts would write the answer as a part of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from quire.params.structured import StructuredOutputsParams
 def after_thoughts(
     wanted: StructuredOutputsParams, prompt: str, tokenizer: Tokenizer, tag: str = ""
 ) -> StructuredOutputsParams:
-    """What is wanted of the answer to a chat, with thoughts before it where the model thinks. A
-    choice or a grammar stays as it is: neither has a place for them. `tag` as in split_reasoning.
+    """The structured output of a chat, with thoughts before it if the model thinks. A choice or a
+    grammar stays unchanged: these cannot include thoughts. `tag` is as in split_reasoning.
     """
     thoughts, form = _thoughts(prompt, tokenizer, tag), _format(wanted)
     if thoughts is None or form is None:
@@ -30,13 +30,13 @@ def after_thoughts(
 
 
 def begins_in_format(wanted: StructuredOutputsParams | None) -> bool:
-    """Whether an answer is held to its format from its first token on."""
+    """Whether the format applies from the first token of the answer on."""
     return wanted is not None and wanted.structural_tag is None
 
 
 def _thoughts(prompt: str, tokenizer: Tokenizer, tag: str) -> dict[str, Any] | None:
-    """The part of a format that thoughts are; None for a model that has none, or whose prompt
-    closed them already."""
+    """The thoughts as a part of a structural tag; None for a model without thoughts, or if the
+    prompt has closed them already."""
     before = prompt.rstrip()
     template, token_to_id = tokenizer.chat_template or "", tokenizer.backend.token_to_id
     for opening, closing in pairs(tag):
@@ -59,7 +59,7 @@ def _tag(opening: str, closing: str) -> dict[str, Any]:
 
 
 def _format(wanted: StructuredOutputsParams) -> Any:
-    """As a structural tag has it; None where it has no such thing."""
+    """The format in the form of structural tags; None if these have no such format."""
     if wanted.json_object:
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     if wanted.json is not None:

@@ -1,8 +1,8 @@
 """Vocabularies in tiktoken's format: a line for each token, its bytes in base64 and its rank.
 
-Such a file says neither how text is cut before bytes are merged nor which tokens are special; the
-class that a directory names for it does. Its code is not run: quire knows two of these classes, and
-refuses others by name.
+Such a file has neither the rule by which text is cut before bytes are merged nor the special
+tokens; these are in the class that the directory names. Its code is not run: quire knows two of
+these classes, and refuses others by name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MOST_TOKENS = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class _Class:
-    """What the code of a class says: the rule by which it cuts text, and its special tokens in
-    order, where the configuration does not list them."""
+    """The facts from the code of a class: its rule for cutting text, and its special tokens in
+    order, if the configuration does not list them."""
 
     cut: Cut
     specials: tuple[str, ...] = ()

@@ -58,13 +58,13 @@ class Pieces(dict[int, bytes]):
 
 
 class TokenBytes:
-    """What each token of one tokenizer adds to a text, as bytes."""
+    """The bytes that each token of one tokenizer adds to a text."""
 
     def __init__(self, backend: Backend) -> None:
         self._spelling = spelling = _Spelling(backend)
         self.special_ids = spelling.special_ids
-        # They hold the spelling and not this object: a cycle would keep the tokenizer in memory
-        # until a full collection.
+        # These refer to the spelling and not to this object: a reference cycle would keep the
+        # tokenizer in memory until a full garbage collection.
         self._pieces = {
             (skip, spaces): Pieces(partial(spelling.piece, skip, spaces))
             for skip in (True, False)
@@ -77,16 +77,16 @@ class TokenBytes:
 
     @property
     def ends_words(self) -> bool:
-        """Whether words end with a space, which the last one of a text does not have."""
+        """Whether tokens end words with a space, which the last word of a text does not have."""
         return bool(self._spelling.word_end)
 
     def first(self, token_id: int, piece: bytes) -> bytes:
-        """What the token adds where no text comes before it; `piece` is what it adds elsewhere."""
+        """The bytes of the token at the beginning of a text; `piece` are those elsewhere."""
         return self._spelling.first(token_id, piece)
 
 
 class _Spelling:
-    """How a tokenizer's decoder spells tokens."""
+    """The rule by which a tokenizer's decoder turns tokens into bytes."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

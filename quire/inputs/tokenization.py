@@ -51,8 +51,8 @@ def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
 
 
 def _in_our_words(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`truncation`, `max_length` and `padding` are words of Transformers' tokenizers: a text is cut
-    to `max_length` tokens, or to as many as fit, where `truncation` says so, else never."""
+    """Translates options of Transformers' tokenizers. With `truncation` a text is cut to
+    `max_length` tokens, or to as many as fit; without it never. `padding` must be off."""
     words = dict(given)
     cut, most = words.pop("truncation", None), words.pop("max_length", None)
     if cut not in (None, True, False, "longest_first", "do_not_truncate"):

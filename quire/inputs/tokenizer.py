@@ -24,8 +24,8 @@ from quire.request import Ints
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-# Enough to keep every core busy; few enough that the offsets and masks which the library makes
-# beside the ids, and which are not read, stay small.
+# Texts encoded at once: enough for every core, and few enough that the unused offsets and masks of
+# the library stay small.
 _BATCH = 1024
 _BATCH_CHARACTERS = 1 << 22
 # The library takes up to 150 bytes for a character of text; no model reads as much as this.
@@ -33,7 +33,7 @@ _MOST_CHARACTERS = 1 << 25
 
 
 def check_text(text: str) -> None:
-    """Refuse text that no encoding can hold: half of a surrogate pair, alone."""
+    """Refuse text with half of a surrogate pair, which cannot be encoded."""
     if text.isascii():
         return
     try:
@@ -68,7 +68,7 @@ def text_problem(text: str) -> InvalidPrompt | None:
 
 
 def _batches(indexes: Sequence[int], texts: Sequence[str]) -> Iterator[list[int]]:
-    """The indexes in cuts, whose texts are few and short enough to be encoded at once."""
+    """The indexes in batches, whose texts are few and short enough to be encoded at once."""
     some: list[int] = []
     characters = 0
     for index in indexes:
@@ -92,7 +92,7 @@ def _not_encoded(why: str) -> InvalidPrompt:
 class Tokenizer:
     """One model's tokenizer.
 
-    `special_tokens_in_messages`: what a message of a chat holds of them counts as such.
+    `special_tokens_in_messages`: special tokens in chat messages are read as such.
     `special_tokens` has the named ones ("bos_token", "eos_token", ...), `chat_templates` the
     model's templates by name ("default" for the usual one), `eos_ids` every id that ends an
     answer. `gives_types`: models are told which of two texts a token is of.
@@ -123,8 +123,8 @@ class Tokenizer:
         self._clean_up_spaces = clean_up_spaces
         self.special_tokens_in_messages = special_tokens_in_messages
         self.gives_types = gives_types
-        # What stands for media in the text of a chat, by kind, where the model takes some; and
-        # whether it stands where the medium stood.
+        # The placeholders for media in the text of a chat, by kind, if the model takes media; and
+        # whether they are put at the places of the media.
         self.media_in_text: Mapping[str, str] = {}
         self.interleave_media = False
         self._hf: Any = None
@@ -143,7 +143,7 @@ class Tokenizer:
 
     @cached_property
     def quotable(self) -> SpecialTokens:
-        """The special tokens that are text where a message holds them."""
+        """The special tokens that count as text in messages."""
         added = self.backend.get_added_tokens_decoder().values()
         return SpecialTokens(token.content for token in added if token.special)
 
@@ -158,7 +158,7 @@ class Tokenizer:
 
     @property
     def marks_channels(self) -> bool:
-        """Whether special tokens say what the messages of an answer are for (channels.py)."""
+        """Whether special tokens mark the channels of an answer (channels.py)."""
         return self.backend.token_to_id(CHANNEL) in self.special_ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Ints:
@@ -195,7 +195,7 @@ class Tokenizer:
             try:
                 rows: list[Ints | InvalidPrompt] = []
                 rows += self._encode([texts[i] for i in some], add_special_tokens)
-            except InvalidPrompt:  # one of them: find out which, the others are good
+            except InvalidPrompt:  # one text is invalid: encode one by one to find it
                 rows = [self._attempt(texts[i], add_special_tokens) for i in some]
             for i, row in zip(some, rows, strict=True):
                 encoded[i] = row
@@ -249,7 +249,7 @@ class Tokenizer:
             return self.backend.decode_batch(plain, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What the token says by itself: with its space, and U+FFFD for part of a character."""
+        """The text of a single token: with its space, and U+FFFD for part of a character."""
         return self.token_bytes.pieces(False, True)[token_id].decode(errors="replace")
 
     def hf_tokenizer(self) -> Any:

@@ -8,8 +8,8 @@ Formats, each read by a scanner that goes over the text once: those of marked_ca
   pythonic  [f(x=1), g(y="a")]                                            (Llama 4, Gemma)
   channels  <|channel|>commentary to=functions.f<|message|>{"x": 1}<|call|>   (gpt-oss)
 
-What does not read as a call stays in the text as it is. Nothing is ever evaluated, no regex
-backtracks, and no text is scanned twice, so a hostile answer costs time linear in its length.
+Text that is not a valid call stays in the text. Nothing is evaluated, no regex backtracks, and no
+text is scanned twice, so even a hostile answer takes time linear in its length.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from quire.params.rules import fail
 
 _LLAMA3 = "<|python_tag|>"
 _MISTRAL, _MISTRAL_ID, _MISTRAL_ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-# Left behind by models that end a call with a token of its own.
+# Tokens with which some models end a call; they are removed.
 _ENDS = ("<|eom_id|>", "<|eot_id|>", "<|im_end|>", "</s>")
 
-# One of them shows that an object is a call, and no answer in JSON that has a name.
+# Keys that show that an object is a call, and not another JSON answer with a "name".
 _CALLS = {"parameters", "arguments", "function"}
 
 FUNCTOOLS = "functools["

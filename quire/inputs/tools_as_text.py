@@ -1,5 +1,5 @@
-"""Tools for chat templates that do not know of any: written into the messages themselves, in the
-form that Hermes and Qwen models learn, which answers are read in as well."""
+"""Tools for chat templates without support for tools: written into the messages, in the form of
+Hermes and Qwen models, in which the answers are parsed, too."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ What it gives comes back between <tool_response> and </tool_response>."""
 
 
 def offered_in_text(chat: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The chat with the tools at the end of its system message. One that has none gets them before
-    the first words of the user: some templates know no system, others have one of their own."""
+    """The chat with the tools at the end of its system message, or, without one, before the user's
+    first message: some templates allow no system message, others have their own."""
     offer = _OFFER.format(tools="\n".join(_json(tool) for tool in tools))
     if chat[0]["role"] == "system":
         return [_with_text(chat[0], behind=offer), *chat[1:]]
@@ -37,8 +37,8 @@ def offered_in_text(chat: Sequence[Message], tools: Sequence[Mapping[str, Any]])
 
 
 def calls_in_text(chat: Sequence[Message]) -> list[Message]:
-    """The chat with calls as text of who made them, and what tools gave as text of the user; what
-    several gave in turn is one message, since many templates want users and assistants to
+    """The chat with calls as text of the assistant, and results of tools as text of the user.
+    Consecutive results are one message, since many templates require that user and assistant
     alternate."""
     made: list[Message] = []
     was_tool = False

@@ -1,4 +1,4 @@
-"""What is asked of sounds that are transcribed: its parameters, checked."""
+"""The parameters of transcripts, checked."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TASKS = ("transcribe", "translate")
 
 @dataclass(frozen=True, slots=True)
 class Doubts:
-    """When an answer is not believed, as Whisper's own program has it: it repeats itself, which
-    compresses well, or its tokens are unlikely. Unlikely ones where nobody seems to speak are
-    noise."""
+    """When an answer is doubtful, as in Whisper's own program: it repeats itself, so that it
+    compresses well, or its tokens are unlikely. Unlikely tokens together with a high probability of
+    no speech mean silence."""
 
     compression_ratio_threshold: float = 2.4
-    logprob_threshold: float = -1.0  # the mean over an answer's tokens, its end among them
+    logprob_threshold: float = -1.0  # for the mean over an answer's tokens and its end token
     no_speech_threshold: float = 0.6
 
     def is_silence(self, logprob: float, no_speech: float) -> bool:
@@ -38,8 +38,8 @@ def compression_ratio(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of a sound. Each of the temperatures is for answers of the one before that are
-    doubted."""
+    """The settings for a sound. Each temperature is used if the answer at the one before is
+    doubtful."""
 
     language: str | None = None  # None: recognised
     task: str = TASKS[0]
@@ -51,7 +51,7 @@ class Wanted:
 
 _DOUBTS = asdict(Doubts())
 PARAMS = ("language", "task", "timestamps", "initial_prompt", "temperature", *_DOUBTS)
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # each where the answer of the one before is doubted
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # tried in turn while the answer is doubtful
 
 
 def transcript_params(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def wanted_of(params: Mapping[str, Any]) -> Wanted:
 
 
 def _temperatures(given: Any) -> list[float]:
-    """One or several, as numbers or as a command line has them."""
+    """One or several temperatures, as numbers or as text of a command line."""
     several = given if isinstance(given, list | tuple) else [given]
     try:
         tried = [float(one) for one in several]
@@ -105,6 +105,6 @@ def _is_number(given: Any) -> bool:
 
 
 def wrong(name: str, rule: str, value: Any) -> InvalidOption:
-    """What is said of a parameter that breaks its rule."""
+    """The error for a parameter that breaks its rule."""
     said = "" if value is None else f", not {value!r}"
     return InvalidOption(f"{name} {rule}{said}", parameter=name, value=value)

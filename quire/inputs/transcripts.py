@@ -1,5 +1,5 @@
-"""Transcripts: the tokens that a model of the Whisper kind is asked with, and what it wrote as text
-with times."""
+"""Transcripts: the prompt tokens for models like Whisper, and the conversion of their answers to
+text with times."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from quire.inputs.transcript_params import TASKS
 if TYPE_CHECKING:
     from quire.inputs.tokenizer import Tokenizer
 
-SECONDS_A_STEP = 0.02  # of times: 30 s are 1,500 steps
+SECONDS_A_STEP = 0.02  # the step of time tokens: 30 s are 1,500 steps
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 _WITHOUT_SPACES = ("zh", "ja", "th", "lo", "my", "yue")
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A text, and from when to when it was said, in seconds. The figures below are those of the
-    whole answer, and so the same for all its texts."""
+    """A text with its start and end in seconds. The figures below belong to the whole answer, so
+    they are the same for all its segments."""
 
     start: float
     end: float
     text: str
     token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
-    logprob: float = 0.0  # the mean over the answer's tokens, its end among them
+    logprob: float = 0.0  # the mean over the answer's tokens and its end token
     compression_ratio: float = 1.0
-    no_speech: float = 0.0  # how likely nobody speaks
+    no_speech: float = 0.0  # the probability that the sound has no speech
 
     def later(self, seconds: float) -> Segment:
         start, end = round(self.start + seconds, 2), round(self.end + seconds, 2)
@@ -40,8 +40,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptTokens:
-    """Special tokens of a model's vocabulary. `languages` is empty where it knows one alone, and
-    `previous`, before what was said earlier, and `no_speech` are None where it has none."""
+    """Special tokens of a model's vocabulary. `languages` is empty if the model has only one.
+    `previous` (before earlier text) and `no_speech` are None if the model has no such token."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class TranscriptTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> TranscriptTokens:
-        """By their names, and by what generation_config.json says of languages."""
+        """Find the tokens by their names, and by `is_multilingual` of generation_config.json."""
 
         def named(token: str) -> int:
             found = tokenizer.backend.token_to_id(token)
@@ -81,7 +81,7 @@ class TranscriptTokens:
         return self.no_times + 1
 
     def check(self, language: str | None, task: str) -> None:
-        """InvalidOption for what the model does not know."""
+        """InvalidOption for a language or task that the model does not know."""
         known = self.languages or {"en": 0}
         if language is not None and language not in known:
             raise InvalidOption(
@@ -97,15 +97,15 @@ class TranscriptTokens:
         return language is None and bool(self.languages)
 
     def prompt(self, language: str | None, task: str, *, times: bool) -> list[int]:
-        """What the decoder begins with."""
+        """The tokens with which the decoder begins."""
         about: list[int] = []
         if language is not None and language in self.languages:
             about = [self.languages[language], self.tasks[task]]
         return [self.start, *about, *([] if times else [self.no_times])]
 
     def earlier(self, text: str, tokenizer: Tokenizer, most: int) -> list[int]:
-        """What comes before a prompt so that it reads as if this had been said: the end of the
-        text, in at most so many tokens."""
+        """Tokens before the prompt that make the model take this text as said before: the end of
+        the text, in at most `most` tokens."""
         if self.previous is None:
             raise NotSupported("initial_prompt: the model has no token '<|startofprev|>'.")
         ids = tokenizer.encode(" " + text.strip(), add_special_tokens=False).tolist()
@@ -122,9 +122,9 @@ class TranscriptTokens:
         return next(name for name, known in self.languages.items() if known == token)
 
     def stopped_at(self, written: Sequence[int]) -> int | None:
-        """Where an answer with times stopped before its sound did: the place of the end of the last
-        text that another was to follow. None where it ends with the time of a text's end, behind
-        which nothing is said, or holds but one text."""
+        """For an answer with times that stopped before the end of its sound, the index of the end
+        time of its last complete segment. None if the answer ends with the end time of a segment,
+        after which nothing is said, or has only one segment."""
         is_time = [token >= self.first_time for token in written if token != self.end]
         if is_time[-2:] == [False, True]:
             return None
@@ -137,7 +137,7 @@ class TranscriptTokens:
     def segments(
         self, written: Sequence[int], seconds: float, decode: Callable[[Sequence[int]], str]
     ) -> list[Segment]:
-        """What was written between times; what has no end ends with the sound."""
+        """The texts between time tokens; a text without an end time ends with the sound."""
         found: list[Segment] = []
         begun, text = 0.0, list[int]()
         for token in [*written, self.end]:
@@ -160,7 +160,7 @@ def _added(tokenizer: Tokenizer) -> list[tuple[int, str]]:
 
 @dataclass(slots=True)
 class Transcript:
-    """What was said in a whole sound."""
+    """The transcript of a whole sound."""
 
     seconds: float = 0.0
     language: str | None = None
@@ -169,7 +169,7 @@ class Transcript:
     def add_piece(
         self, start: float, end: float, language: str | None, segments: Iterable[Segment]
     ) -> None:
-        """The next piece, whose times begin with it."""
+        """Add the next piece, whose times count from its own beginning."""
         self.seconds = max(self.seconds, end)
         self.language = self.language or language
         self.segments += [one.later(start) for one in segments]

@@ -1,1 +1,1 @@
-"""Media of prompts: read, checked, named by their content and prepared ahead of the engine."""
+"""Media of prompts: read, checked, identified by content, and prepared before they are needed."""

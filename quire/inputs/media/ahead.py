@@ -1,6 +1,6 @@
-"""The media of many prompts looked at ahead, in threads: URLs fetched, files read and hashed, and
-headers read by the processes that decode. Whoever reads the prompts, one after the other, then
-finds what would have been waited for."""
+"""Looks at the media of many prompts in advance, in threads: URLs are fetched, files read and
+hashed, and headers read by the decoding processes. So the code that reads the prompts one after the
+other need not wait."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from quire.inputs.media.given import Source
 from quire.inputs.media.urls import MediaUrl
 from quire.inputs.parse import GivenMedia
 
-THREADS = 8  # each waits for a network or another process most of its time
-MOST_AHEAD = 4 * THREADS  # prompts, whose fetched media are held
+THREADS = 8  # each mostly waits for a network or another process
+MOST_AHEAD = 4 * THREADS  # prompts whose fetched media are in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The media of a prompt with URLs read, and what was found of items, by their ids."""
+    """The media of a prompt with URLs read, and the sources of its items, by their Python ids."""
 
     given: GivenMedia
     sources: Mapping[int, Source]
@@ -36,8 +36,8 @@ class LookAhead:
         self._threads = ThreadPoolExecutor(THREADS, "quire-look-ahead")
 
     def take(self, given: GivenMedia) -> Looked | None:
-        """What was found of this prompt; None where nothing was looked for. Raises what looking at
-        it raised."""
+        """The result for this prompt; None if it was not looked at. Raises the error of looking at
+        it."""
         while len(self._begun) < MOST_AHEAD and (new := next(self._left, None)) is not None:
             self._begun.append((new, self._threads.submit(self._look, new)))
         if not self._begun or self._begun[0][0] is not given:
@@ -49,14 +49,14 @@ class LookAhead:
 
 
 def is_encoded(given: object) -> bool:
-    """Whether an item is something that has to be read, fetched or decoded to know its size."""
+    """Whether an item must be read, fetched or decoded to know its size."""
     return isinstance(given, bytes | bytearray | memoryview | Path | MediaUrl) or (
         isinstance(given, Mapping) and ("bytes" in given or "path" in given)
     )
 
 
 def _with_something_new(prompts: Iterable[GivenMedia]) -> Iterator[GivenMedia]:
-    """Those with encoded items, but for items that a prompt before them has."""
+    """The prompts with encoded items that no earlier prompt has."""
     known: set[int] = set()
     for prompt in prompts:
         items = {id(one) for value in prompt.data.values() for one in _each(value)}

@@ -33,8 +33,8 @@ class MediaOptions:
 
 @dataclass(slots=True)
 class Fetching:
-    """What is fetched for one prompt: from `hosts` alone, and within so many bytes and seconds. A
-    host is a name, or name:port where the port is not the scheme's own."""
+    """The limits for fetches of one prompt: only from `hosts`, with so many bytes and seconds. A
+    host is a name, or name:port if the port is not the scheme's default."""
 
     hosts: tuple[str, ...] = ()
     bytes_left: int = MOST_FETCHED
@@ -42,5 +42,5 @@ class Fetching:
 
 
 def bad_medium(kind: str, why: str) -> InvalidPrompt:
-    """What is wrong with one item."""
+    """The error of one item."""
     return InvalidPrompt(f"the {WORDS[kind][0]} {why}", parameter="multi_modal_data")

@@ -1,10 +1,10 @@
 """Media among the parts of a chat: taken out before the messages become plain data, and marked
 where they stood.
 
-A template that walks through parts sees {"type": "image"} (or "audio", "video") and writes the
-model's placeholder itself. For one that takes text alone a mark stands in the text, which no
-message holds; what is written there becomes the placeholder once the template is done, so that a
-placeholder which a message only quotes stays text.
+A template that loops over parts sees {"type": "image"} (or "audio", "video") and writes the model's
+placeholder itself. For a template that takes text only, a mark that no message contains is put into
+the text. After rendering the mark is replaced by the placeholder, so that a placeholder in the text
+of a message stays text.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ it are lines too, arrays with their bytes behind them, and the last says how it 
   {"found": {"size": [640, 480], "turn": null}}
   {"last": false}  or with "refused": "is cut short", "missing": "... needs the package av"
 
-Everything that tasks need is imported before the first, then the limits are set: so many bytes more
-than it has, and room for one open file, which is the task's. Whoever takes over a decoder can open
-neither files nor sockets. A task that comes to its limit of processor time ends the process.
+Everything that tasks need is imported before the first task. Then the limits are set: for memory
+beyond the present use, and for one open file, which is the task's. So an attacker who takes over a
+decoder can open neither files nor sockets. A task that exceeds its processor time ends the process.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def main() -> None:
                 text = bad_medium(kind, f"takes more than {memory >> 20:,} MiB to decode").message
                 end = {"refused": text, "last": True}
             except (BrokenPipeError, ConnectionResetError):
-                return  # nobody reads this any more
-            except Exception as error:  # decoders of many authors, over bytes of anyone's
+                return  # the parent has closed the socket
+            except Exception as error:  # decoders may raise anything for untrusted bytes
                 why = f"cannot be read: {type(error).__name__}: {str(error)[:200]}"
                 end = {"refused": bad_medium(kind, why).message, "last": False}
         _send(theirs, end)
@@ -77,7 +77,7 @@ def main() -> None:
 def _answered(
     theirs: socket.socket, task: Task, file: BinaryIO, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """How it ended, when all that came before is sent."""
+    """Run a task and send its answers; returns the last message, which says how it ended."""
     try:
         for answer in task(file, **given):
             if isinstance(answer, np.ndarray):
@@ -98,7 +98,7 @@ def _send(theirs: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _received(theirs: socket.socket) -> tuple[dict[str, Any], BinaryIO] | None:
-    """The next task and its file; None where there is none any more."""
+    """The next task and its file; None if there are no more."""
     line, handles, _, _ = socket.recv_fds(theirs, _MOST_LINE, 1)
     while line and not line.endswith(b"\n"):
         more = theirs.recv(_MOST_LINE)
@@ -111,12 +111,12 @@ def _received(theirs: socket.socket) -> tuple[dict[str, Any], BinaryIO] | None:
 
 def _limit_memory(more: int) -> None:
     held = held_memory()
-    if held is not None:  # elsewhere than on Linux, time is the only fence
+    if held is not None:  # without Linux's /proc, only time is limited
         lower_limit(resource.RLIMIT_AS, held + more)
 
 
 def _limit_files() -> None:
-    """The first number that is free is the last that can be had."""
+    """Allow one more open file: the limit is the first free descriptor."""
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, free + 1))

@@ -1,12 +1,11 @@
-"""Encoded media are decoded in processes of their own: what a library makes of bytes that anyone
-may have written ends at most one of these, and with it one row.
+"""Decodes encoded media in separate processes: untrusted bytes that crash a library end only one
+such process, and one row.
 
-Each process has one decoder (decoders.py) and one item at a time, under limits on memory, processor
-time and time, and can open neither files nor sockets (child.py). With the first item as many start
-as there are likely to be items, at most as many as there are processors; one starts before, where
-items are expected. They stay for the next item and end with their owner. An item goes to whichever
-is idle first, as an open file; what comes back is lines of JSON and the bytes of arrays, on a
-socket.
+Each process has one decoder (decoders.py) and one item at a time, under limits for memory,
+processor time and real time, and can open neither files nor sockets (child.py). With the first item
+as many processes start as items are likely, at most one for each processor; if items are expected,
+one starts before. They stay for later items and end with their owner. The first idle process gets
+an item, as an open file, and answers on a socket with lines of JSON and the bytes of arrays.
 """
 
 from __future__ import annotations
@@ -38,42 +37,42 @@ from quire.inputs.media.allowed import WORDS, bad_medium
 from quire.inputs.media.decoders import DECODERS
 from quire.inputs.media.files import open_file
 
-MOST_CHILDREN = 8  # of each decoder, that decode
-HEADER = "about"  # the task that reads no further
-MOST_HEADERS = 1 << 16  # that are remembered, of a few hundred bytes each
-LEAST_SECONDS = 60.0  # of processor time, for one item
-PATIENCE = 4  # times the processor time may pass until an item is given up
+MOST_CHILDREN = 8  # processes for each decoder
+HEADER = "about"  # the task that reads only a header
+MOST_HEADERS = 1 << 16  # results that are remembered, of a few hundred bytes each
+LEAST_SECONDS = 60.0  # the limit of processor time for one item, unless it is large
+PATIENCE = 4  # an item may take so many times its processor time in real time
 _MOST_ARRAY, _MOST_LINE = 1 << 30, 1 << 20  # bytes
 _START_SECONDS = 60.0
 _PROGRAM = f"{__package__}.child"
 _KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
-# What reading a line raises that child.py did not write: a decoder that was taken over may say so.
+# Errors of reading an invalid line: a decoder that was taken over may send anything.
 _NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 
 
 class MediaChildren:
-    """The processes that decode for one owner, which closes them."""
+    """The decoding processes of one owner, which closes them."""
 
     def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
-        """`most` of each decode at once; one more is there for headers, which the engine waits
-        for. `seconds` of processor time is the least that an item is given."""
+        """`most` processes of each decoder decode at once; one more is for headers, for which the
+        engine waits. `seconds` is the lowest limit of processor time for an item."""
         self._most = most or min(MOST_CHILDREN, usable_cores())
         self._seconds, self._changed = seconds, Condition()
         self._idle: dict[str, list[_Child]] = {decoder: [] for decoder in DECODERS}
         self._count, self._decoding = dict.fromkeys(DECODERS, 0), dict.fromkeys(DECODERS, 0)
         self._starting, self._waiting = dict.fromkeys(DECODERS, 0), dict.fromkeys(DECODERS, 0)
-        self._failures: dict[str, QuireError] = {}  # why the last start of a decoder was none
-        self._busy: set[_Child] = set()  # those that start, too
-        self.likely = 1  # how many items come together, as far as is known
+        self._failures: dict[str, QuireError] = {}  # decoder -> why its last start failed
+        self._busy: set[_Child] = set()  # also processes that are starting
+        self.likely = 1  # the number of items that probably come together
         self._headers: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
         self._closed = False
 
     def ask(
         self, decoder: str, task: str, data: bytes | Path, *, seconds: float = 0.0, **about: Any
     ) -> Iterator[Any]:
-        """What a task of child.py makes of an item, one answer after the other. `seconds` of
-        processor time are what it should never take."""
+        """The answers of a task of child.py for an item, one after the other. `seconds` is its
+        limit of processor time."""
         if find_spec(DECODERS[decoder].package) is None:
             raise NotSupported(DECODERS[decoder].missing)
         seconds += self._seconds
@@ -86,7 +85,7 @@ class MediaChildren:
                 self._give_back(child, decodes)
 
     def header(self, decoder: str, data: bytes, content: bytes, **about: Any) -> Any:
-        """What an item's header says; of equal `content`, in many prompts, one is looked at."""
+        """The facts in an item's header; for equal `content` in many prompts it is read once."""
         known = (decoder, content)
         with self._changed:
             if known in self._headers:
@@ -102,14 +101,14 @@ class MediaChildren:
         return found
 
     def one(self, decoder: str, task: str, data: bytes | Path, **about: Any) -> Any:
-        """The only answer of a task that has one."""
+        """The answer of a task with exactly one."""
         answers = list(islice(self.ask(decoder, task, data, **about), 2))
         if len(answers) != 1:
             raise _taken_over(DECODERS[decoder].kind)
         return answers[0]
 
     def close(self) -> None:
-        """End them all, those at work too; more than once is fine."""
+        """End all processes, also busy ones; a second call does nothing."""
         with self._changed:
             self._closed = True
             self._headers.clear()
@@ -127,7 +126,7 @@ class MediaChildren:
         self.close()
 
     def start(self, decoder: str) -> None:
-        """Have one ready for the first item, which starts the others; does not wait for it."""
+        """Start one process for the first item, without waiting; that item starts the others."""
         if find_spec(DECODERS[decoder].package) is not None:
             with self._changed:
                 self._start(decoder, 1)
@@ -137,7 +136,7 @@ class MediaChildren:
             while decodes and self._decoding[decoder] >= self._most and not self._closed:
                 self._changed.wait()
             if not self._waiting[decoder]:
-                self._failures.pop(decoder, None)  # of another item, which may have been long ago
+                self._failures.pop(decoder, None)  # an old failure, of another item
             self._start(decoder, min(self.likely, self._most))
             self._decoding[decoder] += decodes
             self._waiting[decoder] += 1
@@ -153,7 +152,7 @@ class MediaChildren:
             return child
 
     def _first_idle(self, decoder: str) -> _Child:
-        """One that is idle, or the first to be: who has one started may take another before."""
+        """The first process that is idle: not always the one that was started for this item."""
         while not self._idle[decoder]:
             if self._closed:
                 raise _closed()
@@ -166,7 +165,7 @@ class MediaChildren:
         return self._idle[decoder].pop()
 
     def _start(self, decoder: str, count: int) -> None:
-        """Until there are so many, or as many as may be; under the lock."""
+        """Start processes up to `count` and the limit; the caller holds the lock."""
         while self._count[decoder] < min(count, self._most + 1) and not self._closed:
             try:
                 child = _Child(decoder)
@@ -179,7 +178,7 @@ class MediaChildren:
             Thread(target=self._await, args=(child,), name="quire-decoder", daemon=True).start()
 
     def _await(self, child: _Child) -> None:
-        """Until it is ready, or is no decoder."""
+        """Wait until the process is ready or has failed."""
         failure: QuireError | None = None
         try:
             child.await_ready()
@@ -190,7 +189,7 @@ class MediaChildren:
         self._give_back(child, False, failure)
 
     def _note(self, decoder: str, failure: QuireError) -> None:
-        """Why one did not start: the error of whoever waits, unless there are others to go on."""
+        """Remember a failed start, as the error of waiting items if no other process is left."""
         self.likely = 1
         if not self._count[decoder]:
             self._failures[decoder] = failure
@@ -213,7 +212,7 @@ class MediaChildren:
 
 
 class _Child:
-    """One process, and our end of the socket to it."""
+    """One process, and the parent's end of its socket."""
 
     def __init__(self, decoder: str) -> None:
         self.decoder, self.medium, self.is_idle = decoder, DECODERS[decoder].kind, False
@@ -234,7 +233,7 @@ class _Child:
         self._incoming = self._socket.makefile("rb")
 
     def await_ready(self) -> None:
-        """Once, before the first task."""
+        """Wait until it is ready; to be called once, before the first task."""
         self._socket.settimeout(_START_SECONDS)
         head: dict[str, Any] = {}
         with suppress(EOFError, OSError, *_NO_ANSWER):
@@ -247,7 +246,7 @@ class _Child:
             raise _not_started(self.decoder, f"see whether `{program}` runs")
 
     def answers(self, task: dict[str, Any], file: BinaryIO) -> Iterator[Any]:
-        """Those of one task; InvalidPrompt where the item is at fault, whatever it did."""
+        """The answers of one task; InvalidPrompt if the item caused any kind of failure."""
         self.is_idle = False
         seconds: float = task["seconds"]
         left = PATIENCE * seconds
@@ -257,7 +256,7 @@ class _Child:
                 begun = time.monotonic()
                 self._socket.settimeout(max(left, 0.001))
                 answer = self._next()
-                left -= time.monotonic() - begun  # while it was waited for, not while it is used
+                left -= time.monotonic() - begun  # only time spent waiting for answers counts
                 if answer is None:
                     return
                 if not isinstance(answer, dict if task["task"] == HEADER else np.ndarray):
@@ -280,7 +279,7 @@ class _Child:
         return dict(json.loads(line))
 
     def _next(self) -> Any:
-        """An array, a dictionary, or None behind the last one."""
+        """The next answer, an array or a dictionary; None after the last one."""
         head = self._head()
         if "array" in head:
             dtype, shape = np.dtype(head["array"][0]), tuple(map(int, head["array"][1]))
@@ -302,7 +301,7 @@ class _Child:
         return None
 
     def _cause(self, seconds: float) -> str:
-        """What it died of, from how it went."""
+        """The cause of its death, from its exit status."""
         try:
             # The socket closes a moment before the process is gone.
             status = self._process.wait(timeout=1.0)

@@ -1,5 +1,5 @@
-"""Containers that av opens, in a process that decodes (child.py): whole in themselves, with no
-other file or host that they could name."""
+"""Opens containers with av, in a decoding process (child.py): only formats that cannot refer to
+other files or hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quire.errors import InvalidPrompt
 
 
 def import_av() -> None:
-    """All of it: some it would import as it goes, when no file can be opened any more."""
+    """Import all of av now: it imports parts later, when no file can be opened any more."""
     import av
 
     for one in pkgutil.walk_packages(av.__path__, "av."):
@@ -32,13 +32,13 @@ def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) ->
     except (av.FFmpegError, ValueError) as error:
         raise bad(f"cannot be opened: {str(error)[:200]}") from None
     for stream in made.streams.video:
-        stream.thread_type = "NONE"  # threads hold frames of their own
+        stream.thread_type = "NONE"  # each thread would keep frames in memory
     return made
 
 
 @contextmanager
 def decoding(bad: Callable[[str], InvalidPrompt]) -> Iterator[None]:
-    """What av raises over what is in a container, as `bad` words it."""
+    """Turns errors of av about the content of a container into those of `bad`."""
     import av
 
     try:

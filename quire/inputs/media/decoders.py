@@ -1,4 +1,4 @@
-"""The decoders that media are given to, each with processes of its own (children.py)."""
+"""The decoders of media, each with processes of its own (children.py)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What reads one kind of media, or those of its formats that the usual decoder lacks."""
+    """A decoder of one kind of media, or of formats that the usual decoder lacks."""
 
-    module: str  # whose tasks its processes do
+    module: str  # the module with its tasks
     kind: str  # of the media that it reads
     package: str
-    missing: str  # what is said where the package is not installed
-    memory: int  # bytes that a process may take beside what it begins with
+    missing: str  # the error if the package is not installed
+    memory: int  # bytes that a process may use beyond those at its start
 
 
 TRACKS = "M4A, MP4, MOV, AAC, WebM, Matroska, WMA and AMR"
@@ -60,7 +60,7 @@ NUM_FIRST = 26  # bytes that tell the decoder of a sound
 
 
 def sound_decoder(first: bytes) -> str:
-    """The one for a sound that begins with these bytes."""
+    """The name of the decoder for a sound that begins with these bytes."""
     is_track = any(first[at:].startswith(begins) for at, begins in _BEGINNINGS)
     # A FLAC that was written into a pipe: its header has no length, which takes 36 bits.
     is_piped = first[:4] == b"fLaC" and not int.from_bytes(first[18:26].ljust(8, b"1")) % 2**36

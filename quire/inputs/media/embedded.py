@@ -1,5 +1,5 @@
-"""Images that callers encoded themselves: rows of numbers, as tensors of torch, that take the place
-of what the tower would have made. No torch is imported for them: whoever has a tensor has torch."""
+"""Images that callers encoded themselves: rows of numbers in torch tensors, used in place of the
+tower's output. This module need not import torch: a caller with a tensor has imported it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Prompts grown by their media: what stands for an item is put where its placeholder stood.
+"""Expands prompts with media: each placeholder is replaced by the tokens that stand for its item.
 
-In text that happens before it is encoded, since what stands for an item may hold ordinary text that
-merges with its neighbours; each run of rows is one pad token there, and is repeated afterwards.
+In text that is done before it is encoded, since an item's tokens may include ordinary text that
+merges with its neighbours. Each run of rows is one pad token in the text, and is repeated
+afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from quire.request import Ints, MediaItem, Span
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """An item of a prompt, and what stands for it."""
+    """An item of a prompt, and the tokens that stand for it."""
 
     item: MediaItem
     placed: Placed
@@ -47,7 +48,7 @@ class Grown:
 
     @property
     def most_at_once(self) -> int:
-        """The most tokens that see each other, and are computed in one pass."""
+        """The largest number of tokens that attend to each other, and so are in one pass."""
         runs = [span.runs for span in self.spans if span.two_way]
         return max((int((run[:, 1] - run[:, 0]).max()) for run in runs), default=0)
 
@@ -82,8 +83,8 @@ def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> Chat
 def check_no_places(
     given: ChatText | Ints, rules: Rules, token_id: Callable[[str], int | None]
 ) -> None:
-    """InvalidPrompt where a prompt without media has a place for some: the model would read the
-    embedding of a token that no text has. What is no token of its tokenizer is text."""
+    """InvalidPrompt if a prompt without media has a placeholder: the model would read the embedding
+    of a token that is never in a text. A placeholder that is not a token counts as text."""
     for kind, mine in rules.items():
         for sign in {mine.placeholder, mine.pad}:
             if isinstance(given, ChatText):
@@ -187,7 +188,7 @@ def _spans(ids: Ints, pads: Mapping[str, int], rules: Rules, items: Sequence[Pla
 
 
 def _places_of(placeholder: str, chat: ChatText) -> list[int]:
-    """Where it begins, those left out that a message only quotes."""
+    """The places of the placeholder, without those in the text of messages."""
     found, at = [], chat.text.find(placeholder)
     while at >= 0:
         if at not in chat.literal:

@@ -55,8 +55,8 @@ def _port(parts: SplitResult) -> int:
 def _within(
     deadline: float, plain: socket.socket, parts: SplitResult, host: str, most: int
 ) -> bytes:
-    """One request over the connection, which is cut at the deadline: a timeout of the socket
-    begins anew with every byte, so one byte at a time would hold it for days."""
+    """One request over the connection, which is closed at the deadline: a socket's timeout starts
+    again with every byte, so a server that sends single bytes could block for days."""
     copy = plain.dup()  # TLS takes the socket over; this one can always be shut down
     alarm = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (copy,))
     alarm.daemon = True
@@ -111,7 +111,8 @@ def _public_address(host: str, port: int, seconds: float) -> str:
 
 
 def _resolved(host: str, port: int, seconds: float) -> list[Any]:
-    """What the resolver says. It heeds no deadline of ours, and is left to itself at the end."""
+    """The addresses from the resolver. It cannot be interrupted, so its thread is abandoned at the
+    deadline."""
     answers: SimpleQueue[list[Any] | Exception] = SimpleQueue()
 
     def ask() -> None:

@@ -1,5 +1,5 @@
-"""Prompts that come one by one, in windows: as many as are planned together, or fewer, so that the
-pixels and samples they hold take no more than a part of a machine's memory."""
+"""Collects prompts that come one by one into windows: as many as are planned together, or fewer, so
+that their pixels and samples take a limited part of the memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FETCHED = 4 << 20  # bytes of what is fetched, about: a large photograph
 
 
 def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """At most so many at once; one whose media are larger than all may be comes alone."""
+    """Windows of at most `most` prompts; a prompt whose media exceed the limit comes alone."""
     some, held = list[Any](), 0
     for prompt in prompts:
         some.append(prompt)
@@ -26,7 +26,7 @@ def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def held_bytes(prompt: Any) -> int:
-    """Of the media of a prompt or a conversation, about; nothing of it is judged yet."""
+    """About how many bytes the media of a prompt or conversation take; nothing is checked yet."""
     if isinstance(prompt, list | tuple):
         is_tokens = bool(prompt) and isinstance(prompt[0], Number)
         return 0 if is_tokens else sum(map(_of_message, prompt))

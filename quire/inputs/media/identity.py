@@ -10,18 +10,18 @@ from weakref import WeakValueDictionary
 
 from quire.request import MediaItem
 
-MOST_KNOWN = 1 << 17  # contents; one that is forgotten is only computed again
+MOST_KNOWN = 1 << 17  # contents; one that is dropped is only computed again
 
 
 def content_hash(about: bytes, data: bytes) -> bytes:
-    """The name of some bytes, and of what was said of them."""
+    """A hash of some bytes and of facts about them."""
     made = hashlib.blake2b(len(about).to_bytes(8, "little") + about, digest_size=32)
     made.update(data)
     return made.digest()
 
 
 class Serials:
-    """The items of one LLM by all that decides what their encoder makes of them."""
+    """The items of one LLM, by everything that determines their encoder's output."""
 
     def __init__(self) -> None:
         self._numbers = count(1)

@@ -1,7 +1,7 @@
 """Images as callers pass them: checked by their headers, hashed, and opened as RGB when needed.
 
-Nothing is decoded before its header was judged. An image in a file or in bytes is turned as its
-EXIF says; one that is a Pillow object or an array is taken as its pixels lie.
+Nothing is decoded before its header was checked. An image from a file or bytes is rotated as its
+EXIF data says; Pillow images and arrays are not rotated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_PIXELS = 178_956_970
 MOST_RATIO = 200
 MOST_BYTES = 256 << 20  # of an encoded image
 _PLAIN_MODES = ("1", "L", "RGB", "RGBX", "YCbCr", "LAB", "HSV", "CMYK")
-_CHANNELS = (1, 3, 4)  # grey, colours, colours and how clear they are
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 bad = partial(bad_medium, "image")
 
 
@@ -161,7 +161,7 @@ def checked_size(width: int, height: int, *, kind: str = "image") -> tuple[int, 
 
 
 def rgb(image: Image) -> Image:
-    """In RGB: what is clear becomes white, sixteen bits become eight."""
+    """The image in RGB: transparent pixels become white, 16-bit channels become 8-bit."""
     mode, clear = image.mode, image.info.get("transparency")
     if mode == "I" or mode.startswith("I;16"):
         grey: Image = images().fromarray(_eight_bits(np.asarray(image), mode, clear)).convert("RGB")
@@ -179,7 +179,7 @@ def rgb(image: Image) -> Image:
 
 
 def _eight_bits(wide: npt.NDArray[Any], mode: str, clear: object) -> npt.NDArray[np.uint8]:
-    """Greys of more bits; Pillow itself would cut what is above 255."""
+    """Converts greys of more bits; Pillow itself would clip values above 255."""
     least, most = int(wide.min(initial=0)), int(wide.max(initial=0))
     if most > 0xFFFF or least < 0:
         raise bad(f"has numbers from {least} to {most}; 16 bits are read at most")

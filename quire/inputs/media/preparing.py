@@ -1,9 +1,10 @@
-"""Media prepared ahead of the engine, in threads, in the order of the plan, in bounded memory.
+"""Prepares media before the engine needs them: in threads, in the order of the plan, in bounded
+memory.
 
-Pillow computes without the interpreter's lock, so threads do. What is prepared and not yet encoded
-is counted in bytes, by its pixels where those are more; a request is begun when all of its media
-fit beside that, or when nothing is held. So whoever was begun can always go on, and what has been
-encoded makes room for the next.
+Pillow computes without Python's lock, so threads are enough. Media that are prepared and not yet
+encoded are counted in bytes, by their pixels if these are more. A request is begun when all of its
+media fit into the limit, or when nothing else is prepared. So every request that was begun can
+finish, and its encoded media make room for the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Makes of what was prepared of an item what its tower makes of that: rows of so many bytes."""
+    """Encodes prepared items with the tower, on other threads: into rows of so many bytes."""
 
     encode: Callable[[Encode], Arrays]
     row_bytes: int
@@ -43,9 +44,9 @@ class PreparedMedium:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a request is to wait for it: one that was encoded once is likely to be there
-        still, and otherwise prepared when it is missed. One that is only on its way would have the
-        engine wait that missed it, with all the others."""
+        """Whether a request must wait for it. An item that was encoded is probably stored still; if
+        not, it is prepared when it is missed. For an item that is still being prepared a request
+        waits, since otherwise the engine and all its rows would wait."""
         return not self._was_encoded and (self._made is None or not self._made.done())
 
     @property
@@ -54,7 +55,7 @@ class PreparedMedium:
         return self.num_bytes if self._made is None and not self._was_encoded else 0
 
     def start(self, threads: ThreadPoolExecutor) -> None:
-        """Once; nothing is done for one that was encoded meanwhile, for another request."""
+        """Start once; nothing is done if the item was encoded meanwhile for another request."""
         if self._made is None and not self._was_encoded:
             self._made = threads.submit(self._prepare)
             self._held = weakref.finalize(self, self._pool.drop, self.num_bytes)
@@ -76,7 +77,7 @@ class PreparedMedium:
 
 
 class Preparing:
-    """The media of one request on their way."""
+    """The media of one request while they are being prepared."""
 
     def __init__(self, pool: MediaPool, media: Sequence[PreparedMedium]) -> None:
         self._pool, self._media, self._is_begun = pool, list(media), False
@@ -95,7 +96,7 @@ class Preparing:
         return self._is_begun and not any(one.is_needed for one in self._media)
 
     def hurry(self) -> None:
-        """Begin, however much is held."""
+        """Begin, whatever the limit of memory says."""
         self._pool.begin_more(self)
 
     def result(self) -> None:
@@ -109,18 +110,18 @@ class MediaPool:
     """Prepares media; one for an LLM."""
 
     def __init__(self, children: MediaChildren) -> None:
-        """What is encoded is decoded by `children`, which their owner ends."""
+        """`children` decode encoded media; their owner closes them."""
         self.children, self._lock = children, Lock()
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
-        # Whether an item is encoded already: one that is then missed is prepared when it is.
+        # Whether an item is encoded already; if it is missed later, it is prepared then.
         self.holds: Callable[[int], bool] = lambda serial: False
-        # Where others wait for the engine's thread, which would encode: its threads do.
+        # In a server: encodes on threads of its own, so that the engine's thread need not.
         self.aside: Aside | None = None
 
     def prepare(self, request: Request) -> Preparing | None:
-        """Have the media of a request prepared; None where there is nothing to wait for."""
+        """Prepare the media of a request; None if there is nothing to wait for."""
         needed = {
             id(i): i.features for i in request.items if _waits(i) and not self.holds(i.serial)
         }
@@ -133,7 +134,7 @@ class MediaPool:
         return waiting
 
     def begin_more(self, wanted: Preparing | None = None) -> None:
-        """Begin what fits; all that comes before one that is waited for, however much it is."""
+        """Begin requests that fit; all up to `wanted`, which is waited for, in any case."""
         while self._waiting:
             fits = self.num_bytes + self._waiting[0].num_more_bytes <= MOST_BYTES
             if not (fits or not self.num_bytes or wanted in self._waiting):
