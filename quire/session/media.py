@@ -111,20 +111,25 @@ class ModelMedia:
             if name not in self.family.options:
                 known = ", ".join(self.family.options) or "none"
                 raise InvalidPrompt(
-                    f"mm_processor_kwargs has {str(name)[:60]!r}; those of {self.family.name} are: "
-                    f"{known}",
+                    f"mm_processor_kwargs has {str(name)[:60]!r}; {self.family.name} has: {known}",
                     parameter="mm_processor_kwargs",
                     value=name,
                 )
-        config = MediaConfig.of(self.config, self.files.processor_config, said, token_text)
+        files = self.files.processor_config
+        if not files and not self.family.foreign and self.kinds != ("audio",):
+            raise CorruptModel(
+                f"{self.files.name}: no preprocessor_config.json or processor_config.json says how "
+                "images are prepared. Add that of the model it was made from; "
+                "language_model_only=True runs its text."
+            )
+        config = MediaConfig.of(self.config, files, said, token_text)
         try:
             return {kind: self.family.readers[kind](config) for kind in self.kinds}
         except CorruptModel as error:
             if not said:
                 raise
-            raise InvalidPrompt(
-                f"mm_processor_kwargs: {error}", parameter="mm_processor_kwargs", value=dict(said)
-            ) from None
+            name = "mm_processor_kwargs"
+            raise InvalidPrompt(f"{name}: {error}", parameter=name, value=said) from None
 
     def reader(self, tokenizer: Tokenizer, pass_tokens: int, hidden_size: int) -> MediaReader:
         make = partial(self.rules, tokenizer.backend.id_to_token)

@@ -48,6 +48,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "transformers_version": "who wrote the file",
 }
 _DTYPES = ("dtype", "torch_dtype")
+_PARTS = ("feature_extractor", "audio_processor", "image_processor")  # of processor_config.json
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -68,20 +69,29 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
 
 
 def read_processor_config(directory: Path) -> dict[str, Any]:
-    """How media are prepared: preprocessor_config.json of a model directory, or the parts of
-    processor_config.json in newer ones; empty without either. Settings for videos alone are under
-    "video_processor"."""
+    """How media are prepared: the parts of processor_config.json of a model directory, or
+    preprocessor_config.json and its like in older ones; empty without any. Settings for videos
+    alone are under "video_processor"."""
     parts: dict[str, Any] = {}
     if (directory / "processor_config.json").exists():
         parts = read_json(checked_file(directory, "processor_config.json"))
-    files = {"image_processor": "preprocessor", "video_processor": "video_preprocessor"}
-    for part, file in files.items():
-        if (directory / f"{file}_config.json").exists():
-            parts[part] = read_json(checked_file(directory, f"{file}_config.json"))
-    said = [parts.get(name) for name in ("feature_extractor", "image_processor")]
+    # A model that was trained further and saved anew may have both, and the older files are stale.
+    for file, names in (("preprocessor", _PARTS), ("video_preprocessor", ("video_processor",))):
+        if not parts.keys() & names and (directory / f"{file}_config.json").exists():
+            parts[names[-1]] = read_json(checked_file(directory, f"{file}_config.json"))
+    said = [parts.get(name) for name in _PARTS]
     found = {k: v for part in said if isinstance(part, dict) for k, v in part.items()}
+    if not found and (directory / "tekken.json").exists():
+        found = _of_tekken(read_json(checked_file(directory, "tekken.json")))
     videos = parts.get("video_processor")
     return {**found, **({"video_processor": videos} if isinstance(videos, dict) else {})}
+
+
+def _of_tekken(tekken: Mapping[str, Any]) -> dict[str, Any]:
+    """What Mistral's own format says of images, which comes without a processor's file."""
+    image = tekken.get("image") or tekken.get("multimodal")
+    longest = image.get("max_image_size") if isinstance(image, dict) else None
+    return {} if longest is None else {"size": {"longest_edge": longest}}
 
 
 def spec_from_hf(

@@ -47,7 +47,8 @@ def clip(frames: int, seed: int = 0, size: tuple[int, int] = (32, 24)) -> list[I
 def saved(name: str, path: Path) -> TinyModel:
     family = SEEING[name]
     model = save_tiny(path, family.make(), family.added, family.processor)
-    about = {**SHAPED, "max_pixels": 1 << 20, "temporal_patch_size": 2}
+    colours = {"image_mean": CLIP_MEAN, "image_std": CLIP_STD}  # the newer ones have others
+    about = {**SHAPED, **colours, "max_pixels": 1 << 20, "temporal_patch_size": 2}
     (path / "video_preprocessor_config.json").write_text(json.dumps(about))
     return model
 

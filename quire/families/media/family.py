@@ -30,11 +30,12 @@ class MediaConfig:
         said: Mapping[str, Any],
         token_text: Callable[[int], str | None],
     ) -> MediaConfig:
+        said = {name: value for name, value in said.items() if value is not None}
         return cls(
             Fields(model, "config.json"),
-            Fields({**processor, **said}, "the processor's config"),
+            Fields({**processor, **said}, "the processor's config", false_nulls=True),
             Fields(said, "mm_processor_kwargs"),
-            Fields({**_of_videos(processor), **said}, "that of videos"),
+            Fields({**_of_videos(processor), **said}, "that of videos", false_nulls=True),
             token_text,
         )
 

@@ -107,7 +107,7 @@ def read(config: MediaConfig) -> TiledImages:
     scale = config.model.count("scale_factor", 2)
     return TiledImages(
         pad=config.token("image_token_id", unsaid="<image>"),
-        edge=config.side("size", 4 * tile),
+        edge=config.side("size", 4 * 364),
         tile=tile,
         count=patches**2 // scale**2,
         splits=said.flag("do_image_splitting", True),

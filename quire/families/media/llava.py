@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _KEPT = "vision_feature_select_strategy"
+_OWN_PROCESSOR = "Llava"
+CLIP_SIDE = 224  # of images, where a processor's config says nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ class LlavaImages(PaddedImages):
 
 def read(config: MediaConfig) -> LlavaImages:
     said, vision = config.processor, config.model.inner("vision_config")
-    edge, size = config.side("size", 336), said.values.get("size")
+    edge, size = config.side("size", CLIP_SIDE), said.values.get("size")
     stretched = isinstance(size, Mapping) and size.get("shortest_edge") is None
     if said.flag("do_center_crop", not stretched or said.values.get("crop_size") is not None):
         crop = config.side("crop_size", edge)
@@ -70,9 +72,10 @@ def read(config: MediaConfig) -> LlavaImages:
         crop = edge
     else:
         raise said.wrong("do_center_crop", "true where size has a shortest_edge")
-    # SigLIP's processor has other defaults than CLIP's.
-    siglip = said.word("image_processor_type", "").startswith("Siglip")
-    mean, std = (0.5, 0.5) if siglip else (CLIP_MEAN, CLIP_STD)
+    # SigLIP's processor has other defaults than CLIP's, and neither of them pads.
+    kind = said.word("image_processor_type", said.word("feature_extractor_type", _OWN_PROCESSOR))
+    mean, std = (0.5, 0.5) if kind.startswith("Siglip") else (CLIP_MEAN, CLIP_STD)
+    pads = kind.startswith(_OWN_PROCESSOR) and said.flag("do_pad", False)
     patches = (crop // vision.count("patch_size", 14)) ** 2
     return LlavaImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
@@ -81,7 +84,7 @@ def read(config: MediaConfig) -> LlavaImages:
         crop=crop,
         resample=filter_of(said, BICUBIC),
         count=patches + num_more_rows(config, "clip", "default"),
-        background=background_of(said, mean) if said.flag("do_pad", False) else None,
+        background=background_of(said, mean) if pads else None,
         normalised=Normalised.of(said, mean, std),
     )
 

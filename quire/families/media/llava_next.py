@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.families.media import square_videos
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.llava import num_more_rows
+from quire.families.media.llava import CLIP_SIDE, num_more_rows
 from quire.families.media.pixels import (
     BICUBIC,
     centre_cropped,
@@ -165,22 +165,26 @@ def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, i
 
 
 def read(config: MediaConfig) -> GridImages:
-    return _read(config, "clip", "default", PINPOINTS)
+    return _read(config, "clip", "default", PINPOINTS, CLIP_SIDE)
 
 
 def read_onevision(config: MediaConfig) -> GridImages:
     named = config.model.word("vision_aspect_ratio", "anyres_max_9")
     if not (most := named.removeprefix("anyres_max_")).isdecimal():
         raise config.model.wrong("vision_aspect_ratio", "anyres_max_ and a number")
-    rules = _read(config, "siglip", "full", product(ONEVISION_SIDES, ONEVISION_SIDES))
+    grids = product(ONEVISION_SIDES, ONEVISION_SIDES)
+    rules = _read(config, "siglip", "full", grids, ONEVISION_SIDES.start)
     return replace(rules, most_tiles=int(most), background=background_of(config.processor))
 
 
-def _read(config: MediaConfig, tower: str, kept: str, grids: Iterable[Any]) -> GridImages:
-    """The rules; `tower`, `kept` (see num_more_rows) and `grids` are defaults."""
+def _read(
+    config: MediaConfig, tower: str, kept: str, grids: Iterable[Any], side: int
+) -> GridImages:
+    """The rules; `tower`, `kept` (see num_more_rows), `grids` and the `side` of a tile are
+    defaults."""
     said, vision = config.processor, config.model.inner("vision_config")
-    tile = config.side("crop_size", config.side("size", 336))
-    if config.side("size", tile) != tile:
+    tile = config.side("size", side)
+    if config.side("crop_size", tile) != tile:
         raise said.wrong("crop_size", "as large as size")
     if num_more_rows(config, tower, kept):
         rule = "what leaves the rows of a tile's patches alone: 'full' for SigLIP, else 'default'"

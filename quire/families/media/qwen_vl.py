@@ -74,24 +74,37 @@ class ShapedImages(PaddedImages):
 
 def read(config: MediaConfig) -> ShapedImages:
     pad = config.token("image_token_id", unsaid="<|image_pad|>")
-    return read_shaped(config.processor, config.model.inner("vision_config"), pad)
+    bounds = 56 * 56, 28 * 28 * 1280
+    return read_shaped(config, config.processor, pad, bounds, (CLIP_MEAN, CLIP_STD))
 
 
-def read_shaped(said: Fields, vision: Fields, pad: str) -> ShapedImages:
-    patch = said.count("patch_size", vision.count("patch_size", 14))
-    merge = said.count("merge_size", vision.count("spatial_merge_size", 2))
-    size = said.inner("size")
-    least = said.count("min_pixels", size.count("shortest_edge", 56 * 56))
-    most = said.count("max_pixels", size.count("longest_edge", 28 * 28 * 1280))
+def read_shaped(
+    config: MediaConfig, said: Fields, pad: str, bounds: tuple[int, int], colours: tuple[Any, Any]
+) -> ShapedImages:
+    """`bounds` of an area, and what numbers are made with, where nothing is said."""
+    vision, (least, most) = config.model.inner("vision_config"), bounds
     return ShapedImages(
         pad=pad,
-        patch=patch,
-        merge=merge,
-        least=least,
-        most=most,
+        patch=said.count("patch_size", vision.count("patch_size", 14)),
+        merge=said.count("merge_size", vision.count("spatial_merge_size", 2)),
+        least=_bound(config.asked, said, "min_pixels", "shortest_edge", least),
+        most=_bound(config.asked, said, "max_pixels", "longest_edge", most),
         resample=filter_of(said, BICUBIC),
-        normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
+        normalised=Normalised.of(said, *colours),
     )
+
+
+def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int) -> int:
+    """What callers asked for counts before what files say, which have it under either name."""
+    for fields in (asked, said):
+        size = fields.inner("size") if fields.values.get("size") is not None else None
+        if fields.values.get(key) is not None:
+            if fields is asked and size is not None and size.count(edge) != fields.count(key):
+                raise fields.wrong(key, f"the {edge} of size, which is given too")
+            return fields.count(key)
+        if size is not None:
+            return size.count(edge)
+    return unsaid
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +215,13 @@ def reader(*, stamped: bool, ticked: bool) -> Any:
 
     def read(config: MediaConfig) -> ShapedVideos:
         said: Fields = config.videos
+        if said.flag("cap_pixels_per_frame", False):
+            raise said.wrong("cap_pixels_per_frame", "false")
         vision = config.model.inner("vision_config")
-        images = read_shaped(said, vision, config.token("video_token_id", unsaid="<|video_pad|>"))
+        pad = config.token("video_token_id", unsaid="<|video_pad|>")
+        colours = (0.5, 0.5) if stamped else (CLIP_MEAN, CLIP_STD)
+        token = 32 * 32 if stamped else 28 * 28
+        images = read_shaped(config, said, pad, (128 * token, 768 * token), colours)
         ticks = float(vision.count("tokens_per_second", 4)) if ticked else None
         return ShapedVideos(
             images=images,

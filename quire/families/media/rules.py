@@ -52,9 +52,9 @@ class Normalised:
     def of(cls, said: Fields, mean: float | tuple[float, ...], std: Any) -> Normalised:
         """Read from a processor's config; `mean` and `std` are defaults."""
         factor = said.positive("rescale_factor", 1 / 255)
-        if said.values.get("do_rescale") is False:
+        if not said.flag("do_rescale", True):
             factor = 1.0
-        if said.values.get("do_normalize") is False:
+        if not said.flag("do_normalize", True):
             return cls(factor, (0.0,) * 3, (1.0,) * 3)
         stds = _three(said, "image_std", std)
         if 0.0 in stds:
