@@ -244,7 +244,7 @@ def fp8(by: str, name: str = "weight_scale", *, powers: bool = False) -> Writer:
         return {
             "weight": codes.to(torch.float8_e4m3fn),
             name: stored,
-            "input_scale": torch.ones(1),
+            **{f"{of}_scale": torch.ones(1) for of in ("input", "activation", "kv")},
             "k_zero_point": torch.zeros(1),
         }, value
 
@@ -428,6 +428,10 @@ CASES = {
         skipped=NO_V,
     ),
     "fp8 by tensor": Case({**FP8, "ignored_layers": ["lm_head"]}, fp8("tensor")),
+    "fp8 by tensor, with scales of activations": Case(
+        {**FP8, "activation_scheme": "static", "weight_block_size": None},
+        fp8("tensor", "weight_scale_inv"),
+    ),
     "fp8 by row": Case({"quant_method": "fbgemm_fp8"}, fp8("row")),
     "fp8 blocks": Case(
         {**FP8, "weight_block_size": [32, 32], "fmt": "e4m3"}, fp8("block", "weight_scale_inv")

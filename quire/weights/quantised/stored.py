@@ -35,6 +35,7 @@ NOT_NEEDED = (
     *("weight_shape", "input_scale", "output_scale", "input_zero_point", "output_zero_point"),
     *("k_scale", "v_scale", "q_scale", "prob_scale", "input_scale_ub", "act_scale"),
     *("k_zero_point", "v_zero_point", "q_zero_point", "input_global_scale"),
+    *("activation_scale", "kv_scale"),
 )
 
 
