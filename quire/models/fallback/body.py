@@ -31,6 +31,7 @@ class BodyCall:
     constants: tuple[tuple[str, Any], ...]
     roles: tuple[tuple[str, str], ...]  # which arguments are ids, positions and cache
     output: type[Any] | None  # the class that the body returns; None: a tuple
+    parts: int  # how many the tuple has
     hidden_size: int
     position_tables: tuple[str, ...]  # embeddings of positions that the body reads
 
@@ -61,8 +62,9 @@ class Body:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] -> [R, V]"""
-        known = (hidden[None],)
-        answer = known if self.call.output is None else self.call.output(*known)
+        known = hidden[None]
+        others = (None,) * (self.call.parts - 1)
+        answer = (known, *others) if self.call.output is None else self.call.output(known)
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.int64, device=hidden.device)
         with _answering(self.part, answer):
             return plain_logits(self.model, ids)[0]
@@ -147,6 +149,7 @@ def _body_call(
         tuple((k, False if k == "use_cache" else v) for k, v in others.items()),
         tuple(found.items()),
         None if type(made) is tuple else type(made),
+        len(made),
         first.shape[-1],
         (),
     )

@@ -112,8 +112,9 @@ def _passes(
     texts; some more tokens of each; and the last token of each as decode rows."""
     long, short, shorter = map(len, texts)
     cut = long // 2 + 1
-    first, second = [(0, 0, cut)], [(0, cut, long - 4), (1, 0, short - 5), (2, 0, shorter - 3)]
-    third = [(0, long - 4, long - 1), (1, short - 5, short - 1), (2, shorter - 3, shorter - 1)]
+    # One goes on behind a single token: a window of a few would hide what fills it up before more.
+    first, second = [(0, 0, cut)], [(0, cut, long - 4), (1, 0, short - 5), (2, 0, 1)]
+    third = [(0, long - 4, long - 1), (1, short - 5, short - 1), (2, 1, shorter - 1)]
     last = [(i, len(text) - 1, len(text)) for i, text in enumerate(texts)]
     return [
         (_batch(texts, places, block_size, num_groups, device, decoding=places is last), places)
