@@ -7,6 +7,7 @@ the family's own), or refused unless it has a value that quire supports (ONLY).
 
 from __future__ import annotations
 
+import difflib
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -168,7 +169,9 @@ def _family(fields: Fields) -> Family:
 def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedModel:
     found = ", ".join(str(name) for name in named)[:200] or model_type or "no architecture"
     towers = [name for name in ("vision_config", "audio_config") if fields.values.get(name)]
-    why = f"; quire runs {', '.join(ARCHITECTURES)}"
+    near = difflib.get_close_matches(found, ARCHITECTURES)
+    hint = f"the nearest are {', '.join(near)}" if near else "docs/models.md lists what they have"
+    why = f": no family of quire's has it; {hint}"
     if fields.values.get("is_encoder_decoder") is True:
         why = ": an encoder reads, a decoder writes; quire has such as hear. Use a causal one"
     elif towers:
@@ -178,4 +181,4 @@ def _unknown(fields: Fields, named: list[Any], model_type: str) -> UnsupportedMo
             f"({str(fields.values.get('text_model_type'))[:40]!r}). Models that see or hear: "
             f"{', '.join(known)}"
         )
-    return UnsupportedModel(f"{fields.source}: {found} is not supported{why}")
+    return UnsupportedModel(f"{fields.source}: {found} is not supported{why}.")

@@ -173,7 +173,7 @@ def test_overrides_win_and_leave_the_config_alone() -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], list[str]]] = [
-    ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", *ARCHITECTURES]),
+    ({"architectures": ["BloomForCausalLM"]}, ["BloomForCausalLM", "the nearest are"]),
     (
         {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True},
         ["T5ForConditionalGeneration", "an encoder reads, a decoder writes", "Use a causal one"],
@@ -373,3 +373,10 @@ def test_what_a_config_says_of_the_whole_ties_the_head_of_its_text(whole: bool) 
 def test_a_dtype_that_says_nothing_is_as_if_it_were_not_there() -> None:
     unsaid = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
     assert spec_from_hf({**LLAMA, "torch_dtype": "auto"}) == spec_from_hf(unsaid)
+
+
+def test_an_unknown_architecture_is_told_the_nearest() -> None:
+    with pytest.raises(UnsupportedModel) as refused:
+        spec_from_hf({**LLAMA, "architectures": ["Lama3ForCausalLM"]})
+    assert "the nearest are LlamaForCausalLM" in str(refused.value)
+    assert len(str(refused.value)) < 200  # a reason that comes behind it must be seen
