@@ -1,1 +1,1 @@
-"""What quire is measured on, and against what. See offline.py for the clock."""
+"""Measurements of quire, some beside other engines. offline.py says what is timed."""

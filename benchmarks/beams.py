@@ -2,11 +2,10 @@
 
     python benchmarks/beams.py --prompts 8 --length 64 --width 4 --tokens 32
 
-The other way is what a program can do from outside: each step is a call of generate with
-max_tokens=1 and logprobs=2 * width for every beam, over the prefix cache, and the same rule
-chooses among what comes back. Both run in turns of a few prompts, so that a machine that is slow
-for a while is slow for both, and must find the same. End tokens are ignored: every search takes
-the same number of steps.
+The second way uses only `generate`: each step is a call with max_tokens=1 and logprobs=2 * width
+for every beam, over the prefix cache, and the same rule chooses among the results. Both run in
+turns of a few prompts, so that other load on the machine slows both, and both must find the same
+answers. End tokens are ignored: every search takes the same number of steps.
 """
 
 from __future__ import annotations

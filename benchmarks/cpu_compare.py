@@ -7,8 +7,8 @@
 Every engine runs alone, in a process of its own, with the same number of threads; quire's figure
 is the second of two runs with an empty cache. `--llama` takes the `llama-batched-bench` of one or
 several builds (with and without KleidiAI, say) and `--llama-model` the files to try each on. That
-program knows equal lengths only, so llama.cpp takes part in small_equal; without a path it is
-left out, and that is said. Ratios are to Transformers in float32.
+program can only run equal lengths, so llama.cpp runs small_equal only; without a path it is left
+out, with a note. Ratios are to Transformers in float32.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/embed.py --model DIRECTORY --texts 10000
     python benchmarks/embed.py --model DIRECTORY --texts 10000 --with sentence-transformers
 
-Each way runs in its own call, since the two want different packages; `--save FILE` keeps the
-vectors, and `--against FILE` says how near they come to those of another way. Times are of the
-second of two rounds, of the clock and of the processor.
+Each engine needs a call of its own, since the two need different packages. `--save FILE` stores the
+vectors, and `--against FILE` compares them with stored ones. Times are those of the second of two
+rounds, in real time and in processor time.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What weights that stay in fp8 cost in accuracy, by what shares a scale.
+"""How much accuracy fp8 weights cost, with a scale for a matrix, a row or a block.
 
     python benchmarks/fp8_weights.py [--model smollm2] [--windows 16]
 
-The weights of a model's layers are rounded as a checkpoint in fp8 has them. Then it reads the text
-of the 8-bit gate twice: with these weights made plain, and with them kept, whose products round
-activations too. Both are compared with the model in float32 and the weights as they were. On a GPU
+The weights of a model's layers are rounded as in an fp8 checkpoint. Then the model reads the text
+of the 8-bit gate twice: with these weights dequantised, and with the fp8 weights, whose products
+round activations, too. Both are compared with the original weights in float32. On a GPU
 the products are quire's own; elsewhere they are the same rounding in torch, in float32.
 """
 

@@ -1,10 +1,10 @@
-"""What guessing tokens inside the decode steps of a GPU brings, on shapes with random weights.
+"""The speed gained by guessing tokens inside a GPU's decode steps, with random weights.
 
     python -m benchmarks.gpu_guesses --model qwen3-0.6b llama-3.1-8b --json out.json
 
-Two engines of one shape in one process, one of which never guesses, take each workload in turn;
-the middle one of `--runs` ratios counts. A model with random weights writes what nobody can guess,
-which is the first workload. For the second its embeddings and its head are exchanged, so that after
+Two engines of one shape in one process, one of which never guesses, run each workload in turn; the
+median of `--runs` ratios counts. The text of a model with random weights cannot be guessed, which
+is the first workload. For the second its embeddings and its head are replaced, so that after
 each token one other is by far the likeliest, and a row goes on with the loop that its prompt ends
 with: every layer still computes what it did, and all guesses are right.
 

@@ -1,4 +1,4 @@
-"""How fast the kernels of one GPU are; whether they are right say tests/backends/triton.
+"""How fast the kernels of one GPU are; tests/backends/triton checks that they are right.
 
 python benchmarks/gpu_kernels.py prompts steady --out results --seconds 600
 

@@ -1,6 +1,6 @@
 """Parts of gpu.py beside its tables: loading real files, the memory checker, the default model.
 
-Each of them also runs without a GPU, where it proves nothing but itself.
+Each of them also runs without a GPU, to test the script itself.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ BF16 = torch.bfloat16
 
 
 def outcome(call: Callable[[], object]) -> str:
-    """ok, or what went wrong."""
+    """The word ok, or the error."""
     try:
         call()
     except Exception as error:  # noqa: BLE001 - the other checks still count

@@ -38,7 +38,7 @@ NUM_BLOCKS = 70_000
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A result that is there."""
+    """A result that is ready at once."""
 
     value: StepResult
 
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass(slots=True)
 class Instant:
-    """An executor that computes nothing: token 7 for everybody."""
+    """An executor that computes nothing and returns token 7 for every row."""
 
     first: float = 0.0  # when the first plan came
     handles: Handles = field(default_factory=Handles)
