@@ -9,11 +9,11 @@ attention of a decode step (decode.py); all tensors keep their addresses between
     attention = DecodeAttention(shape, buffers, num_rows, window=None, prefixes=None)
                                                                once per bucket and window
     attention.plan(context_lens, tables, rows=None)            one small launch per step
-        context_lens int32 [num_rows], this step's token included, 0 = nobody is here
+        context_lens int32 [num_rows], this step's token included, 0 = no row here
         tables       int32 [any, width] block tables
         rows         int32 [num_rows], the table row of each place; None: place i has row i
     out = attention.attend(q, keys, values)                    per layer: one launch, or three
-        q [num_rows, heads, D] -> [num_rows, heads * D]; zeros where nobody is
+        q [num_rows, heads, D] -> [num_rows, heads * D]; zeros for places without a row
     out = attention.attend_packed(qkv, cos, sin, slots, keys, values, norms)
                                   if attention.takes_packed: norm_rope_store and attend in one
 
@@ -38,7 +38,7 @@ the products of steps with at most 16 rows (small_batch.py), in bfloat16 and flo
 
 sampling (sample.py): one token per line, nothing waits for the host
     sample(logits, rows, positions, columns, out, *, truncated) -> None
-        logits [R, V]; rows int32 [R] (index into the columns, -1 = nobody: token 0, not failed);
+        logits [R, V]; rows int32 [R] (index into the columns, -1 = no row: token 0, not failed);
         positions int32 [R], where the drawn token will stand
         columns = SamplingColumns(temperature f32, top_k i32, log_min_p f32, top_p f64,
                                   noise_key i64, sample i32), each [max_rows]

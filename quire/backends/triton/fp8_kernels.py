@@ -92,7 +92,7 @@ def fetch_pairs(
     TURNED: tl.constexpr,
 ) -> Any:
     """Values of the even and of the odd tokens of base .. base + KEYS, base even, without their
-    scales: twice float16 [KEYS / 2, PADDED], or turned round [PADDED, KEYS / 2]."""
+    scales: twice float16 [KEYS / 2, PADDED], or transposed [PADDED, KEYS / 2]."""
     # Unsigned: dividing what may be negative takes four times as long.
     index = (base + 2 * tl.arange(0, KEYS // 2)).to(tl.uint32)
     block = tl.load(table + index // SLOTS, mask=index < end.to(tl.uint32), other=0).to(tl.int64)

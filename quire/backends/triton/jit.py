@@ -52,9 +52,9 @@ def overlapping() -> bool:
 
 
 def waiting() -> dict[str, bool]:
-    """Constants and launch options of a kernel that, if it OVERLAPS, waits (`gdc_wait`) for the
-    one ahead before it reads what any kernel has written, and before it writes. So whoever waits
-    has waited for all that came before, not only for the last."""
+    """Constants and launch options of a kernel that, if it OVERLAPS, waits (`gdc_wait`) for the one
+    ahead before it reads what any kernel has written, and before it writes. So a kernel that waits
+    has waited for all kernels before it, not only for the last."""
     return {"OVERLAPS": True, "launch_pdl": True} if overlapping() else {"OVERLAPS": False}
 
 

@@ -31,7 +31,7 @@ _LEAST = 16  # rows or columns of a product
 
 
 def tiled_shape(shape: HeadShape) -> HeadShape:
-    """The tiles of heads as if each had a KV head of its own, and what they bring home."""
+    """The shape in which each tile of heads counts as one KV head, with the size of values."""
     heads = shape.num_heads
     tiles = next(n for n in range(-(-heads // _MOST_HEADS), heads + 1) if heads % n == 0)
     return replace(shape, num_kv_heads=tiles, head_dim=shape.value_dim, values_in_keys=0)

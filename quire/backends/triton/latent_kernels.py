@@ -36,7 +36,7 @@ def _attend_rows(
 ) -> Any:
     """m, mass, acc (softmax.py) after the rows of tokens begin .. end as well, for queries of two
     parts; of those, query i may see only tokens up to last_seen[i] (HAS_LAST). `begin` is where a
-    tile of KEYS begins; unless MASKED, `end` is, too, and everybody sees everything."""
+    tile of KEYS begins; unless MASKED, so is `end`, and every query sees all tokens."""
     at, far, step = tl.arange(0, RANK_PADDED), tl.arange(0, TURNED_PADDED), tl.arange(0, KEYS)
     width: tl.constexpr = RANK + TURNED
     block = tl.load(table + (begin + step) // SLOTS, mask=begin + step < end, other=0)

@@ -29,9 +29,9 @@ def score(
 ) -> None:
     """out[step[0], i] gets the entry of tokens[i], where row rows[i] asked for one.
 
-    num_logprobs int32 [rows], -1 = did not ask; out int32 [steps, lines, 2 + 2 k]: the bits of
-    the logprob, the rank, then id and bits of the logprob of each likeliest token. Where a line
-    failed, or nobody asked, nothing is written. With `as_logits` logits instead of logprobs.
+    num_logprobs int32 [rows], -1 = did not ask; out int32 [steps, lines, 2 + 2 k]: the bits of the
+    logprob, the rank, then id and bits of the logprob of each likeliest token. If a line failed, or
+    its row did not ask, nothing is written. With `as_logits` logits instead of logprobs.
     """
     score_drawn[(logits.shape[0],)](
         *(logits, rows, tokens, failed, num_logprobs, out, step),

@@ -40,8 +40,8 @@ class SteadyBuffers:
     """Room for the pieces of a step, shared by every bucket; made once.
 
     parts [rows, most, heads, D] and their log2-sums [rows, most, heads], float32: piece i of the
-    row in place r lies at [r, i], whoever makes it. counters int32 [rows, kv_heads]: how many of a
-    row's own are made; zero between kernels.
+    row in place r is at [r, i]. counters int32 [rows, kv_heads]: how many of a row's own are made;
+    zero between kernels.
     """
 
     parts: Tensor

@@ -36,8 +36,8 @@ def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Til
     held = queries * padded_width(shape)
     if shape.fp8_kv:
         keys = min(128, _keys_within(shape, 2 * _DECODE_TILE_BYTES))
-        # Half the bytes and twice the instructions for each: what counts is how few of those there
-        # are. Warps alone wait for nobody, but need company to keep the memory busy.
+        # fp8 has half the bytes and needs twice the instructions for each, so fewer instructions
+        # count. Programs of one warp have no barriers, but only many of them keep the memory busy.
         if held > 1024:  # more than two warps hold in registers
             return Tile(queries, min(64, keys), 4, 3)
         alone = num_rows >= MANY_ROWS and padded_width(shape) >= 128
@@ -45,8 +45,8 @@ def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Til
     if shape.dtype.itemsize == 4:  # multiplied without tensor cores, which takes more registers
         return Tile(queries, min(128, _keys_within(shape, 2 * _DECODE_TILE_BYTES)), 4, 2)
     keys = min(64, _keys_within(shape, _DECODE_TILE_BYTES))
-    # Programs on a core make up for each other's waits: of small ones there is room for more, which
-    # tells where each has little to read.
+    # Programs on a core run while others wait. More small ones fit, which matters where each has
+    # little to read.
     if shared and held <= 2048:
         return Tile(queries, max(_MMA_ROWS, keys // 2), 1, 3)
     return Tile(queries, keys, max(2, min(8, held // 2048)), 3)

@@ -1,8 +1,8 @@
 /* Where min_p, top_k and top_p cut lines of scores, as sampling/truncation.py defines it.
  *
  * Nothing is sorted. Counting tokens by steps of their scores finds the step with the border. The
- * tokens of that step are told apart by the bits of their scores, eight at a time, and equal ones
- * by their ids. All sums are of integers, so their order does not matter.
+ * tokens of that step are ordered by the bits of their scores, eight at a time, and equal ones by
+ * their ids. All sums are of integers, so their order does not matter.
  */
 #include <float.h>
 #include <math.h>
