@@ -29,7 +29,7 @@ class Clock:
         self._time(self.host, engine.scheduler, "schedule")
         self._time(self.host, engine.scheduler, "commit")
         self._time(self.host, engine.executor, "submit")
-        self._time(self.host, engine, "_land")
+        self._time(self.host, engine, "_commit_oldest")
         runner: Any = getattr(engine.executor, "_runner", None)
         if hasattr(runner, "graphs"):  # the parts of submit
             self._time(self.inside, runner.columns, "pack")
@@ -74,9 +74,9 @@ class Clock:
         self.plans.clear()
 
     def line(self) -> str:
-        """`_land` waits and then commits: what is left of it is waiting."""
+        """`_commit_oldest` waits and then commits: what is left of it is waiting."""
         host = dict(self.host)
-        host["wait"] = host.pop("_land", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
+        host["wait"] = host.pop("_commit_oldest", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
         parts = [f"{name} {seconds:.2f}" for name, seconds in host.items()]
         plans = [f"{n} {kind} {self.device[kind]:.2f} s" for kind, n in self.plans.items()]
         inside = [f"{name} {seconds:.2f}" for name, seconds in self.inside.items()]

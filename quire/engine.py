@@ -84,7 +84,7 @@ class Engine:
                 self.num_steps += plan.repeat
                 return StepReport()
         if self._in_flight:
-            return self._land()
+            return self._commit_oldest()
         report = self.scheduler.take_report()
         if not report.ended and self.scheduler.num_held:
             self.scheduler.held.wait(HELD_SECONDS)
@@ -96,7 +96,7 @@ class Engine:
             )
         return report
 
-    def _land(self) -> StepReport:
+    def _commit_oldest(self) -> StepReport:
         """Wait for the oldest plan and commit it."""
         oldest = self._in_flight.popleft()
         result = oldest.pending.result()
@@ -113,7 +113,7 @@ class Engine:
     def drain(self) -> None:
         """Wait for all plans in flight, so that the device is idle."""
         while self._in_flight:
-            self._land()
+            self._commit_oldest()
 
     def reset(self, scheduler: Scheduler | None = None) -> None:
         """Drop every sequence, every row and the prefix cache, whatever state they are in, and go

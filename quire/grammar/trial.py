@@ -50,7 +50,9 @@ class Trial:
             child = self._started()
             reply = child.exchange(json.dumps(task), limits.wall_seconds)
             if reply is None:
-                raise InvalidGrammar(f"{kind}: {self._buried()}; make it simpler", parameter=kind)
+                raise InvalidGrammar(
+                    f"{kind}: {self._why_it_died()}; make it simpler", parameter=kind
+                )
             self._held = reply["held"]
             if reply["is_last"]:
                 self._end(child)
@@ -89,7 +91,7 @@ class Trial:
         self._held = ready["held"]
         return self._child
 
-    def _buried(self) -> str:
+    def _why_it_died(self) -> str:
         """End the child, and return why it failed, judged by its exit status."""
         child, limits = self._child, self._limits
         if child is None:

@@ -99,7 +99,7 @@ class DeviceGuesses(Guesses):
         """Few passes while rows are new, so that their text is judged soon."""
         if not 0 < len(at) <= MOST_ROWS:
             return most
-        self._meet(at)
+        self._set_up_new(at)
         new = self._able[at] & (self.rows.known[at] < self._judge_at[at])
         new &= ~self._has_guessed[at] & (self._wait[at] == 0)
         return min(most, FIRST_PASSES) if new.any() else most
@@ -146,7 +146,7 @@ class DeviceGuesses(Guesses):
         count = max(FEW_GUESSES, self._asked.device_lines // places - 1)
         return min(count, MOST_GUESSES, self._asked.num_tokens)
 
-    def _meet(self, at: Ints) -> None:
+    def _set_up_new(self, at: Ints) -> None:
         placement = self.rows.placement
         for row in at[self._known[at] != placement[at]].tolist():
             sequence = self.rows.sequence(row)
@@ -166,7 +166,7 @@ class DeviceGuesses(Guesses):
         few = 0 < len(at) <= MOST_ROWS and not len(self._waiting)
         if not few or not rows.drawn[rows.running].all():
             return False
-        self._meet(at)
+        self._set_up_new(at)
         if self._alone[at].any():
             return False
         self._judge(at)

@@ -188,7 +188,7 @@ class HostGuesses(Guesses):
         rows = self.rows
         waits = self._awaited[at] == rows.placement[at]
         if len(at) <= MOST_ROWS:
-            self._meet(at)
+            self._set_up_new(at)
             waits |= self._able[at]
         ready: Ints = at[~waits | (rows.known[at] == rows.planned[at])]
         return ready
@@ -196,7 +196,7 @@ class HostGuesses(Guesses):
     def plan(self, decode: DecodeRows, draft: Draft) -> DecodeRows:
         if not 0 < len(decode) <= MOST_ROWS:
             return decode
-        self._meet(decode.rows)
+        self._set_up_new(decode.rows)
         self._fade(decode.rows)
         counting = np.ones(len(decode), bool)
         if not len(self._waiting):
@@ -222,7 +222,7 @@ class HostGuesses(Guesses):
         self._all_expected *= FADING
         self._all_right *= FADING
 
-    def _meet(self, at: Ints) -> None:
+    def _set_up_new(self, at: Ints) -> None:
         """Set up the columns of rows that hold a new placement."""
         placement = self.rows.placement
         for row in at[self._known[at] != placement[at]].tolist():

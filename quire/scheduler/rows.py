@@ -113,10 +113,10 @@ class Rows:
     @property
     def running(self) -> Ints:
         """The rows that are taken, in order of admission."""
-        self._sort_out()
+        self._drop_rows_that_left()
         return self._entered[: self._num_entered]
 
-    def _sort_out(self) -> None:
+    def _drop_rows_that_left(self) -> None:
         """Remove rows that ended, often hundreds at once. Into a new array: arrays that `running`
         returned before stay as they were."""
         if self._some_left:
@@ -128,7 +128,7 @@ class Rows:
 
     def enter(self, sequence: Sequence, expected: float) -> int:
         """Give `sequence` a row, with nothing computed."""
-        self._sort_out()  # before one of their rows is taken again
+        self._drop_rows_that_left()  # before one of their rows is taken again
         row = self._free.pop()
         self._last_placement += 1
         request = sequence.request
@@ -151,7 +151,7 @@ class Rows:
         self.background[row] = request.background
         self.adapter[row] = request.adapter_number
         self.automaton[row] = 0
-        self._be(row, self._plain_kind.of(sequence) or self._kind(row, sequence))
+        self._set_kind(row, self._plain_kind.of(sequence) or self._kind(row, sequence))
         if len(sequence.output_ids):
             self.outputs = widened(self.outputs, len(sequence.output_ids))
             self.outputs[row, : len(sequence.output_ids)] = sequence.output_ids
@@ -173,7 +173,7 @@ class Rows:
         walks = not is_paced and self._walk(row, sequence)
         return RowKind.of(sequence, self._pacing, is_paced=is_paced, walks=walks)
 
-    def _be(self, row: int, kind: RowKind) -> None:
+    def _set_kind(self, row: int, kind: RowKind) -> None:
         self.stop_ids[row] = kind.stop_ids
         self.guided[row], self.follows[row] = kind.guided, kind.follows
         self.jumps[row], self.paced[row] = kind.jumps, kind.paced

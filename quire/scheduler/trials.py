@@ -90,7 +90,7 @@ class Trials:
         guided = rows.guided[some]
         self._settle_ahead(drawn, np.flatnonzero(tried)[guided], asked[guided])
         mine, kept, asked, ahead = some[~guided], kept[~guided], asked[~guided], ahead[~guided]
-        self._meet(mine)
+        self._set_up_new(mine)
         self._stood[mine] = np.where(ahead, 0, FADING * self._stood[mine] + kept - 1)
         self._broke[mine] = FADING * self._broke[mine] + (kept < asked)
 
@@ -107,12 +107,12 @@ class Trials:
 
     def _reach(self, at: Ints) -> Ints:
         """Steps of these rows that are likely to count."""
-        self._meet(at)
+        self._set_up_new(at)
         means = (self._stood[at] + 1) / np.maximum(self._broke[at], 1 / self._most)
         reach: Ints = np.clip(means, 1, self._most).astype(np.int32)
         return reach
 
-    def _meet(self, at: Ints) -> None:
+    def _set_up_new(self, at: Ints) -> None:
         """Expect the most of rows with a new placement."""
         new = at[self._placement[at] != self._rows.placement[at]]
         self._stood[new], self._broke[new] = self._most - 1, 0.0

@@ -53,7 +53,7 @@ class Turns:
             return ready
         if len(decoding) < LEAST_ROWS:
             return ready
-        self._meet(len(decoding))
+        self._restart_if_changed(len(decoding))
         if self.by_turns:
             return ready[: -(-len(decoding) // 2)]
         return None if awaited else ready
@@ -67,7 +67,7 @@ class Turns:
         if self._left <= 0 or self._is_slower():
             self._turn()
 
-    def _meet(self, num_rows: int) -> None:
+    def _restart_if_changed(self, num_rows: int) -> None:
         """Begin anew when the number of rows has doubled or halved."""
         if not self._num_rows / 2 <= num_rows <= self._num_rows * 2:
             self._num_rows, self._kept = num_rows, KEPT
