@@ -76,7 +76,9 @@ class Clock:
     def line(self) -> str:
         """`_commit_oldest` waits and then commits: what is left of it is waiting."""
         host = dict(self.host)
-        host["wait"] = host.pop("_commit_oldest", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
+        host["wait"] = (
+            host.pop("_commit_oldest", 0.0) - host.get("commit", 0.0) - host.get("observe", 0.0)
+        )
         parts = [f"{name} {seconds:.2f}" for name, seconds in host.items()]
         plans = [f"{n} {kind} {self.device[kind]:.2f} s" for kind, n in self.plans.items()]
         inside = [f"{name} {seconds:.2f}" for name, seconds in self.inside.items()]
