@@ -56,7 +56,7 @@ def routes(services: Services) -> list[ApiRoute]:
 
     async def detokenize(request: Request) -> Response:
         given = await _fields(request, services, _DETOKENIZE)
-        tokens = token_ids(given["tokens"], "tokens", MOST_TOKENS)
+        tokens = token_ids(given["tokens"], "tokens", MOST_TOKENS, least=0)
         return json_response(await services.engine.call("detokenize", tokens=tokens))
 
     async def info(request: Request) -> Response:
@@ -100,10 +100,10 @@ async def _fields(request: Request, services: Services, known: Body) -> Mapping[
     return given
 
 
-def token_ids(value: Any, name: str, most: int) -> list[int]:
-    """The token ids in a field, 1 to `most` of them."""
+def token_ids(value: Any, name: str, most: int, *, least: int = 1) -> list[int]:
+    """The token ids in a field, `least` to `most` of them."""
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         raise bad(f"{name} is a list of token ids, not {show(value)}", param=name)
-    if not 0 < len(value) <= most:
-        raise bad(f"{name} has 1 to {most:,} token ids, not {len(value):,}", param=name)
+    if not least <= len(value) <= most:
+        raise bad(f"{name} has {least} to {most:,} token ids, not {len(value):,}", param=name)
     return value

@@ -197,6 +197,14 @@ def test_usage_in_a_stream_counts_answers_that_wait(tmp_path: Path) -> None:
     assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6, 6]
 
 
+def test_nothing_is_no_tokens_and_back(http: httpx.Client) -> None:
+    nothing = {"prompt": "", "add_special_tokens": False}
+    assert http.post("/tokenize", json=nothing).json()["tokens"] == []
+    assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    asked = {"model": "fake", **nothing}
+    assert http.post("/v1/completions", json=asked).json()["error"]["param"] == "prompt"
+
+
 def test_of_megabytes_that_are_cut_the_end_is_read(http: httpx.Client) -> None:
     end = "the last forty characters of a long book"
     asked = {"model": "fake", "max_tokens": 3, "temperature": 0}

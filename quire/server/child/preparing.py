@@ -117,6 +117,8 @@ class Preparing:
 
     def _finish(self, begun: _Begun, ids: Ints | None) -> Prepared:
         row, params = begun.row, begun.params
+        if ids is not None and not len(ids):
+            raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
         prompt = self._prompt(row, begun.text, ids)
         if salt := row.get("salt"):
             prompt["cache_salt"] = salt
@@ -191,8 +193,6 @@ class Preparing:
     def _prompt(self, row: Message, text: _Text | None, ids: Ints | None) -> dict[str, Any]:
         if text is None or ids is None:
             return {"prompt_token_ids": row["prompt"], **self._text_back(row)}
-        if not len(ids):
-            raise InvalidPrompt("the prompt gives no tokens at all", parameter="prompt")
         chat = text.chat
         return {"prompt_token_ids": ids, "prompt": chat.text, **self._media(chat)}
 
