@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
+from itertools import count, pairwise
 
 import pytest
 
@@ -12,7 +15,14 @@ from quire.request import Request
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.waiting import Waiting
 from tests.fakes import expected_output
-from tests.scheduler.runs import make_request, samples_of
+from tests.scheduler.runs import (
+    SOME_WINDOWS,
+    check_run,
+    make_request,
+    random_requests,
+    random_setting,
+    samples_of,
+)
 from tests.scheduler.test_scheduler import setting
 
 
@@ -174,3 +184,25 @@ def test_nobody_gives_up_a_row_to_who_has_as_many(waiting: str) -> None:
     tenants.add(waiting)
     tenants.check_answers()
     assert tenants.engine.scheduler.num_preemptions == 0
+
+
+def test_rows_change_hands_whatever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples, prompts in parts, rows with grammars and guesses, in pools that are too small."""
+    yielded: list[str] = []
+    put_back = Waiting.put_back
+
+    def counted(waiting: Waiting, sequence: Sequence) -> None:
+        yielded.append(sequence.request.tenant)
+        put_back(waiting, sequence)
+
+    monkeypatch.setattr(Waiting, "put_back", counted)
+    for seed in range(12):
+        rng, ticks = random.Random(seed), count(step=0.3)
+        requests = [
+            replace(request, number=number, priority=0, tenant=rng.choice("aaab"))
+            for number, request in enumerate([*random_requests(rng), *random_requests(rng)])
+        ]
+        longest = max(request.num_prompt + request.max_tokens for request in requests)
+        some = random_setting(rng, longest, SOME_WINDOWS)
+        check_run(some.engine(clock=partial(next, ticks)), requests, seed)
+    assert len(yielded) > 10
