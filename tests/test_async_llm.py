@@ -24,8 +24,7 @@ from quire import (
     SamplingParams,
 )
 from quire.errors import EngineClosed, InvalidParams, InvalidPrompt, InvalidRequest, NotSupported
-from quire.session.async_llm import NotBuiltAsyncMethods, _hand_over, _Reader
-from quire.session.engine_thread import Submission
+from quire.session.async_llm import NotBuiltAsyncMethods
 from quire.step import StepPlan
 from tests.jobs.driving import wait_until
 from tests.tiny_llm import tiny_llm
@@ -291,14 +290,14 @@ def test_an_engine_that_is_forgotten_ends_by_itself(home: Path) -> None:
     assert not thread.is_alive()
 
 
-def test_what_comes_for_a_closed_loop_is_dropped() -> None:
-    async def reader() -> Any:
-        asked = Submission("a", params(1))
-        asked.reader = _Reader(asked)
-        return asked
-
-    asked = asyncio.run(reader())  # its loop is closed now
-    _hand_over([(asked, EngineClosed("too late"))])
+def test_what_a_closed_loop_asked_for_is_given_up(slow: AsyncLLM) -> None:
+    engine, loop = slow._session.engine, asyncio.new_event_loop()
+    began = engine.num_steps
+    answer = slow.generate("a", LONG, "left")
+    loop.run_until_complete(anext(answer))
+    loop.close()
+    wait_until(lambda: engine.idle)
+    assert engine.num_steps - began < LONG.max_tokens
 
 
 def test_another_rank_is_refused(llm: AsyncLLM) -> None:

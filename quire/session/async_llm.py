@@ -10,7 +10,6 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, Self
 
 from quire.base.boundary import for_row
@@ -293,14 +292,19 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         self._engine.ask(asked)
 
 
-def _hand_over(news: list[News]) -> None:
-    """Give every event loop its tasks' news, in one call each. Called on the engine's thread."""
+def _hand_over(news: list[News]) -> list[Submission]:
+    """Give every event loop its tasks' news, in one call each; return the requests of loops that
+    were closed, whose tasks are gone. Called on the engine's thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[News]] = {}
     for one in news:
         by_loop.setdefault(one[0].reader.loop, []).append(one)
+    left = list[Submission]()
     for loop, some in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed, so its tasks are gone
+        try:
             loop.call_soon_threadsafe(_deliver, some)
+        except RuntimeError:  # what a closed loop raises
+            left += [asked for asked, _ in some]
+    return left
 
 
 def _deliver(news: list[News]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -132,16 +132,16 @@ class EngineThread:
     def __init__(
         self,
         session: Session,
-        hand_over: Callable[[list[News]], None],
+        hand_over: Callable[[list[News]], Iterable[Submission] | None],
         *,
         on_idle: Callable[[], None] = lambda: None,
         is_behind: Callable[[], bool] = lambda: False,
         hurried: bool = False,
     ) -> None:
         """`hand_over` is called on the thread with the news of a step: outputs of requests, or the
-        error that ended them; `on_idle` before the thread waits for requests. While `is_behind`
-        returns True, no outputs of growing answers are made. `hurried`: answers to foreground
-        requests are waited for."""
+        error that ended them. It may return requests that are not read any more. `on_idle` is
+        called before the thread waits for requests. While `is_behind` returns True, no outputs of
+        growing answers are made. `hurried`: answers to foreground requests are waited for."""
         self._on_idle, self._hurried = on_idle, hurried
         self.failure: BaseException | None = None  # the error that ended the engine, if any
         self._session, self._hand_over = session, hand_over
@@ -267,8 +267,8 @@ class EngineThread:
 
     def _send(self) -> None:
         news, self._news = self._news, []
-        if news:
-            self._hand_over(news)
+        for asked in (self._hand_over(news) if news else None) or ():
+            self.give_up(asked)
 
 
 def _kind(asked: Submission) -> tuple[Any, ...] | None:
