@@ -131,7 +131,7 @@ class ServingEngine:
             background=row.get("lane") == "batch",
             tenant=row.get("tenant", ""),
             chat="messages" in row,
-            tools=row.get("tools"),
+            tools=row["chat"]["tools"] if row.get("tools") else None,
             lora_request=self._adapters.find(row.get("model", "")),
         )
         self._asked[place.id] = asked
