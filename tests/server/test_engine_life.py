@@ -227,6 +227,7 @@ def test_fifty_kills_of_the_engine_leave_nobody_waiting(tmp_path: Path) -> None:
     """Every request ends with its answer or with an error, whenever the engine dies."""
     rng = random.Random(7)
     with serving(tmp_path, "fake:rows=8:delay=0.005") as server, client(server) as http:
+        http.timeout = httpx.Timeout(120)  # of several starts, on a machine that has others to run
 
         def ask(number: int) -> str:
             body = text(f"{number}", max_tokens=rng.randint(5, 80), stream=number % 2 == 0)
