@@ -90,7 +90,9 @@ class RunOptions:
     where: str | None = option('Jinja, which rows count: "stars > 3".', kept=True)
     limit: int | None = option("Only the first so many rows.", type=int, kept=True)
     shard: tuple[int, int] | None = option("Part i of n of the rows: 1/4.", kept=True)
-    format: str | None = option("jsonl, csv, tsv or arrow.  [by the ending]", kept="input_format")
+    format: str | None = option(
+        "jsonl, json, csv, tsv, parquet or arrow.  [by the ending]", kept="input_format"
+    )
     sampling: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[Mapping[str, Any], ...] = ()
     seed: int = option("The seed of sampling.  [default: 0]", default=0, type=int, kept=True)

@@ -313,10 +313,34 @@ def test_the_format_is_told_by_the_ending_or_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="--format"):
         values(tmp_path / "a.txt")
     assert values(tmp_path / "a.txt", format="jsonl") == ROWS
-    with pytest.raises(InvalidOption, match="jsonl, csv, tsv, arrow"):
+    with pytest.raises(InvalidOption, match="jsonl, json, csv, tsv, parquet, arrow"):
         values(tmp_path / "a.txt", format="xml")
     with pytest.raises(InvalidOption, match="there is no input"):
         values(tmp_path / "missing.jsonl")
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "part-00000")
+    assert values(tmp_path / "part-00000", format="parquet") == ROWS
+    (tmp_path / "answer").write_text(json.dumps(ROWS))
+    assert values(tmp_path / "answer", format="json") == ROWS
+    table = pa.Table.from_pylist(ROWS)
+    with ipc.new_stream(str(tmp_path / "a.arrows"), table.schema) as stream:
+        stream.write_table(table)
+    assert values(tmp_path / "a.arrows") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "text\nGröße\n"),
+        ("a.jsonl", '{"text": "Größe"}\n'),
+        ("a.json", '[{"text": "Größe"}]'),
+    ],
+)
+def test_what_was_saved_in_another_encoding_says_how_to_change_it(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_bytes(text.encode("cp1252"))
+    [row] = read_rows(find_files([str(tmp_path / name)]))
+    assert row.error is not None and "iconv -f WINDOWS-1252 -t UTF-8" in row.error.message
 
 
 def test_stdin_is_spooled_and_an_empty_one_leaves_the_spool(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_zstd_that_is_cut_is_a_read_error(tmp_path: Path) -> None:
         (packed(b'{"text": "a"}\n'), "end in .zst"),
         (lzma.compress(b'{"text": "a"}\n'), "end in .xz"),
         (b"PK\x03\x04 a workbook", "a ZIP archive"),
-        (b"PAR1\x15\x04", "--format arrow"),
+        (b"PAR1\x15\x04", "--format parquet"),
     ],
 )
 def test_a_file_that_is_no_text_is_refused_before_its_rows_fail(
@@ -237,6 +237,9 @@ def test_lines_that_end_in_cr_alone_are_told(tmp_path: Path) -> None:
         ("id\ttext\n1\ta;b\n", [{"id": "1", "text": "a;b"}]),
         ("id|text\n1|a;b\n", [{"id": "1", "text": "a;b"}]),
         ("id,text;more\n1,a;b\n", [{"id": "1", "text;more": "a;b"}]),
+        ("sep=;\r\nid, old;text\r\n1;a, b\r\n", [{"id, old": "1", "text": "a, b"}]),
+        ("sep=\t\nid\ttext\n1\ta;b\n", [{"id": "1", "text": "a;b"}]),
+        ("sep=\n1\n", [{"sep=": "1"}]),
     ],
 )
 def test_a_header_without_commas_tells_what_separates(
@@ -306,7 +309,11 @@ def test_what_cannot_begin_leaves_nothing_behind(tmp_path: Path) -> None:
 LACKING: list[tuple[str, dict[str, Any], str]] = [
     ('{"txt": 1, "n": 2}\n' * 1500, {}, "first 1,000 rows.*'text' is undefined.*'txt', 'n'"),
     ('{"txt": 1}\nnonsense\n', {}, "first 2 rows.*'text' is undefined"),
-    ("nonsense\n", {}, "the only row that counts cannot be asked: the line is not JSON"),
+    (
+        "nonsense\n",
+        {},
+        "the only row that counts cannot be asked: the line is not JSON: .* character 0",
+    ),
     ('{"text": 1}\n' * 2, {"id": "name"}, "'name' has no text or whole number"),
     ('{"txt": 1}\n' * 2, {"prompt": None, "messages": "talk"}, "no column 'talk'"),
     ('{"text": null}\n' * 2, {}, "it writes a null; say what stands in its place"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
 
 BATCH_ROWS, BATCH_BYTES = 1024, 16 << 20
-_ARROW_FILE = b"ARROW1"
+_ARROW_FILE, _PARQUET = b"ARROW1", b"PAR1"
 
 
 def read_arrow(path: Path, wanted: Callable[[int], bool]) -> Iterator[Values | BadRow | None]:
@@ -95,8 +95,7 @@ class _Ipc:
         import pyarrow as pa
         from pyarrow import ipc
 
-        with open(path, "rb") as file:
-            self._is_file = file.read(len(_ARROW_FILE)) == _ARROW_FILE
+        self._is_file = _begins(path, _ARROW_FILE)
         self._source = pa.OSFile(str(path))
         self._reader: Any = (ipc.open_file if self._is_file else ipc.open_stream)(self._source)
         self.schema: Schema = self._reader.schema
@@ -119,7 +118,7 @@ class _Ipc:
 def _opened(path: Path) -> Iterator[_Parquet | _Ipc]:
     """The file, opened. Two columns of one name are refused: one would hide the other."""
     try:
-        is_parquet = path.suffix.lower() in (".parquet", ".pq")
+        is_parquet = path.suffix.lower() in (".parquet", ".pq") or _begins(path, _PARQUET)
         file = _Parquet(path) if is_parquet else _Ipc(path)
         names = list(file.schema.names)
     except FileNotFoundError:
@@ -138,6 +137,11 @@ def _opened(path: Path) -> Iterator[_Parquet | _Ipc]:
         yield file
     finally:
         file.close()
+
+
+def _begins(path: Path, sign: bytes) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(sign)) == sign
 
 
 def _damaged(path: Path, error: Exception) -> OSError:

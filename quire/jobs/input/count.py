@@ -34,7 +34,7 @@ class Counting(threading.Thread):
 
 
 def _count(file: InputFile) -> int:
-    if file.format == "arrow":
+    if file.is_table:
         return count_rows(file.path)
     num_lines, last = 0, b"\n"
     with unpacking(file.path), open_bytes(file.path) as stream:

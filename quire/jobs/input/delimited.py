@@ -1,6 +1,7 @@
 """CSV and TSV with a header line. Every value is text; a row with too few or too many fields is a
 BadRow. If the header of a CSV has no comma but semicolons, tabs or bars, these separate the fields:
-spreadsheets write semicolons in countries where numbers have a decimal comma.
+spreadsheets write semicolons in countries where numbers have a decimal comma. A first line such as
+"sep=;" names the separator.
 
 If the quotes of a row do not match, it is uncertain which lines belong to it. The rule: read it
 again, taking a quote that does not end a field as text; if that gives a whole row, its lines are
@@ -21,13 +22,14 @@ from typing import IO
 from quire.errors import InvalidOption
 from quire.jobs.input.fields import Fields, NotDelimited, are_rows, without_end
 from quire.jobs.input.jsonl import LONGEST_ROW
-from quire.jobs.input.packed import open_bytes, unpacking
+from quire.jobs.input.packed import NOT_UTF8, open_bytes, unpacking
 from quire.jobs.input.rows import BadRow, repeated
 
 WITH_HEADER = ("csv", "tsv")  # formats
 Row = dict[str, str] | BadRow
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _QUOTED = re.compile('"[^"]*"')
+_SEPARATOR_SAID = re.compile(r"sep=([,;|\t])\r?\n?")  # the first line, as Excel reads it
 # Lines and characters to read ahead for the end of a faulty row, so that a file full of such rows
 # is still read quickly.
 _LOOK_LINES, _LOOK_SIZE = 100, 1 << 16
@@ -89,7 +91,10 @@ class _Rows:
 
     def read_header(self, path: Path) -> None:
         line = self._lines.take()
-        self._delimiter = _separator(line or "", self._delimiter)
+        if said := _SEPARATOR_SAID.fullmatch(line or ""):
+            self._delimiter, line = said[1], self._lines.take()
+        else:
+            self._delimiter = _separator(line or "", self._delimiter)
         fields = Fields(self._delimiter)
         try:
             while line is not None and not fields.feed(line):
@@ -101,7 +106,7 @@ class _Rows:
         if not header or twice:
             raise _no_header(path, f"names {twice} twice" if twice else "is missing")
         if any(_NOT_UTF8.search(name) for name in header):
-            raise _no_header(path, "is not UTF-8")
+            raise _no_header(path, f"is {NOT_UTF8}")
         self._header = header
 
     def next(self) -> Row | None:
@@ -131,7 +136,7 @@ class _Rows:
     def _row(self, found: list[str], num_lines: int) -> Row:
         for name, field in zip(self._header, found, strict=True):
             if not field.isascii() and _NOT_UTF8.search(field):
-                return self._bad(num_lines, f"column {name!r} is not UTF-8")
+                return self._bad(num_lines, f"column {name!r} is {NOT_UTF8}")
         return dict(zip(self._header, found, strict=True))
 
     def _bad(self, num_lines: int, wrong: str) -> BadRow:

@@ -19,23 +19,26 @@ from quire.jobs.input.packed import is_packed
 from quire.jobs.input.rows import BadRow, InputRow
 from quire.jobs.input.strict_json import parse
 
-Format = Literal["jsonl", "csv", "tsv", "arrow"]
+Format = Literal["jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 _FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",
+    ".json": "json",
     ".csv": "csv",
     ".tsv": "tsv",
-    ".parquet": "arrow",
-    ".pq": "arrow",
+    ".parquet": "parquet",
+    ".pq": "parquet",
     ".arrow": "arrow",
+    ".arrows": "arrow",
     ".feather": "arrow",
     ".ipc": "arrow",
 }
 _READERS: dict[Format, Callable[..., Iterator[dict[str, Any] | BadRow | None]]] = {
     "jsonl": read_jsonl,
+    "json": read_jsonl,  # of a file that is no array
     "csv": read_delimited,
     "tsv": partial(read_delimited, delimiter="\t"),
+    "parquet": read_arrow,  # which tells the two apart by what they begin with
     "arrow": read_arrow,
 }
 _LONGEST_STATE = 16 << 20  # bytes of a JSON file that describes a saved data set
@@ -49,8 +52,12 @@ class InputFile:
     @property
     def is_array(self) -> bool:
         """Whether the file is one JSON array of rows, and not one row per line."""
-        named = _suffix(self.path) == ".json"
-        return self.format == "jsonl" and named and is_array(self.path)
+        return self.format == "json" and is_array(self.path)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it has batches of records and not text."""
+        return _READERS[self.format] is read_arrow
 
     def rows(self, wanted: Callable[[int], bool]) -> Iterator[dict[str, Any] | BadRow | None]:
         return (read_array if self.is_array else _READERS[self.format])(self.path, wanted)
@@ -74,11 +81,8 @@ def read_rows(
 def find_files(inputs: Sequence[str], format: str | None = None) -> list[InputFile]:
     """The files that `inputs` name, in that order; a folder's in the order of their names."""
     if format is not None and format not in get_args(Format):
-        raise InvalidOption(
-            f"the format is one of {', '.join(get_args(Format))}, not {format!r}",
-            parameter="format",
-            value=format,
-        )
+        known = ", ".join(get_args(Format))
+        raise _refused(f"the format is one of {known}, not {format!r}", format, "format")
     paths = [path for each in inputs for path in _paths(each)]
     return [InputFile(path, _format_of(path, format)) for path in paths]
 
@@ -127,7 +131,7 @@ def _in_folder(folder: Path) -> list[Path]:
     # Hidden files are left out, as by a shell's pattern: macOS puts "._a.csv" beside "a.csv".
     seen = (path for path in folder.iterdir() if not path.name.startswith("."))
     found = sorted(path for path in seen if _suffix(path) in _FORMATS)
-    kinds = {_FORMATS[_suffix(path)] for path in found}
+    kinds = {_READERS[_FORMATS[_suffix(path)]] for path in found}
     if len(kinds) != 1:
         what = "no file of a known kind" if not kinds else f"files of {len(kinds)} kinds"
         raise _refused(
@@ -156,8 +160,8 @@ def _not_saved(path: Path, reason: str) -> InvalidOption:
     )
 
 
-def _refused(why: str, value: str) -> InvalidOption:
-    return InvalidOption(why, parameter="input", value=value)
+def _refused(why: str, value: str, parameter: str = "input") -> InvalidOption:
+    return InvalidOption(why, parameter=parameter, value=value)
 
 
 def _suffix(path: Path) -> str:

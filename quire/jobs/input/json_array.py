@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.jobs.input.jsonl import LONGEST_ROW, Values, row_of
-from quire.jobs.input.packed import open_bytes, unpacking
+from quire.jobs.input.packed import NOT_UTF8, open_bytes, unpacking
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
 
@@ -62,7 +62,7 @@ def _row(element: _Element) -> Values | BadRow:
     if element.text is None:
         return BadRow("row_too_long", f"{what} is longer than a row may be: {LONGEST_ROW}")
     if not element.text.isascii() and _NOT_UTF8.search(element.text):
-        return BadRow("malformed_row", f"{what} is not UTF-8")
+        return BadRow("malformed_row", f"{what} is {NOT_UTF8}")
     try:
         return row_of(parse(element.text), what)
     except ValueError as error:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption
-from quire.jobs.input.packed import open_bytes, unpacking
+from quire.jobs.input.packed import NOT_UTF8, open_bytes, unpacking
 from quire.jobs.input.rows import BadRow
 from quire.jobs.input.strict_json import parse
 
 LONGEST_ROW = 32 << 20  # bytes
-_ARRAYS = "only a file whose name ends in .json is read as one"
+_ARRAYS = "only a file whose name ends in .json is read as one, or with --format json"
 _BOM = b"\xef\xbb\xbf"
 _CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
 # The beginning of a JSON file that is one object, or an array, over several lines.
@@ -87,7 +87,9 @@ def parse_line(line: bytes | BadRow) -> Values | BadRow:
     try:
         found = parse(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
-        return BadRow("malformed_row", f"the line is not UTF-8: {error.reason} at {error.start}")
+        return BadRow(
+            "malformed_row", f"the line is {NOT_UTF8}: {error.reason} at its byte {error.start}"
+        )
     except ValueError as error:
         return BadRow("malformed_row", f"the line is not JSON: {error}")
     if isinstance(found, list):

@@ -18,7 +18,8 @@ from quire.errors import InvalidOption
 PACKED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 _MODULES = {"gzip": "gzip", "xz": "lzma", "bzip2": "bz2"}
 _UTF16 = "UTF-16, and text is read as UTF-8: save it so (iconv -f UTF-16 -t UTF-8)"
-_TABLE = "a table of Arrow: let its ending say so, or pass --format arrow"
+# For programs of an office on Windows, which write this where nobody asks for UTF-8.
+NOT_UTF8 = "not UTF-8 (save it so, or iconv -f WINDOWS-1252 -t UTF-8)"
 # Beginnings that no text in UTF-8 has. Every row of such a file would fail.
 _NO_TEXT = {
     b"\xff\xfe": _UTF16,
@@ -27,8 +28,8 @@ _NO_TEXT = {
     b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it, or let a file's name end in .zst",
     b"\xfd7zXZ\0": "packed with xz: unpack it, or let a file's name end in .xz",
     b"PK\x03\x04": "a ZIP archive, as workbooks of Excel are: save the table in it as CSV",
-    b"PAR1\x15": _TABLE,
-    b"ARROW1\0\0": _TABLE,
+    b"PAR1\x15": "a Parquet file: let its ending say so, or pass --format parquet",
+    b"ARROW1\0\0": "an Arrow file: let its ending say so, or pass --format arrow",
 }
 
 

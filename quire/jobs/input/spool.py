@@ -41,7 +41,7 @@ class Spool:
         first = stream.read(1 << 16)
         if not first.strip() and self.known is not None:
             return self.known
-        if format != "arrow":
+        if format not in ("arrow", "parquet"):
             check_text(first, "stdin")  # checked here, so that an error names stdin
         with self._spooling(format) as (file, path):
             file.write(first)

@@ -18,6 +18,8 @@ def parse(text: str) -> Any:
         found = _DECODER.decode(text)
     except RecursionError:
         raise _too_deep() from None
+    except json.JSONDecodeError as error:  # it counts lines of this text, where a file has many
+        raise ValueError(f"{error.msg} at its character {error.pos}") from None
     # Most texts have too few brackets to nest so deeply, and need no walk.
     if text.count("{") + text.count("[") > DEEPEST and nests_deeper(found, DEEPEST):
         raise _too_deep()

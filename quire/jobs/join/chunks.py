@@ -128,7 +128,7 @@ def _starts(file: InputFile) -> Iterator[int | None]:
 
 
 def _is_seekable(file: InputFile) -> bool:
-    return file.format == "jsonl" and not is_packed(file.path) and not file.is_array
+    return file.format in ("jsonl", "json") and not (is_packed(file.path) or file.is_array)
 
 
 class ChunkReader:

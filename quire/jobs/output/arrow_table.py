@@ -22,7 +22,7 @@ from quire.jobs.input.arrow_values import is_sound, values_of
 from quire.jobs.input.nanoseconds import has_nanosecond
 from quire.jobs.input.rows import BadRow
 from quire.jobs.output.columns import CHOICE_PROBS, SCORES, TIMINGS, ResultColumns
-from quire.jobs.output.joined import all_arrow, job_files, joined
+from quire.jobs.output.joined import job_files, joined
 from quire.jobs.output.json_line import json_line
 from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.segments import RecordReader, ResultIndex
@@ -37,7 +37,7 @@ def batches(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema and the batches of the whole table."""
     files = job_files(job_dir, manifest)
-    if all_arrow(files) and files:
+    if files and all(file.is_table for file in files):
         schemas = [read_schema(file.path) for file in files]
         if all(schema.equals(schemas[0]) for schema in schemas):
             kept = pa.schema([_storable(field) for field in schemas[0]], schemas[0].metadata)

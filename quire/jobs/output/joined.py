@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,3 @@ def joined(
                 position = index.position(work_row)
                 if position is not None:
                     yield row.values or {}, reader.read(position)
-
-
-def all_arrow(files: Sequence[InputFile]) -> bool:
-    return all(file.format == "arrow" for file in files)
