@@ -132,7 +132,8 @@ def summary(report: JobReport) -> str:
     tokens = report.output_tokens or report.prompt_tokens
     rate = tokens / report.seconds if report.seconds else 0.0
     failed = (
-        f"; {report.num_failed:,} failed (--retry-failed tries them again)"
+        f"; {report.num_failed:,} failed (`quire show --failed` shows them, --retry-failed tries "
+        "them again)"
         if report.num_failed
         else ""
     )
@@ -141,6 +142,8 @@ def summary(report: JobReport) -> str:
         now = f", {report.num_rows - report.num_before:,} of them now"
     if not report.seconds:
         now, pace = ", all of them before" if report.num_before else "", ""
+    if not report.num_rows:
+        now = " (the input has none, or none that --where and its like choose)"
     return (
         f"quire: {report.num_ok:,} of {report.num_rows:,} rows answered{now}{failed}{pace}: "
         f"{report.output}" + "".join(_failure(found) for found in report.failures[:_MOST_FAILURES])

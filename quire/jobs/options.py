@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import InvalidOption, InvalidRequest
+from quire.grammar.check import check_readable
 from quire.inputs.transcript_params import transcript_params
 from quire.jobs.child.requests import sampling_params
 from quire.jobs.input.templates import RowTemplate, RowTest
@@ -79,7 +80,8 @@ class JobOptions(RunOptions):
             self.kind, sampling_params
         )
         for setting in self.sampling_settings():
-            check(setting.params)
+            if wanted := getattr(check(setting.params), "structured_outputs", None):
+                check_readable(wanted)
             for name in _NOT_STORED & setting.params.keys():
                 if (value := setting.params[name]) is not None and value is not False:
                     rule = "is not stored by a job: ask LLM.generate, or score with continuations"
@@ -200,7 +202,7 @@ def _whole(name: str, value: int | None, *, low: int) -> None:
 def _one_of(first: str, one: object, second: str, other: object) -> None:
     if (one is None) == (other is None):
         what = "both are given" if one is not None else "neither is given"
-        raise _wrong(first, f"or {second} is needed, and not both", what)
+        raise _wrong(first, f"or {second} is needed, and not both: {what}", None)
 
 
 def _wrong(name: str, rule: str, value: object) -> InvalidRequest:

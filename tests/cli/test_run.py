@@ -70,6 +70,8 @@ def test_parameters_and_options_by_name(source: Path, tmp_path: Path) -> None:
         (["-m", "fake"], 2, "prompt or messages"),
         (["-m", "fake", "-p", "x", "--param", "temperature"], 2, "NAME=VALUE"),
         (["-m", "fake", "-p", "x", "--option", "nonsense=1"], 2, "nonsense"),
+        (["-m", "fake", "-p", "x", "--regex", "[a-"], 2, "a class that is not closed"),
+        (["-m", "fake", "-p", "x", "--schema", '{"type": "objct"}'], 2, "no type 'objct'"),
         (["-m", "fake", "-p", "x", "--config", "{missing}"], 74, "No such file"),
     ],
 )
@@ -88,10 +90,16 @@ def test_failed_rows_give_code_3_and_a_changed_job_code_2(tmp_path: Path) -> Non
     source.write_text('{"text": "a"}\nnonsense\n')
     usual = (source, "-m", "fake", "-o", output, "--max-tokens", 2, "-q")
     done = quire_run(*usual, "-p", "{{ text }}")
-    assert done.returncode == 3 and "1 failed (--retry-failed" in done.stderr
+    assert done.returncode == 3 and "1 failed (`quire show --failed` shows them" in done.stderr
     done = quire_run(*usual, "-p", "other {{ text }}")
     assert done.returncode == 2 and "prompt: " in done.stderr
     assert quire_run(*usual, "-p", "other {{ text }}", "--reuse").returncode == 3
+
+
+def test_a_job_without_rows_says_why(source: Path, tmp_path: Path) -> None:
+    given = ("-m", "fake", "-p", "{{ text }}", "--where", "text == 'nothing'", "-q")
+    done = quire_run(source, "-o", tmp_path / "out.jsonl", *given)
+    assert done.returncode == 0 and "none that --where and its like choose" in done.stderr
 
 
 def test_stdin_is_an_input_and_the_job_goes_on_without_it(tmp_path: Path) -> None:
@@ -129,4 +137,8 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     shown.result(ResultRecord(1, "0:1", "", 1, error="bad", error_type="bad"))
     shown.tick()
     [line] = stream.getvalue().splitlines()
-    assert line.startswith("6/10 rows") and "ok 1  failed 1  ETA" in line and "\x1b" not in line
+    assert (
+        line.startswith("6/10 rows")
+        and "before 4  ok 1  failed 1  ETA" in line
+        and "\x1b" not in line
+    )

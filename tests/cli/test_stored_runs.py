@@ -50,6 +50,20 @@ def test_score_prints_a_table_with_errors_and_groups(
     assert "1 failed rows count as 0" in printed.err
 
 
+def test_what_reads_an_unfinished_run_says_that_it_is_one(
+    tmp_path: Path, output: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "quire")
+    begun = str(stored_job(tmp_path / "begun", ROWS, ["2", "5"], status="stopped", num_rows=None))
+    table = str(tmp_path / "some.csv")
+    assert run("export", begun, "--to", table) == 0
+    said = "begun/out.jsonl is not finished: what is read are the 2 rows answered so far"
+    assert said in caplog.text
+    caplog.clear()
+    assert run("diff", output, begun) == 0
+    assert caplog.text.count("is not finished") == 1
+
+
 def test_score_as_json_is_one_object(output: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("score", output, "--by", "f1", "--truth", "answer", "--skip-failed", "--json") == 0
     [metric] = json.loads(capsys.readouterr().out)["metrics"]

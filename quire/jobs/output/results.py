@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from quire.base.notes import note
 from quire.errors import InvalidOption
 from quire.jobs.input.files import find_files
 from quire.jobs.input.files import read_rows as read_input_rows
@@ -59,7 +60,11 @@ class StoredRun:
             home = path.with_name(path.name + _SCORES_OF_A_TABLE)
             return cls(path, home, None, output_column or OUTPUT_COLUMN)
         manifest = Manifest.load(job_dir)
-        return cls(path, job_dir, manifest, manifest.output_column)
+        run = cls(path, job_dir, manifest, manifest.output_column)
+        if manifest.status != "finished" and run.index is not None:
+            so_far = sum(run.index.counts())
+            note(f"{path} is not finished: what is read are the {so_far:,} rows answered so far")
+        return run
 
     @property
     def name(self) -> str:

@@ -74,7 +74,7 @@ class Progress:
             self._shown_at = now
 
     def line(self, now: float) -> str:
-        """4,812/11,689 rows  18.9 rows/s  610 tok/s  ok 4,809  failed 3  ETA 6 min 04 s"""
+        """4,812/11,689 rows  18.9 rows/s  610 tok/s  before 800  ok 4,009  failed 3  ETA ..."""
         new = self.num_ok + self.num_failed
         done, seconds = self.before + new, max(now - self._began, 1e-9)
         total = "" if self.total is None else f"/{self.total:,}"
@@ -82,6 +82,7 @@ class Progress:
             f"{done:,}{total} rows",
             f"{new / seconds:,.1f} rows/s",
             f"{self.output_tokens / seconds:,.0f} tok/s",
+            *([f"before {self.before:,}"] if self.before else []),
             f"ok {self.num_ok:,}",
             f"failed {self.num_failed:,}",
         ]
