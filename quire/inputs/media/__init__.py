@@ -1,1 +1,1 @@
-"""Media of prompts: read, checked, identified by content, and prepared before they are needed."""
+"""Media of prompts: they are read, checked, identified by content, and prepared in advance."""

@@ -1,6 +1,5 @@
-"""Looks at the media of many prompts in advance, in threads: URLs are fetched, files read and
-hashed, and headers read by the decoding processes. So the code that reads the prompts one after the
-other need not wait."""
+"""Reads the media of many prompts in advance, in threads, so that the code which reads the prompts
+one by one seldom waits. URLs are fetched, files are hashed, and decoding processes read headers."""
 
 from __future__ import annotations
 
@@ -21,14 +20,15 @@ MOST_AHEAD = 4 * THREADS  # prompts whose fetched media are in memory
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The media of a prompt with URLs read, and the sources of its items, by their Python ids."""
+    """The media of a prompt, whose URLs have been replaced by bytes or paths, and the sources of
+    its encoded items, by the `id()` of each item."""
 
     given: GivenMedia
     sources: Mapping[int, Source]
 
 
 class LookAhead:
-    """Looks at prompts in the order in which they will be read."""
+    """Calls `look` in threads for prompts, in the order in which they will be read."""
 
     def __init__(self, prompts: Iterable[GivenMedia], look: Callable[[GivenMedia], Looked]) -> None:
         self._look, self._left = look, _with_something_new(prompts)
@@ -36,8 +36,8 @@ class LookAhead:
         self._threads = ThreadPoolExecutor(THREADS, "quire-look-ahead")
 
     def take(self, given: GivenMedia) -> Looked | None:
-        """The result for this prompt; None if it was not looked at. Raises the error of looking at
-        it."""
+        """What `look` returned for this prompt, or None if it was not called. If `look` raised an
+        error, this method raises it."""
         while len(self._begun) < MOST_AHEAD and (new := next(self._left, None)) is not None:
             self._begun.append((new, self._threads.submit(self._look, new)))
         if not self._begun or self._begun[0][0] is not given:
@@ -56,7 +56,7 @@ def is_encoded(given: object) -> bool:
 
 
 def _with_something_new(prompts: Iterable[GivenMedia]) -> Iterator[GivenMedia]:
-    """The prompts with encoded items that no earlier prompt has."""
+    """The prompts that have an encoded item which no earlier prompt has."""
     known: set[int] = set()
     for prompt in prompts:
         items = {id(one) for value in prompt.data.values() for one in _each(value)}

@@ -1,4 +1,4 @@
-"""What an LLM allows of media, and the words for their kinds."""
+"""Which media an LLM allows, and the words that errors use for each kind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.errors import InvalidPrompt
 
-# What one of a kind is called, and several.
+# The words for one item of a kind and for several.
 WORDS = {
     "image": ("image", "images"),
     "audio": ("sound", "sounds"),
@@ -22,8 +22,9 @@ FETCH_SECONDS = 60.0  # for one prompt
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """`most` of each kind in one prompt; files are read from `folder`, and media fetched from
-    `hosts`; `embeddings`: images may come as rows that their tower would make."""
+    """`most`: how many items of each kind one prompt may have. Files are read from `folder`, and
+    media are fetched from `hosts`. With `embeddings`, an image may be given as the rows that its
+    encoder would make."""
 
     most: Mapping[str, int] = field(default_factory=dict)
     folder: str | None = None
@@ -33,8 +34,8 @@ class MediaOptions:
 
 @dataclass(slots=True)
 class Fetching:
-    """The limits for fetches of one prompt: only from `hosts`, with so many bytes and seconds. A
-    host is a name, or name:port if the port is not the scheme's default."""
+    """The limits for the fetches of one prompt: the allowed hosts (name, or name:port if the port
+    is not the scheme's default), the bytes that are left, and a deadline of time.monotonic."""
 
     hosts: tuple[str, ...] = ()
     bytes_left: int = MOST_FETCHED

@@ -1,10 +1,10 @@
-"""Media among the parts of a chat: taken out before the messages become plain data, and marked
-where they stood.
+"""Media among the parts of a chat. They are taken out before the messages become plain data, and
+their places are marked.
 
-A template that loops over parts sees {"type": "image"} (or "audio", "video") and writes the model's
+A template that loops over parts gets {"type": "image"} (or "audio", "video") and writes the model's
 placeholder itself. For a template that takes text only, a mark that no message contains is put into
-the text. After rendering the mark is replaced by the placeholder, so that a placeholder in the text
-of a message stays text.
+the text. After rendering, each mark is replaced by the placeholder. A placeholder that a user wrote
+into a message stays ordinary text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.inputs.parse import GivenMedia
 from quire.inputs.quoting import ChatText
 
 _MARK = re.compile("\ue0c3([a-z]+)\ue0c4")
-# What parts of each kind are called, and under which keys they hold it.
+# The types that a part of each kind may have, and the keys under which it may hold its medium.
 _NAMES = {
     "image": ("image_url", "input_image", "image", "image_pil"),
     "audio": ("audio_url", "input_audio", "audio"),
@@ -37,7 +37,7 @@ _OTHERS = ("audio", "video", "file", "input_file", "input_video", "image_embeds"
 
 
 class Mark(str):
-    """What stands for a medium in the text of a message."""
+    """A string that marks the place of a medium in the text of a message."""
 
     __slots__ = ()
 
@@ -51,13 +51,13 @@ class TakenMedium:
 
 @dataclass(frozen=True, slots=True)
 class TakenMedia:
-    """A conversation without its media, and these in their order."""
+    """A conversation without its media, and the media in their order."""
 
     messages: Sequence[Any]
     media: tuple[TakenMedium, ...] = ()
 
     def joined(self, chat: ChatText, in_text: Mapping[str, str]) -> ChatText:
-        """What was rendered, with placeholders for marks, and the media beside it."""
+        """The rendered text with placeholders in place of marks, together with the media."""
         if not self.media:
             return chat
         pieces, literal, at, moved = [], set(), 0, 0
@@ -82,8 +82,8 @@ class TakenMedia:
 
 
 def take_media(messages: Any, in_text: Mapping[str, str]) -> TakenMedia:
-    """The media of a conversation, of the kinds that `in_text` has a text for; none: the model
-    reads text alone, and messages stay as they are, to be refused where they hold media."""
+    """Take the media of the kinds in `in_text` out of a conversation. If `in_text` is empty, the
+    model reads text alone: messages stay as they are, and media in them are refused later."""
     if not in_text or isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         return TakenMedia(messages)
     media: list[TakenMedium] = []
@@ -105,22 +105,22 @@ def take_media(messages: Any, in_text: Mapping[str, str]) -> TakenMedia:
 
 
 def mark_of(part: Any) -> Mark | None:
-    """The mark of a part that stands for a medium; None for any other."""
+    """The mark for a part that stands for a medium, or None for any other part."""
     if isinstance(part, Mapping) and len(part) == 1 and part.get("type") in KINDS:
         return Mark(f"\ue0c3{part['type']}\ue0c4")
     return None
 
 
 def as_text(parts: Sequence[str], *, interleaved: bool) -> str:
-    """The parts of a message as one text: marks first, as scripts for vLLM expect, or where the
-    media stood."""
+    """The parts of a message as one text. Marks come first, as vLLM puts them, or with
+    `interleaved` stay where the media stood."""
     if interleaved:
         return "\n".join(parts)
     return "\n".join(sorted(parts, key=lambda part: not isinstance(part, Mark)))
 
 
 def _opened(value: Any) -> Any:
-    """What OpenAI's client has for a message or a part, as a mapping."""
+    """A message or a part as a mapping; the OpenAI client may pass a pydantic model."""
     return value.model_dump() if callable(getattr(value, "model_dump", None)) else value
 
 
@@ -134,7 +134,7 @@ def _is_medium(part: Any) -> bool:
 
 
 def _medium(part: Mapping[str, Any], where: str, taken: Mapping[str, str]) -> TakenMedium:
-    """What a part holds: a URL, or the medium itself."""
+    """The medium of a part, which is a URL or the medium itself."""
     name = part.get("type") or next(name for name in _KIND_OF if name in part)
     kind = _KIND_OF.get(name)
     if kind not in taken or kind is None:

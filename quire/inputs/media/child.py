@@ -1,16 +1,17 @@
 """The process that decodes media: `python -m quire.inputs.media.child DECODER`.
 
 Its standard input is a socket. A task is a line of JSON with an open file beside it; the answers to
-it are lines too, arrays with their bytes behind them, and the last says how it ended:
+it are lines too. The bytes of an array follow its line. The last line says how the task ended:
 
   {"task": "pixels", "seconds": 60.0, "turn": null}
   {"array": ["|u1", [480, 640, 3]]}, 921,600 bytes
   {"found": {"size": [640, 480], "turn": null}}
   {"last": false}  or with "refused": "is cut short", "missing": "... needs the package av"
 
-Everything that tasks need is imported before the first task. Then the limits are set: for memory
-beyond the present use, and for one open file, which is the task's. So an attacker who takes over a
-decoder can open neither files nor sockets. A task that exceeds its processor time ends the process.
+Everything that tasks need is imported before the first task. Then limits are set: on memory beyond
+the present use, and on open files, of which one more is allowed, for the task's file. An attacker
+who takes over a decoder can therefore open neither files nor sockets. A task that exceeds its
+processor time ends the process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from quire.inputs.media.allowed import bad_medium
 from quire.inputs.media.decoders import DECODERS
 
 _MOST_LINE = 1 << 20
-_CODECS = ("ascii", "latin-1", "cp1252", "utf-16", "utf-16-be", "utf-16-le")  # of what tags say
+_CODECS = ("ascii", "latin-1", "cp1252", "utf-16", "utf-16-be", "utf-16-le")  # for the text of tags
 Task = Callable[..., Iterator[Any]]
 
 
@@ -43,13 +44,13 @@ def main() -> None:
     name = sys.argv[1]
     kind, memory = DECODERS[name].kind, DECODERS[name].memory
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; we end with our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     theirs = socket.socket(fileno=0)
     for codec in _CODECS:
         codecs.lookup(codec)
     try:
         tasks: dict[str, Task] = import_module(DECODERS[name].module).tasks()
-    except (ImportError, OSError) as error:  # OSError: a library without one that it calls
+    except (ImportError, OSError) as error:  # OSError: a shared library is missing
         _send(theirs, {"missing": str(error)})
         return
     _limit_memory(memory)
@@ -61,7 +62,7 @@ def main() -> None:
             _limit_time(given.pop("seconds"))
             try:
                 end = _answered(theirs, tasks[given.pop("task")], file, given)
-            except MemoryError:  # the next one begins with none of what this one left
+            except MemoryError:  # this process ends, so the next item starts with free memory
                 text = bad_medium(kind, f"takes more than {memory >> 20:,} MiB to decode").message
                 end = {"refused": text, "last": True}
             except (BrokenPipeError, ConnectionResetError):

@@ -1,11 +1,8 @@
-"""Decodes encoded media in separate processes: untrusted bytes that crash a library end only one
-such process, and one row.
-
-Each process has one decoder (decoders.py) and one item at a time, under limits for memory,
-processor time and real time, and can open neither files nor sockets (child.py). With the first item
-as many processes start as items are likely, at most one for each processor; if items are expected,
-one starts before. They stay for later items and end with their owner. The first idle process gets
-an item, as an open file, and answers on a socket with lines of JSON and the bytes of arrays.
+"""Each process has one decoder (decoders.py) and one item at a time. It has limits on memory,
+processor time and real time, and can open neither files nor sockets (child.py). `start` may start
+one early. The first item starts as many as items are likely, at most one per processor; one more
+may start for headers. They stay for later items until their owner closes them. An idle one gets an
+item as an open file, and answers on a socket with lines of JSON and the bytes of arrays.
 """
 
 from __future__ import annotations
@@ -41,11 +38,11 @@ MOST_CHILDREN = 8  # processes for each decoder
 HEADER = "about"  # the task that reads only a header
 MOST_HEADERS = 1 << 16  # results that are remembered, of a few hundred bytes each
 LEAST_SECONDS = 60.0  # the limit of processor time for one item, unless it is large
-PATIENCE = 4  # an item may take so many times its processor time in real time
+PATIENCE = 4  # the limit of real time for an item, as a multiple of its processor time
 _MOST_ARRAY, _MOST_LINE = 1 << 30, 1 << 20  # bytes
 _START_SECONDS = 60.0
 _PROGRAM = f"{__package__}.child"
-_KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of our names
+_KEPT = ("PATH", "LANG", "LC_", "LD_", "DYLD_", "PYTHON", "TMPDIR", "VIRTUAL_ENV")  # of variables
 # Errors of reading an invalid line: a decoder that was taken over may send anything.
 _NO_ANSWER = (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 _ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
@@ -55,8 +52,8 @@ class MediaChildren:
     """The decoding processes of one owner, which closes them."""
 
     def __init__(self, most: int | None = None, seconds: float = LEAST_SECONDS) -> None:
-        """`most` processes of each decoder decode at once; one more is for headers, for which the
-        engine waits. `seconds` is the lowest limit of processor time for an item."""
+        """At most `most` processes of each decoder decode at once. One more may read headers, for
+        which the engine waits. `seconds` is the lowest limit of processor time for an item."""
         self._most = most or min(MOST_CHILDREN, usable_cores())
         self._seconds, self._changed = seconds, Condition()
         self._idle: dict[str, list[_Child]] = {decoder: [] for decoder in DECODERS}
@@ -85,7 +82,7 @@ class MediaChildren:
                 self._give_back(child, decodes)
 
     def header(self, decoder: str, data: bytes, content: bytes, **about: Any) -> Any:
-        """The facts in an item's header; for equal `content` in many prompts it is read once."""
+        """The facts in an item's header. Items of equal `content` share one reading."""
         known = (decoder, content)
         with self._changed:
             if known in self._headers:
@@ -101,7 +98,7 @@ class MediaChildren:
         return found
 
     def one(self, decoder: str, task: str, data: bytes | Path, **about: Any) -> Any:
-        """The answer of a task with exactly one."""
+        """The only answer of a task that gives exactly one."""
         answers = list(islice(self.ask(decoder, task, data, **about), 2))
         if len(answers) != 1:
             raise _taken_over(DECODERS[decoder].kind)
@@ -152,7 +149,7 @@ class MediaChildren:
             return child
 
     def _first_idle(self, decoder: str) -> _Child:
-        """The first process that is idle: not always the one that was started for this item."""
+        """An idle process, after waiting for one. It may have been started for another item."""
         while not self._idle[decoder]:
             if self._closed:
                 raise _closed()
@@ -165,7 +162,7 @@ class MediaChildren:
         return self._idle[decoder].pop()
 
     def _start(self, decoder: str, count: int) -> None:
-        """Start processes up to `count` and the limit; the caller holds the lock."""
+        """Start processes up to `count` and the limit. The caller holds the lock."""
         while self._count[decoder] < min(count, self._most + 1) and not self._closed:
             try:
                 child = _Child(decoder)
@@ -189,7 +186,7 @@ class MediaChildren:
         self._give_back(child, False, failure)
 
     def _note(self, decoder: str, failure: QuireError) -> None:
-        """Remember a failed start, as the error of waiting items if no other process is left."""
+        """Handle a failed start: if no process is left, waiting items raise this error."""
         self.likely = 1
         if not self._count[decoder]:
             self._failures[decoder] = failure
@@ -301,7 +298,7 @@ class _Child:
         return None
 
     def _cause(self, seconds: float) -> str:
-        """The cause of its death, from its exit status."""
+        """Why the process ended, from its exit status."""
         try:
             # The socket closes a moment before the process is gone.
             status = self._process.wait(timeout=1.0)
@@ -323,7 +320,7 @@ class _Child:
 
 
 def _as_file(data: bytes | Path) -> BinaryIO:
-    """An open file with these bytes, or the regular file of this path."""
+    """An open file that holds these bytes, or the regular file at this path."""
     if isinstance(data, Path):
         return open_file(data)
     if hasattr(os, "memfd_create"):

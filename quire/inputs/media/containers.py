@@ -1,4 +1,4 @@
-"""Opens containers with av, in a decoding process (child.py): only formats that cannot refer to
+"""Opens containers with av in a decoding process (child.py): only formats that cannot refer to
 other files or hosts."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.errors import InvalidPrompt
 
 
 def import_av() -> None:
-    """Import all of av now: it imports parts later, when no file can be opened any more."""
+    """Import all of av now: it would import parts later, when no file can be opened any more."""
     import av
 
     for one in pkgutil.walk_packages(av.__path__, "av."):
@@ -22,7 +22,8 @@ def import_av() -> None:
 
 
 def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) -> Any:
-    """One of these formats, from the beginning of a file; `bad` words what is wrong with it."""
+    """Open a container of one of these formats, from the beginning of the file. `bad` makes the
+    error if that fails."""
     import av
 
     alone = {"format_whitelist": formats, "protocol_whitelist": "none"}
@@ -38,7 +39,7 @@ def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) ->
 
 @contextmanager
 def decoding(bad: Callable[[str], InvalidPrompt]) -> Iterator[None]:
-    """Turns errors of av about the content of a container into those of `bad`."""
+    """Turn av's errors about the content of a container into errors that `bad` makes."""
     import av
 
     try:

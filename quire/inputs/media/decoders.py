@@ -1,4 +1,4 @@
-"""The decoders of media, each with processes of its own (children.py)."""
+"""The decoders of media. Each has processes of its own (children.py)."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ DECODERS = {
         1 << 30,
     ),
 }
-# What formats begin with that libsndfile has no decoder for, and from which byte on.
+# The first bytes of formats that libsndfile cannot decode, and the offset at which they stand.
 _BEGINNINGS = (
     (4, b"ftyp"),  # MP4, M4A, MOV, 3GP
     (0, b"\x1aE\xdf\xa3"),  # Matroska, WebM
     (0, b"\x30\x26\xb2\x75\x8e\x66\xcf\x11"),  # WMA
     (0, b"#!AMR"),
 )
-NUM_FIRST = 26  # bytes that tell the decoder of a sound
+NUM_FIRST = 26  # how many first bytes `sound_decoder` needs
 
 
 def sound_decoder(first: bytes) -> str:
     """The name of the decoder for a sound that begins with these bytes."""
     is_track = any(first[at:].startswith(begins) for at, begins in _BEGINNINGS)
-    # A FLAC that was written into a pipe: its header has no length, which takes 36 bits.
+    # A FLAC file that was written into a pipe: the length in its header, of 36 bits, is zero.
     is_piped = first[:4] == b"fLaC" and not int.from_bytes(first[18:26].ljust(8, b"1")) % 2**36
-    # AAC without a container: twelve bits for a frame, one that may be either, two of no layer.
+    # AAC without a container begins with 12 set bits, one bit of either value, and two zero bits.
     is_adts = len(first) > 1 and first[0] == 0xFF and first[1] & 0xF6 == 0xF0
     return "track" if is_track or is_piped or is_adts else "audio"

@@ -1,5 +1,6 @@
-"""Images that callers encoded themselves: rows of numbers in torch tensors, used in place of the
-tower's output. This module need not import torch: a caller with a tensor has imported it."""
+"""Images that callers encoded themselves: rows of numbers in torch tensors, which replace the
+output of the image encoder. This module need not import torch, because a caller who has a tensor
+has imported it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddedImage:
-    """Rows [n, width] of one image, and how they lie where positions have three coordinates."""
+    """Rows [n, width] of one image; `grid`: (time, height, width), for positions of three axes."""
 
     rows: Rows
     content: bytes
@@ -31,7 +32,7 @@ class EmbeddedImage:
         return {"rows": self.rows}
 
     def encoded(self) -> None:
-        """They are kept: nothing could make them again."""
+        """The rows are kept after use, because nothing could make them again."""
 
 
 def is_tensor(value: object) -> bool:
@@ -46,8 +47,8 @@ def are_embeddings(value: object) -> bool:
 
 
 def read_embedded(value: Any, *, allowed: bool) -> list[EmbeddedImage]:
-    """One tensor [rows, width], several of them in a list or as [images, rows, width], or the rows
-    of all images as `image_embeds` with their grids as `image_grid_thw`."""
+    """Read one tensor [rows, width], or several in a list or as [images, rows, width], or a mapping
+    with the rows of all images as `image_embeds` and their grids as `image_grid_thw`."""
     if not allowed:
         raise _bad(
             "is a tensor of torch, or a dictionary, which scripts for vLLM pass for embeddings; "
@@ -87,7 +88,7 @@ def _image(rows: Rows, grid: tuple[int, int, int] | None = None) -> EmbeddedImag
 
 
 def _numbers(tensor: Any) -> Rows:
-    """A copy: the caller's own may change."""
+    """A float32 copy of a tensor [rows, width], because the caller may change the original."""
     if not is_tensor(tensor):
         raise _bad(f"is a {type(tensor).__name__} among tensors; all of them are tensors of torch")
     if str(tensor.layout) != "torch.strided" or tensor.ndim != 2 or not tensor.numel():

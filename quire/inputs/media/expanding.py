@@ -1,8 +1,8 @@
 """Expands prompts with media: each placeholder is replaced by the tokens that stand for its item.
 
-In text that is done before it is encoded, since an item's tokens may include ordinary text that
-merges with its neighbours. Each run of rows is one pad token in the text, and is repeated
-afterwards.
+For a prompt of text, this is done before the text is encoded, because an item's tokens may include
+ordinary text that merges with its neighbours. A run of rows is written as one pad token in the
+text, and the pad token is repeated after encoding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Rules = Mapping[str, MediaRules]  # by kind of media
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A prompt with its media: ids as they are compared, ids of the vocabulary, and the spans."""
+    """A prompt with its media. `prompt_ids` are compared for prefixes and name media by negative
+    serials; `plain_ids` are of the vocabulary. The decoder attends to `heard` beside the prompt."""
 
     prompt_ids: Ints
     plain_ids: Ints
@@ -48,20 +49,20 @@ class Grown:
 
     @property
     def most_at_once(self) -> int:
-        """The largest number of tokens that attend to each other, and so are in one pass."""
+        """The largest number of tokens that attend to each other, and so must be in one pass."""
         runs = [span.runs for span in self.spans if span.two_way]
         return max((int((run[:, 1] - run[:, 0]).max()) for run in runs), default=0)
 
 
 def heard_by(ids: Ints, item: MediaItem) -> Grown:
-    """A prompt every token of which hears an item: the first names it where ids are compared."""
+    """A prompt whose tokens attend to an item beside it, which the first compared id names."""
     compared = ids.copy()
     compared[0] = -item.serial
     return Grown(compared, ids, (), heard=item)
 
 
 def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> ChatText:
-    """The text with what stands for each item; one pad for a run of rows."""
+    """The text with placeholders replaced by the text of items, with one pad per run of rows."""
     found: list[tuple[int, str, PlacedItem]] = []
     for kind, mine in _by_kind(rules, items):
         holder = rules[kind].placeholder
@@ -83,8 +84,8 @@ def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> Chat
 def check_no_places(
     given: ChatText | Ints, rules: Rules, token_id: Callable[[str], int | None]
 ) -> None:
-    """InvalidPrompt if a prompt without media has a placeholder: the model would read the embedding
-    of a token that is never in a text. A placeholder that is not a token counts as text."""
+    """Raise InvalidPrompt if a prompt without media has a placeholder, whose embedding never
+    belongs in text. A placeholder that is not a token counts as text."""
     for kind, mine in rules.items():
         for sign in {mine.placeholder, mine.pad}:
             if isinstance(given, ChatText):
@@ -104,8 +105,9 @@ def grow_ids(
     token_id: Callable[[str], int | None],
     encode: Callable[[str], Ints] | None,
 ) -> Grown:
-    """Ids of a text that has grown, with one pad for a run of rows. Or, where `encode` gives ids of
-    texts, ids as a caller has them: with one placeholder for an item, or with all pads."""
+    """Repeat pads and find spans. Without `encode`, `ids` are those of a text from `grow_text`,
+    with one pad per run of rows. With it (text -> ids), the caller passed them, with one
+    placeholder per item or all pads."""
     pads: dict[str, int] = {}
     for kind, mine in _by_kind(rules, items):
         holder, pad = rules[kind].placeholder, token_id(rules[kind].pad)
@@ -121,14 +123,14 @@ def grow_ids(
         places = (ids == pad).nonzero()[0]
         if encode is not None:
             if len(places) == sum(runs) and len(places) > len(mine):
-                continue  # all of them are there
+                continue  # the caller passed all pads
             num_holders = int((ids == token_id(holder)).sum())
             if num_holders != len(mine):
                 raise _mismatch(kind, holder, num_holders, len(mine))
             texts = [one.placed.text for one in mine]
             ids = _with_texts(ids, int(token_id(holder) or 0), texts, encode)
             places = (ids == pad).nonzero()[0]
-        if len(places) != len(runs):  # the text has some of its own
+        if len(places) != len(runs):  # the text of a message contains pads too
             raise _mismatch(kind, holder, len(places) - len(runs) + len(mine), len(mine))
         times = np.ones(len(ids), np.int64)
         times[places] = runs
@@ -145,8 +147,8 @@ def _by_kind(rules: Rules, items: Sequence[PlacedItem]) -> Iterator[tuple[str, l
 def _with_texts(
     ids: Ints, holder: int, texts: Sequence[str], encode: Callable[[str], Ints]
 ) -> Ints:
-    """[1 H 2], H, ["a b"] -> [1 5 6 2]; line breaks that meet are encoded together, as they are
-    where the text was grown before it was encoded."""
+    """[1 H 2], H, ["a b"] -> [1 5 6 2]. Line breaks that meet are encoded together, as they are
+    when text is expanded before it is encoded."""
     breaks = {int(line[0]): n for n in range(1, 9) if len(line := encode("\n" * n)) == 1}
     made: list[int] = []
     pieces: Any = np.split(ids, np.flatnonzero(ids == holder))
@@ -188,7 +190,7 @@ def _spans(ids: Ints, pads: Mapping[str, int], rules: Rules, items: Sequence[Pla
 
 
 def _places_of(placeholder: str, chat: ChatText) -> list[int]:
-    """The places of the placeholder, without those in the text of messages."""
+    """The places of the placeholder, except those that users wrote in the text of messages."""
     found, at = [], chat.text.find(placeholder)
     while at >= 0:
         if at not in chat.literal:

@@ -1,4 +1,4 @@
-"""The one place that opens a URL for media: one request, to a public address of an allowed host."""
+"""The only place that opens URLs for media: one request, to a public address of an allowed host."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quire.inputs.media.allowed import Fetching
 
 SECONDS = 30.0  # for one answer
 _PORTS = {"http": 80, "https": 443}
-_WRITTEN = "%/:?#[]@!$&'()*+,;=~"  # signs of a URL that stand for themselves
+_WRITTEN = "%/:?#[]@!$&'()*+,;=~"  # characters that are not percent-encoded
 _PIECE = 1 << 16
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def fetched(parts: SplitResult, fetching: Fetching) -> bytes:
-    """The bytes at a URL of an allowed host; ValueError says what is wrong with it."""
+    """The bytes at a URL of an allowed host. A ValueError says why they could not be read."""
     host, port = (parts.hostname or "").rstrip(".").lower(), _port(parts)
     named = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     wanted = {named, host} if port == _PORTS[parts.scheme] else {named}
@@ -55,9 +55,9 @@ def _port(parts: SplitResult) -> int:
 def _within(
     deadline: float, plain: socket.socket, parts: SplitResult, host: str, most: int
 ) -> bytes:
-    """One request over the connection, which is closed at the deadline: a socket's timeout starts
-    again with every byte, so a server that sends single bytes could block for days."""
-    copy = plain.dup()  # TLS takes the socket over; this one can always be shut down
+    """One request over the connection, which is shut down at the deadline. A socket's timeout
+    starts again with every byte, so a slow server could otherwise block for days."""
+    copy = plain.dup()  # TLS takes over the socket; the copy can always be shut down
     alarm = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (copy,))
     alarm.daemon = True
     alarm.start()
@@ -72,7 +72,7 @@ def _within(
 
 
 def _cut(connection: socket.socket) -> None:
-    with suppress(OSError):  # it had just ended by itself
+    with suppress(OSError):  # the connection may have ended already
         connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -89,20 +89,20 @@ def _get(plain: socket.socket, parts: SplitResult, host: str, most: int) -> byte
         if response.status != 200:
             raise ValueError(f"the answer is {response.status}; redirects are not followed")
         too_many = f"more than {most:,} bytes, all that its prompt has left"
-        if (response.length or 0) > most:  # by what it announces
+        if (response.length or 0) > most:  # by its Content-Length
             raise ValueError(too_many)
         data = bytearray()
         while piece := response.read1(_PIECE):
             data += piece
             if len(data) > most:
                 raise ValueError(too_many)
-        if response.length:  # of a length that was announced, what did not come
+        if response.length:  # the bytes of the Content-Length that did not come
             raise ValueError(f"it ended {response.length:,} bytes early")
         return bytes(data)
 
 
 def _public_address(host: str, port: int, seconds: float) -> str:
-    """An address of the host; none of them may be private."""
+    """An address of the host. ValueError if any of its addresses is not public."""
     found = [str(one[4][0]) for one in _resolved(host, port, seconds)]
     for address in found:
         if not _is_public(ipaddress.ip_address(address)):
@@ -118,7 +118,7 @@ def _resolved(host: str, port: int, seconds: float) -> list[Any]:
     def ask() -> None:
         try:
             answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, ValueError) as error:  # ValueError: no name at all
+        except (OSError, ValueError) as error:  # ValueError: not a valid host name
             answers.put(error)
 
     threading.Thread(target=ask, name="quire-resolve", daemon=True).start()
@@ -132,7 +132,8 @@ def _resolved(host: str, port: int, seconds: float) -> list[Any]:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Also of the IPv4 address that one of IPv6 stands for, where gateways lead to that."""
+    """Whether an address is public. An IPv6 address that stands for an IPv4 address is public only
+    if that one is too, because gateways may lead there."""
     if not address.is_global or address.is_multicast:
         return False
     if isinstance(address, ipaddress.IPv4Address):

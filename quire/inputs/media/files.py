@@ -1,4 +1,4 @@
-"""Files that hold media: regular ones, no larger than said, inside a folder that was allowed."""
+"""Files that hold media: regular ones, no larger than a limit, inside the allowed folder."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from quire.inputs.media.allowed import bad_medium
 
 @contextmanager
 def reading(bad: Callable[[str], InvalidPrompt]) -> Iterator[None]:
-    """What decoders raise over a broken item, as an error of the prompt, which `bad` words."""
+    """Turn any error of a decoder over a broken item into an error of the prompt from `bad`."""
     try:
         yield
     except (InvalidPrompt, NotSupported):
         raise
     except MemoryError:
         raise bad("takes more memory than there is") from None
-    except Exception as error:  # decoders of many authors, over bytes that anyone may have written
+    except Exception as error:  # decoders may raise anything for untrusted bytes
         raise bad(f"cannot be read: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, to be read."""
+    """Open a regular file to read it."""
     try:
-        # A pipe or a device is not waited for.
+        # O_NONBLOCK: opening a pipe or a device must not wait.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise _refused(path, f"cannot be opened: {getattr(error, 'strerror', error)}") from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode):  # before Python opens it, which refuses folders
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # also refuses folders
         os.close(handle)
         raise _refused(path, "is no regular file")
     return os.fdopen(handle, "rb")
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a file; never more than `most`, whatever its size was said to be."""
+    """The bytes of a file, at most `most`, whatever size the file system reports."""
     with open_file(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -49,7 +49,7 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def allowed_file(path: str, folder: str | None) -> Path:
-    """The file that a path leads to, if that lies in the folder; links are followed first."""
+    """The file that a path leads to, after links are followed, if it lies in the folder."""
     if not folder:
         raise InvalidPrompt(
             f"the file {path[:200]!r} is not read: no folder was allowed. Set "
@@ -66,7 +66,7 @@ def allowed_file(path: str, folder: str | None) -> Path:
 
 
 def of_dataset(given: Mapping[str, Any], kind: str) -> bytes | Path:
-    """The bytes of an item as datasets have it, {"bytes", "path"}, or the file it names."""
+    """The item of a dataset, {"bytes", "path"}: its bytes, or otherwise the path of its file."""
     data, path = given.get("bytes"), given.get("path")
     if isinstance(data, bytes):
         return data

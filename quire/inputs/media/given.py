@@ -1,9 +1,4 @@
-"""`multi_modal_data` as callers write it -> images, sounds and videos, one after the other.
-
-One image or several: a Pillow image, an array of bytes, encoded bytes, a path below the folder that
-was allowed; a list of these, or an array with one dimension more. Sounds: see sounds.py, videos:
-videos.py.
-"""
+"""Turns `multi_modal_data`, as callers write it, into images, sounds and videos, one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +22,7 @@ Made = TypeVar("Made")
 
 
 def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
-    """Media of other kinds than the model takes are refused."""
+    """Refuse media of kinds that the model does not take."""
     for kind, value in data.items():
         if kind not in KINDS:
             raise InvalidPrompt(
@@ -41,8 +36,7 @@ def check_kinds(data: Mapping[str, Any], taken: Collection[str]) -> None:
 
 
 def listed(kind: str, value: Any, options: MediaOptions) -> list[Any]:
-    """What the caller wrote under a kind, one by one; rows that a tower would make are read
-    already."""
+    """The items that the caller passed for a kind, one by one; embeddings are read already."""
     if kind == "audio":
         return listed_sounds(value)
     if kind == "video":
@@ -55,7 +49,7 @@ def listed(kind: str, value: Any, options: MediaOptions) -> list[Any]:
 def read_source(
     kind: str, given: Any, options: MediaOptions, children: MediaChildren, rate: int = 0
 ) -> Source:
-    """One of them, checked by its header; `rate` is what a model takes of sounds in a second."""
+    """Read one item and check its header; `rate` is the model's samples of sound per second."""
     if kind == "audio":
         return read_sound(given, options, rate, children)
     if kind == "video":
@@ -70,7 +64,7 @@ def read_each(
     options: MediaOptions,
     read: Callable[[Any, str | None], Made],
 ) -> list[Made]:
-    """What is made of each, with the name that the caller has for it; an error says which it is."""
+    """Call `read` for each item, with the caller's name for it; an error says which item it is."""
     most, (word, several) = options.most.get(kind, UNLIMITED), WORDS[kind]
     if len(given) > most:
         raise InvalidPrompt(
@@ -106,7 +100,7 @@ def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> Im
         return ArrayImage.of(given)
     if isinstance(given, Path):
         return EncodedImage.of(allowed_file(str(given), options.folder), children)
-    if isinstance(given, Mapping):  # as datasets have it, not decoded
+    if isinstance(given, Mapping):  # an item of a dataset, not decoded
         return read_image(of_dataset(given, "image"), options, children)
     if isinstance(given, str):
         raise bad_medium(
@@ -119,7 +113,7 @@ def read_image(given: Any, options: MediaOptions, children: MediaChildren) -> Im
 
 
 def _names(given: Any, kind: str, count: int) -> list[str | None]:
-    """The caller's names for the media of a prompt: one, or one for each; None: by content."""
+    """The caller's names for the media of a prompt: one, or one (or None: by content) for each."""
     value = given.get(kind) if isinstance(given, Mapping) else given
     names = [value] * min(count, 1) if value is None or isinstance(value, str) else list(value)
     if value is None:

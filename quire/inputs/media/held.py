@@ -1,5 +1,5 @@
-"""Collects prompts that come one by one into windows: as many as are planned together, or fewer, so
-that their pixels and samples take a limited part of the memory."""
+"""Collects prompts that come one by one into windows. A window has as many prompts as are planned
+together, or fewer, so that pixels and samples take limited memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from numbers import Number
 from typing import Any
 
 MOST_HELD = 128 << 20  # bytes of media in a window
-_PIXEL = 4  # bytes that Pillow has for one
-_FETCHED = 4 << 20  # bytes of what is fetched, about: a large photograph
+_PIXEL = 4  # bytes that Pillow uses for a pixel
+_FETCHED = 4 << 20  # an estimate of what is fetched: the bytes of a large photograph
 
 
 def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Windows of at most `most` prompts; a prompt whose media exceed the limit comes alone."""
+    """Windows of at most `most` prompts. A window also ends with the prompt at which its media
+    reach MOST_HELD bytes."""
     some, held = list[Any](), 0
     for prompt in prompts:
         some.append(prompt)
@@ -26,7 +27,7 @@ def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
 
 
 def held_bytes(prompt: Any) -> int:
-    """About how many bytes the media of a prompt or conversation take; nothing is checked yet."""
+    """Roughly how many bytes the media of an unchecked prompt or conversation take."""
     if isinstance(prompt, list | tuple):
         is_tokens = bool(prompt) and isinstance(prompt[0], Number)
         return 0 if is_tokens else sum(map(_of_message, prompt))

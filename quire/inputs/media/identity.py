@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from quire.request import MediaItem
 
-MOST_KNOWN = 1 << 17  # contents; one that is dropped is only computed again
+MOST_KNOWN = 1 << 17  # contents; the encoder computes a dropped content again if it comes back
 
 
 def content_hash(about: bytes, data: bytes) -> bytes:
@@ -21,7 +21,7 @@ def content_hash(about: bytes, data: bytes) -> bytes:
 
 
 class Serials:
-    """The items of one LLM, by everything that determines their encoder's output."""
+    """The items of one LLM, by everything that determines the output of their encoder."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -29,7 +29,7 @@ class Serials:
         self._alive: WeakValueDictionary[int, MediaItem] = WeakValueDictionary()
 
     def item(self, key: tuple[bytes, str], make: Callable[[int], MediaItem]) -> MediaItem:
-        """The item of this content: the one that is in use, or a new one under its serial."""
+        """The item of this content: the one in use, or else a new one with the content's serial."""
         serial = self._serials.get(key)
         if serial is None:
             serial = self._serials[key] = next(self._numbers)

@@ -1,6 +1,6 @@
-"""Images in files and bytes, decoded: in a process of its own (child.py).
+"""Decodes images from files and bytes, in a process of its own (child.py).
 
-Nothing is decoded before its header was judged, and an image is turned as its EXIF says.
+The header is checked before anything is decoded. An image is rotated as its EXIF data says.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ if TYPE_CHECKING:
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _ORIENTATION = 0x0112  # EXIF
-# What is done to an image of each orientation, as Pillow numbers it; those from 5 on swap sides.
+# EXIF orientation -> Pillow's number of the operation that undoes it. Orientations from 5 on swap
+# width and height.
 _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def tasks() -> dict[str, Any]:
-    """By name; all that they import is there before the first."""
+    """The tasks by name. Everything that they need is imported here, before the first task."""
     from PIL import AvifImagePlugin
 
     images().init()
-    with suppress(ImportError):  # built without it: what needs it is refused
+    with suppress(ImportError):  # Pillow may lack it; images that need it are then refused
         import_module("PIL.ImageCms")  # for colours in LAB
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would have a stack, which counts as memory
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the stack of each thread would count as memory
     return {"about": about, "pixels": pixels}
 
 
 def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """How large it is as it will be seen, and how it is turned."""
+    """Yield the image's size after rotation, and how it is rotated."""
     image = _opened(file)
     turn = _TURNS.get(_orientation(image))
     width, height = image.size
@@ -65,11 +66,11 @@ def _opened(file: BinaryIO) -> Image:
 
 
 def _orientation(image: Image) -> int:
-    """What EXIF says, 1 where it says nothing that can be read. A PNG is asked only for what came
-    before its pixels: Pillow would decode it to look further. A TIFF it turns itself."""
+    """The orientation in the EXIF data, or 1 if it cannot be read. For a PNG only data before its
+    pixels is used, or Pillow would decode the image. Pillow rotates a TIFF itself."""
     if image.format not in ("JPEG", "WEBP", "AVIF") and "exif" not in image.info:
         return 1
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    except Exception:  # Pillow's, over bytes that anyone may have written
+    except Exception:  # Pillow may raise anything for untrusted bytes
         return 1

@@ -33,23 +33,23 @@ bad = partial(bad_medium, "image")
 
 
 class ImageSource(Protocol):
-    """One image: its name by content, its size, and its pixels when they are asked for."""
+    """One image: the hash of its content, its size, and its pixels on request."""
 
     @property
     def content(self) -> bytes:
-        """A hash of all that decides its pixels."""
+        """A hash of everything that determines its pixels."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height as it will be seen."""
+        """Width and height after rotation."""
 
     def open(self) -> Image:
-        """In RGB."""
+        """Return the image in RGB."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image in bytes, or in a file that is read again when it is opened."""
+    """An image in bytes, or in a file, which is read again when the image is opened."""
 
     data: bytes | Path
     content: bytes
@@ -99,8 +99,8 @@ class OpenImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayImage:
-    """Pixels in an array [height, width, 3] or [3, height, width], or [height, width] of greys, as
-    bytes."""
+    """Pixels as bytes, [height, width, channels]. Callers may also pass [channels, height, width]
+    or [height, width]; 1 channel is grey, 3 are RGB, 4 are RGB with transparency."""
 
     pixels: npt.NDArray[np.uint8]
     content: bytes
@@ -112,7 +112,7 @@ class ArrayImage:
             ways = {"f": "(255 * array).round()", "b": "(255 * array)"}
             how = ways.get(given.dtype.kind, "array")
             if given.dtype == np.uint16 and given.max(initial=0) > 255:
-                how = "(array >> 8)"  # as it is, a byte would be what is left over
+                how = "(array >> 8)"  # a plain cast would keep only the low byte
             raise bad(
                 f"is an array of {given.dtype}; pixels are bytes from 0 to 255: "
                 f"pass {how}.astype('uint8')"
@@ -128,7 +128,7 @@ class ArrayImage:
             )
         if given.shape[2] == 1:
             given = given.repeat(3, 2)
-        pixels = np.array(given)  # a copy: the caller's own may change
+        pixels = np.array(given)  # a copy: the caller may change the original
         size = checked_size(pixels.shape[1], pixels.shape[0])
         return cls(pixels, content_hash(f"array {pixels.shape}".encode(), pixels.tobytes()), size)
 
@@ -137,7 +137,7 @@ class ArrayImage:
 
 
 def images() -> Any:
-    """Pillow's module of images, or an error that says how to have it."""
+    """Pillow's Image module. If it is missing, NotSupported says how to install it."""
     try:
         from PIL import Image
     except ImportError:
@@ -179,10 +179,10 @@ def rgb(image: Image) -> Image:
 
 
 def _eight_bits(wide: npt.NDArray[Any], mode: str, clear: object) -> npt.NDArray[np.uint8]:
-    """Converts greys of more bits; Pillow itself would clip values above 255."""
+    """Convert 16-bit greys to bytes. Pillow itself would clip values above 255."""
     least, most = int(wide.min(initial=0)), int(wide.max(initial=0))
     if most > 0xFFFF or least < 0:
         raise bad(f"has numbers from {least} to {most}; 16 bits are read at most")
-    bits = 0 if mode == "I" and most <= 0xFF else 8  # I: of any range
+    bits = 0 if mode == "I" and most <= 0xFF else 8  # mode I may hold 8-bit or 16-bit values
     made = (wide >> bits).astype(np.uint8)
     return made if clear is None else np.where(wide == clear, np.uint8(255), made)

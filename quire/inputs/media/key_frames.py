@@ -1,10 +1,10 @@
-"""Frames of a video found from key frames, without decoding all that comes before them.
+"""Finds frames of a video from key frames, without decoding all frames before them.
 
-Numbers count frames as they are shown. Where each packet is one frame with a time of its own, the
-times of all packets, which are read without decoding any, say which number a frame has; a decoder
-may then begin at any key frame, and what it makes of the frames behind it is what it makes of them
-from the start. All of that is checked as it goes; where something does not fit, `Unsure` is raised,
-and the video is to be decoded from its start. Damage before a key frame is not seen.
+Frames are numbered in the order in which they are shown. Where each packet is one frame with a time
+of its own, the times of all packets, which are read without decoding, give each frame's number.
+Decoding may then begin at any key frame: a frame that is shown after it must be the same as when
+the video is decoded from its start. If that is not certain, `Unsure` is raised and the caller
+decodes from the start. Damage before a key frame is not noticed.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Of these formats every packet has a time; of these codecs every packet is a frame.
+# In these formats every packet has a time; with these codecs every packet is a frame.
 _FORMATS = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")
 _CODECS = ("h264", "hevc", "vp9", "av1", "libdav1d")
-_LEAST_GAP = 24  # frames that are not wanted: fewer are decoded sooner than the file is looked at
+_LEAST_GAP = 24  # unwanted frames; decoding fewer is faster than reading the times of all packets
 
 
 class Unsure(Exception):
-    """The frames behind a key frame may not be those that come from the start."""
+    """The frames after a key frame may differ from those decoded from the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """When frames are shown, the number of each, and the numbers of key frames."""
+    """The sorted times of frames (in units of the stream), the number of the frame at each time,
+    and the numbers of key frames."""
 
     shown: list[int]
     numbers: dict[int, int]
@@ -39,14 +40,14 @@ class _Times:
         if not times or None in times or len({*times}) < len(times):
             raise Unsure
         if times[0] != min(times) or not packets[0].is_keyframe:
-            raise Unsure  # what is shown before the first key frame is not decoded
+            raise Unsure  # frames shown before the first key frame are not decoded
         shown = sorted(times)
         numbers = {time: number for number, time in enumerate(shown)}
         return cls(shown, numbers, sorted(numbers[one.pts] for one in packets if one.is_keyframe))
 
 
 def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
-    """These frames, in order; Unsure as soon as one may be another than it should."""
+    """Yield these frames, in order. Raise Unsure as soon as one may be the wrong frame."""
     stream = container.streams.video[0]
     steps = zip([-1, *wanted], wanted, strict=False)
     if (
@@ -57,7 +58,7 @@ def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
         raise Unsure
     times = _Times.of(container, stream)
     frames: Iterator[tuple[int, Any]] = iter(())
-    following = -1  # the number of the next frame that comes
+    following = -1  # the number of the next frame to be decoded
     for number in wanted:
         key = times.keys[bisect_right(times.keys, number) - 1]
         if following < 0 or key > following:
@@ -75,8 +76,9 @@ def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
 def _from_key_frame(
     container: Any, stream: Any, times: _Times, wanted: int
 ) -> Iterator[tuple[int, Any]]:
-    """The frames behind the place that was sought, with their numbers, from a key frame on."""
-    first = due = -1  # the number of the key frame, and that of the frame which comes next
+    """Yield frames and their numbers from the container's current place on. Raise Unsure unless
+    that is a key frame at or before `wanted`, and frames follow without a gap."""
+    first = due = -1  # the numbers of the key frame and of the next frame
     for packet in container.demux(stream):
         if due < 0:
             first = due = times.numbers.get(packet.pts, wanted + 1)

@@ -1,4 +1,4 @@
-"""Long sounds in pieces that a model hears at once, cut where it is quiet."""
+"""Cuts long sounds into pieces that a model takes at once, at quiet moments."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.identity import content_hash
 from quire.inputs.media.samples import Samples, bad, part
 
-STEPS = 100  # in a second: where pieces may be cut
-_QUIET = 10  # steps that are quiet together
+STEPS = 100  # per second; pieces are cut at whole steps
+_QUIET = 10  # the quiet moment is this many steps long
 _LOOK_BACK = 5.0  # seconds before a piece's end in which the quietest moment is looked for
 
 
 def cuts(blocks: Iterable[Samples], rate: int, seconds: float) -> Iterator[tuple[float, float]]:
-    """From when to when each piece is, of a sound that comes in blocks: at most `seconds` long, cut
-    in the middle of the quietest tenth of a second near its end."""
+    """The start and end of each piece, in seconds, of a sound that comes in blocks. A piece is at
+    most `seconds` long, and is cut in the middle of the quietest tenth of a second near its end."""
     most, step = int(seconds * STEPS), rate // STEPS
     begun, ahead = 0, np.zeros(0, np.float32)
     for block in blocks:
@@ -33,7 +33,7 @@ def cuts(blocks: Iterable[Samples], rate: int, seconds: float) -> Iterator[tuple
 
 
 def _quietest(samples: Samples, step: int, seconds: float) -> int:
-    """In steps from the beginning."""
+    """Where to cut, in steps from the first sample."""
     loud = np.square(samples.reshape(-1, step), dtype=np.float64).sum(1)
     back = max(int(min(_LOOK_BACK, seconds / 4) * STEPS), _QUIET)
     together = np.convolve(loud[-back:], np.ones(_QUIET), mode="valid")
@@ -42,8 +42,8 @@ def _quietest(samples: Samples, step: int, seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SoundPiece:
-    """Some seconds of a file, read when they are needed. `stamp` is what the file was like when it
-    was cut; `rate` the model's."""
+    """Some seconds of a file, which are read when they are needed. `stamp` holds the size and the
+    modification time of the file when it was cut; `rate` is the model's."""
 
     path: Path
     start: float

@@ -1,11 +1,4 @@
-"""Prepares media before the engine needs them: in threads, in the order of the plan, in bounded
-memory.
-
-Pillow computes without Python's lock, so threads are enough. Media that are prepared and not yet
-encoded are counted in bytes, by their pixels if these are more. A request is begun when all of its
-media fit into the limit, or when nothing else is prepared. So every request that was begun can
-finish, and its encoded media make room for the next one.
-"""
+"""Prepares media before the engine needs them: in threads, in planned order, in limited memory."""
 
 from __future__ import annotations
 
@@ -27,14 +20,14 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """Encodes prepared items with the tower, on other threads: into rows of so many bytes."""
+    """Encodes prepared items on other threads, into rows of `row_bytes` bytes each."""
 
     encode: Callable[[Encode], Arrays]
     row_bytes: int
 
 
 class PreparedMedium:
-    """What an encoder reads of one item. `prepare` makes it, of about `num_bytes`."""
+    """The input of the encoder for one item. `prepare` makes it; it takes about `num_bytes`."""
 
     def __init__(self, pool: MediaPool, prepare: Callable[[], Arrays], num_bytes: int) -> None:
         self._pool, self._prepare, self.num_bytes = pool, prepare, num_bytes
@@ -44,18 +37,18 @@ class PreparedMedium:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a request must wait for it. An item that was encoded is probably stored still; if
-        not, it is prepared when it is missed. For an item that is still being prepared a request
-        waits, since otherwise the engine and all its rows would wait."""
+        """Whether a request must wait for this item. The output for an encoded item is probably
+        stored; if not, the item is prepared when it is missed. For an item that is still being
+        prepared a request waits, since otherwise the engine and all its rows would wait."""
         return not self._was_encoded and (self._made is None or not self._made.done())
 
     @property
     def num_more_bytes(self) -> int:
-        """That it will take, and has not yet."""
+        """The bytes that the item will take, if it has not been started."""
         return self.num_bytes if self._made is None and not self._was_encoded else 0
 
     def start(self, threads: ThreadPoolExecutor) -> None:
-        """Start once; nothing is done if the item was encoded meanwhile for another request."""
+        """Start once. Do nothing if the item was encoded meanwhile for another request."""
         if self._made is None and not self._was_encoded:
             self._made = threads.submit(self._prepare)
             self._held = weakref.finalize(self, self._pool.drop, self.num_bytes)
@@ -96,28 +89,29 @@ class Preparing:
         return self._is_begun and not any(one.is_needed for one in self._media)
 
     def hurry(self) -> None:
-        """Begin, whatever the limit of memory says."""
+        """Begin this request and those before it, even beyond the limit of memory."""
         self._pool.begin_more(self)
 
     def result(self) -> None:
-        """Wait; InvalidPrompt where a medium cannot be read."""
+        """Wait until all media are prepared. InvalidPrompt if one cannot be read."""
         self.hurry()
         for one in self._media:
             one.wait()
 
 
 class MediaPool:
-    """Prepares media; one for an LLM."""
+    """Prepares media. An LLM has one pool."""
 
     def __init__(self, children: MediaChildren) -> None:
-        """`children` decode encoded media; their owner closes them."""
+        """`children` decode encoded media. The pool does not close them."""
         self.children, self._lock = children, Lock()
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
-        # Whether an item is encoded already; if it is missed later, it is prepared then.
+        # Whether the output of an item (by serial) is stored. If it is dropped and missed later,
+        # the item is prepared then.
         self.holds: Callable[[int], bool] = lambda serial: False
-        # In a server: encodes on threads of its own, so that the engine's thread need not.
+        # In a server: encodes on other threads, so that the engine's thread need not.
         self.aside: Aside | None = None
 
     def prepare(self, request: Request) -> Preparing | None:
@@ -134,7 +128,8 @@ class MediaPool:
         return waiting
 
     def begin_more(self, wanted: Preparing | None = None) -> None:
-        """Begin requests that fit; all up to `wanted`, which is waited for, in any case."""
+        """Begin requests, in order, while their media fit. Those up to `wanted` are begun even if
+        they do not fit."""
         while self._waiting:
             fits = self.num_bytes + self._waiting[0].num_more_bytes <= MOST_BYTES
             if not (fits or not self.num_bytes or wanted in self._waiting):

@@ -1,4 +1,4 @@
-"""MediaReader: the media of a prompt, from what the caller wrote to spans of a request."""
+"""MediaReader turns the media that a caller passed for a prompt into spans of a request."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class MediaReader:
         pass_tokens: int | None = None,
         row_width: int | None = None,
     ) -> None:
-        """`make_rules` makes those of an LLM with some of its processor's options changed;
-        `three_axes`: the model's positions have three coordinates; `crossed`: its decoder attends
-        to the one item of a prompt; `pass_tokens`: the most that are computed at once; `row_width`
-        of rows that may come instead of an image, None: none may."""
+        """`make_rules` makes the LLM's rules, with some options of its processor changed.
+        `three_axes`: positions have three coordinates. `crossed`: the decoder attends to a prompt's
+        one item. `pass_tokens`: the most tokens computed at once. `row_width`: of rows that may be
+        given in place of an image (None: none may)."""
         self._three_axes, self.crossed = three_axes, crossed
         self._pass_tokens, self._row_width = pass_tokens, row_width
         self._make_rules, self.rules = make_rules, make_rules({})
@@ -62,7 +62,7 @@ class MediaReader:
         self._uuids: OrderedDict[str, bytes] = OrderedDict()
 
     def for_call(self, options: Mapping[str, Any]) -> CallMedia:
-        """For the prompts of one call, with these options of the processor for all of them."""
+        """A reader for the prompts of one call, all with these options of the processor."""
         return CallMedia(self, options)
 
     def rules_with(self, options: Mapping[str, Any]) -> Rules:
@@ -71,7 +71,7 @@ class MediaReader:
     def read_each(
         self, kind: str, given: GivenMedia, read: Callable[[Any, str | None, int], PlacedItem]
     ) -> list[PlacedItem]:
-        """`read` makes an item of what a prompt has, of its name and of how many it has."""
+        """Call `read` for each item of a kind, with its name and how many items the prompt has."""
         value = given.data.get(kind)
         several = [] if value is None else listed(kind, value, self._options)
         together = len(several)
@@ -80,7 +80,7 @@ class MediaReader:
         )
 
     def fetched(self, given: GivenMedia) -> GivenMedia:
-        """The same with what URLs stand for: bytes, or a file. May wait for a network."""
+        """The same with URLs replaced by bytes or the path of a file. May wait for a network."""
         options, fetching = self._options, Fetching(self._options.hosts)
 
         def read(one: Any, name: str | None) -> Any:
@@ -95,8 +95,8 @@ class MediaReader:
         return replace(given, data=data)
 
     def looked_at(self, given: GivenMedia) -> Looked:
-        """The media of a prompt with URLs read and every header looked at, so that reading the
-        prompt, which others wait for, waits for neither a network nor a decoder. Any thread may."""
+        """The media of a prompt, whose URLs and headers are all read. Reading the prompt then waits
+        for neither a network nor a decoder. Any thread may call this."""
         check_kinds(given.data, self.rules)
         found = self.fetched(given)
         sources: dict[int, Source] = {}
@@ -112,7 +112,7 @@ class MediaReader:
         return Looked(found, sources)
 
     def check_no_media(self, prompt: ChatText | Ints) -> None:
-        """Of a prompt without any: that it needs none."""
+        """Raise InvalidPrompt if a prompt without media needs some."""
         if self.crossed:
             raise InvalidPrompt(NO_SOUND, parameter="multi_modal_data")
         check_no_places(prompt, self.rules, self._tokenizer.backend.token_to_id)
@@ -123,7 +123,7 @@ class MediaReader:
         return grow_text(chat, self.rules, items)
 
     def grow_ids(self, ids: Ints, items: Sequence[PlacedItem], *, from_text: bool) -> Grown:
-        """`from_text`: the ids are those of a text that has grown."""
+        """`from_text`: the ids are those of a text that `grow_text` made."""
         if self.crossed:
             return heard_by(ids, items[0].item)
         encode = None
@@ -151,8 +151,8 @@ class MediaReader:
         rules: MediaRules,
         source: Source | None = None,
     ) -> PlacedItem:
-        """One of so many that a prompt has, and what stands for it; nothing is decoded yet. Its
-        `source`, where it was looked at."""
+        """One of the `together` items of its kind in a prompt, and the tokens that stand for it.
+        Nothing is decoded yet. `source` is given if it was read in advance."""
         source = source or self._source(kind, rules, given)
         self._check_name(kind, name, source.content)
         if isinstance(source, EmbeddedImage):
@@ -182,7 +182,7 @@ class MediaReader:
         return read_source(kind, given, self._options, self.pool.children, rate)
 
     def _embedded(self, given: EmbeddedImage, rules: MediaRules) -> PlacedItem:
-        """What the caller encoded: it stands where an image would, in as many rows as it has."""
+        """Rows that the caller encoded. They stand where an image would, one token for each."""
         count, width = given.rows.shape
         wrong = None
         if self._row_width is None:
@@ -201,7 +201,7 @@ class MediaReader:
         return PlacedItem(item, placed)
 
     def _check_name(self, kind: str, uuid: str | None, content: bytes) -> None:
-        """A name of the caller's means one content, for as long as it is known."""
+        """Check that a caller's name means only one content, as long as it is remembered."""
         if uuid is None:
             return
         if len(self._uuids) > MOST_KNOWN:
@@ -216,21 +216,21 @@ class MediaReader:
 
 
 class CallMedia:
-    """The media of the prompts of one call. An object that stands in many of them is read once:
-    hashing an image takes as long as all else that is done for a prompt."""
+    """The media of the prompts of one call. An object that occurs in many prompts is read once,
+    because hashing an image takes as long as all other work for a prompt."""
 
     def __init__(self, reader: MediaReader, options: Mapping[str, Any]) -> None:
         self._reader, self._options = reader, options
-        # The last ones, with the options that they are of.
+        # The rules used last, with their options.
         self._rules: tuple[Mapping[str, Any], Rules] | None = None
-        # What was made of an object under some rules; both are held, or others had their ids.
+        # By the ids of an object and its rules, which are held: others might get their ids.
         self._known: dict[tuple[Any, ...], tuple[PlacedItem, Any, MediaRules]] = {}
-        self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # all of a prompt
+        self._alone: dict[tuple[Any, int], tuple[list[PlacedItem], Any]] = {}  # of whole prompts
         self._ahead: LookAhead | None = None
-        self._sources: dict[int, tuple[Source, GivenMedia]] = {}  # by ids of items, which are held
+        self._sources: dict[int, tuple[Source, GivenMedia]] = {}  # by ids of held items
 
     def look_ahead(self, prompts: Sequence[GivenMedia]) -> None:
-        """These are the ones that will be read, in this order."""
+        """Read the media of these prompts in advance. They will be read in this order."""
         self._reader.pool.children.likely = len(prompts)
         if len(prompts) > 1:
             self._ahead = LookAhead(prompts, self._reader.looked_at)
@@ -243,8 +243,8 @@ class CallMedia:
             self._ahead.close()
 
     def read(self, given: GivenMedia) -> list[PlacedItem]:
-        """The items of a prompt, with what stands for each. Its own options of the processor go
-        before those of the call."""
+        """The items of a prompt, with the tokens that stand for each. The prompt's own options of
+        the processor override those of the call."""
         if len(given.data) > 1 or given.uuids is not None or given.options:
             return self._read(given)
         [(kind, value)] = given.data.items()
@@ -285,18 +285,17 @@ def _is_url(given: object) -> bool:
 
 
 def _decoded_bytes(*size: Any) -> int:
-    """Of an image, which may be far larger than what is made of it; all else comes in parts."""
+    """An image's bytes, which may be far more than is made of them. All else comes in parts."""
     return 3 * size[0] * size[1] if len(size) == 2 else 0
 
 
 def coordinates_of(length: int, spans: Sequence[Span]) -> tuple[Ints, int]:
-    """[3, length] of a prompt with these spans (time, height, width), and what is added to a later
-    position to go on. Tokens of text have three equal ones. The rows of an image lie on a grid that
-    begins where the text before it ended; the text behind it goes on after the largest. Rows of a
-    video that lie side by side are such a grid, whatever stands between them is text.
+    """The coordinates [3, length] (time, height, width) of a prompt, and what is added to a later
+    index to get its position. A token of text has three equal ones. An image's rows lie on a grid
+    that begins where the text before it ended; the text behind goes on after the largest. Each run
+    of adjacent rows of a video is such a grid, and what stands between runs is text.
 
-    An image of 1 x 2 x 2 rows at position 1 of 7: 0 1 1 1 1 3 4 / 0 1 1 2 2 3 4 / 0 1 2 1 2 3 4,
-    and -2.
+    An image of 1 x 2 x 2 rows at index 1 of 7: 0 1 1 1 1 3 4 / 0 1 1 2 2 3 4 / 0 1 2 1 2 3 4, -2.
     """
     made = np.empty((3, length), np.int32)
     at = first = 0

@@ -1,5 +1,5 @@
-"""Samples of sounds: judged, brought to one rate, and, where they are encoded, had from a process
-that decodes them (child.py), as a stream, so that hours of it take no more memory than a block."""
+"""Checks and resamples sounds. Encoded ones are decoded in another process (child.py), in blocks,
+so that hours of sound take no more memory than a block."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MOST_BYTES = 256 << 20  # of an encoded sound
 MOST_SECONDS = 600
 MOST_CHANNELS = 32
 LEAST_RATE, MOST_RATE = 1_000, 384_000
-MOST_LOUD = float(1 << 31)  # a sample; beyond that a spectrum of them overflows
-_FASTER = 20  # times as fast as it is heard, a slow processor decodes at least
+MOST_LOUD = float(1 << 31)  # of a sample; the spectrum of larger ones overflows
+_FASTER = 20  # even a slow processor decodes this many seconds of sound per second
 bad = partial(bad_medium, "audio")
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the header of a sound says."""
+    """The facts about a sound: `rate` counts samples per second, `frames` those of one channel."""
 
     format: str
     rate: int
@@ -42,7 +42,7 @@ class About:
         return self.frames / self.rate
 
     def num_samples(self, rate: int) -> int:
-        """How many there are at another rate."""
+        """The number of samples at another rate, rounded up."""
         return -(-self.frames * rate // self.rate)
 
 
@@ -56,15 +56,15 @@ def blocks(
 
 
 def part(path: Path, rate: int, start: float, num_samples: int, children: MediaChildren) -> Samples:
-    """So many samples at this rate of a file that was read before, from a second on; silence behind
-    its end."""
+    """`num_samples` samples at this rate, of a file that was read before, from `start` seconds on;
+    silence behind its end."""
     how = {"rate": rate, "start": start, "num_samples": num_samples, "seconds": start / _FASTER}
     made = _numbers(children.one(decoder_of(path), "part", path, **how))[:num_samples]
     return np.pad(made, (0, num_samples - len(made)))
 
 
 def decoder_of(data: bytes | Path) -> str:
-    """The one that reads a sound."""
+    """The name of the decoder for a sound."""
     if isinstance(data, bytes):
         return sound_decoder(data[:NUM_FIRST])
     with open_file(data) as file:
@@ -89,7 +89,7 @@ def checked_rate(rate: Any) -> int:
 
 
 def checked_samples(samples: Samples) -> Samples:
-    # One pass over them: NaN is not within anything.
+    # One comparison is enough, because a comparison with NaN is false.
     if not (np.abs(samples) <= MOST_LOUD).all():
         raise bad("holds samples that are no numbers, or far too large; they go from -1 to 1")
     return samples

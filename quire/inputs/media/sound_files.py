@@ -1,8 +1,8 @@
-"""Sound in files and bytes, decoded: in a process of its own (child.py). Judged by its header, then
-decoded, mixed and brought to one rate block by block.
+"""Decodes sounds from files and bytes, in a process of its own (child.py). A sound is checked by
+its header, and then decoded, mixed to mono and resampled block by block.
 
-What is decoded is counted while it is: a file that holds more or less than its header says is
-refused, wherever that shows.
+Samples are counted while they are decoded. A file with more or fewer samples than its header says
+is refused as soon as that shows.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from quire.inputs.media.samples import (
 )
 
 FORMATS = ("WAV", "WAVEX", "FLAC", "OGG", "MP3", "AIFF", "RF64", "W64", "AU", "CAF")
-_UNPACKED = ("WAV", "WAVEX", "AIFF", "RF64", "W64", "AU")  # of which decoders take what is there
+_UNPACKED = ("WAV", "WAVEX", "AIFF", "RF64", "W64", "AU")  # may end early unnoticed
 _BLOCK = 1 << 16  # samples that are decoded at a time, of all channels together
 
 
 def tasks() -> dict[str, Any]:
-    """By name; all that they import is there before the first."""
+    """The tasks by name. Everything that they need is imported here, before the first task."""
     import soundfile  # noqa: F401
 
     with suppress(ImportError):  # missed where it is needed
@@ -47,14 +47,14 @@ def about(file: BinaryIO, most_seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def blocks(file: BinaryIO, rate: int, most_seconds: float) -> Iterator[Samples]:
-    """Mono, at this rate."""
+    """Yield the samples, mono, at this rate."""
     with _opened(file) as sound:
         said = _checked(sound, file, most_seconds)
         yield from resampled(_mono(sound, said), said.rate, rate)
 
 
 def part(file: BinaryIO, rate: int, start: float, num_samples: int) -> Iterator[Samples]:
-    """So many samples from a second on, or as many as there are."""
+    """Yield `num_samples` samples from `start` seconds on, or fewer if the file ends before."""
     with _opened(file) as sound:
         said = _checked(sound, file, float("inf"))
         sound.seek(min(int(start * said.rate), said.frames))
@@ -94,8 +94,8 @@ def _checked(sound: Any, file: BinaryIO, most_seconds: float) -> About:
 
 
 def _missing(file: int) -> int:
-    """Bytes that the part with the samples lacks. What the decoder has read so far stays so:
-    nothing is sought."""
+    """How many bytes the chunk with the samples lacks. os.pread leaves the file position of the
+    decoder as it is."""
     size, begins = os.fstat(file).st_size, os.pread(file, 12, 0)
     if begins[:4] in (b".snd", b"dns."):  # AU: where samples begin, and their length
         first, length = struct.unpack(">II" if begins[:1] == b"." else "<II", begins[4:])
@@ -110,7 +110,8 @@ def _missing(file: int) -> int:
 def _missing_of(
     file: int, size: int, at: int, header: str, wanted: bytes, *, unit: int = 2, own: int = 0
 ) -> int:
-    """The same, of a file of chunks from `at` on; `own` bytes of a length are its header's."""
+    """The same for a file of chunks that begin at `at`. Chunks are padded to `unit` bytes; `own` is
+    how many bytes of a chunk's length belong to its header."""
     width, large = struct.calcsize(header), 0
     while at + width <= size:  # few: a decoder that finds no samples in many chunks has refused it
         name, length = struct.unpack(header, os.pread(file, width, at))
@@ -125,13 +126,13 @@ def _missing_of(
 
 
 def _is_unknown(length: int) -> bool:
-    """Whether a writer put it into a header that it could not come back to: 0, or what is near 2 or
-    4 GiB (SoX 0x7FFFF000, arecord 0x80000000, FFmpeg 0xFFFFFFFF, some less by the header)."""
+    """Whether a header's length was unknown to its writer: 0, or near 2 or 4 GiB (SoX 0x7FFFF000,
+    arecord 0x80000000, FFmpeg 0xFFFFFFFF, some less by the header)."""
     return length == 0 or abs(length - (1 << 31)) <= 1 << 13 or 0 <= (1 << 32) - length <= 1 << 13
 
 
 def _mono(sound: Any, said: About) -> Iterator[Samples]:
-    """Its samples, the channels averaged, block by block."""
+    """Yield the samples, with the channels averaged, block by block."""
     step, seen = max(_BLOCK // said.channels, 1), 0
     while len(block := sound.read(step, dtype="float32", always_2d=True)):
         seen += len(block)

@@ -1,7 +1,8 @@
-"""Sounds as callers pass them: judged, hashed, and made samples at the model's rate when needed.
+"""Sounds as callers pass them. They are checked and hashed, and become samples at the model's rate
+when they are needed.
 
-A sound is encoded bytes or a file, or samples: floats from -1 to 1, or whole numbers of 8, 16 or 32
-bits, with their rate beside them. Samples without a rate are at the model's.
+A sound is encoded bytes, a file, or samples with their rate. Samples are floats from -1 to 1, or
+whole numbers of 8, 16 or 32 bits. Samples without a rate are taken to be at the model's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from quire.inputs.media.samples import (
     resampled,
 )
 
-# What whole numbers are divided by, and what is taken from them first.
+# For each type of whole numbers: the divisor, and what is subtracted first.
 _WHOLE = {"uint8": (128.0, 128), "int16": (32_768.0, 0), "int32": (2_147_483_648.0, 0)}
 _FORMS = (
     "pass samples (a 1-D array or list of floats), (samples, rate), the bytes of a file, or a "
@@ -43,28 +44,27 @@ _FORMS = (
 
 
 class SoundSource(Protocol):
-    """One sound: its name by content, its length at the model's rate, and its samples when they
-    are asked for."""
+    """One sound: a hash, its length at the model's rate, and its samples on request."""
 
     @property
     def content(self) -> bytes:
-        """A hash of all that decides its samples."""
+        """A hash of everything that determines its samples."""
 
     @property
     def num_samples(self) -> int:
-        """At the model's rate."""
+        """The number of samples at the model's rate."""
 
     @property
     def size(self) -> tuple[int]:
-        """The same, as what rules place it by."""
+        """The same number, as the size from which rules place the sound."""
 
     def open(self) -> Samples:
-        """Mono, at the model's rate."""
+        """Return the samples, mono, at the model's rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSound:
-    """A sound in bytes, or in a file that is read again when it is opened."""
+    """A sound in bytes, or in a file, which is read again when the sound is opened."""
 
     data: bytes | Path
     content: bytes
@@ -124,8 +124,8 @@ class ArraySound:
 
 
 def listed_sounds(value: Any) -> list[Any]:
-    """One sound or several: (samples, rate) is one, and so is what begins with a number; the rows
-    of an array of two dimensions are several."""
+    """The sounds in `value`. (samples, rate) is one sound, and so is a list that begins with a
+    number. The rows of an array of two dimensions are several sounds."""
     if isinstance(value, np.ndarray):
         return list(value) if value.ndim == 2 else [value]
     if not isinstance(value, list | tuple) or _is_pair(value):
@@ -136,21 +136,21 @@ def listed_sounds(value: Any) -> list[Any]:
 def read_sound(
     given: Any, options: MediaOptions, rate: int, children: MediaChildren
 ) -> SoundSource:
-    """A sound for a model that takes so many samples in a second."""
+    """Read a sound for a model that takes `rate` samples per second."""
     if isinstance(given, SoundPiece):
         return given
     if isinstance(given, bytes | bytearray | memoryview):
         return EncodedSound.of(bytes(given), rate, children)
     if isinstance(given, Path):
         return EncodedSound.of(allowed_file(str(given), options.folder), rate, children)
-    if isinstance(given, Mapping):  # as datasets have it, decoded or not
+    if isinstance(given, Mapping):  # an item of a dataset, decoded or not
         if given.get("array") is not None:
             return ArraySound.of(given["array"], checked_rate(given.get("sampling_rate")), rate)
         return read_sound(of_dataset(given, "audio"), options, rate, children)
     if isinstance(given, str):
         raise bad(f"is text; {_FORMS}, or a URL as an audio_url part of a chat")
     if isinstance(given, list | tuple) and _is_pair(given):
-        # With a rate beside it, a tensor of channels is what torchaudio reads, and no embeddings.
+        # torchaudio returns (tensor of channels, rate). Such a tensor cannot be embeddings.
         return ArraySound.of(_as_array(given[0], channels=True), checked_rate(given[1]), rate)
     return ArraySound.of(given, rate, rate)
 
@@ -182,8 +182,8 @@ def _as_array(given: Any, *, channels: bool = False) -> np.ndarray[Any, np.dtype
 
 
 def _mono(given: np.ndarray[Any, np.dtype[Any]], rate: int) -> Samples:
-    """A copy of its own, as floats, the channels averaged."""
-    if given.ndim == 2:  # time is the longer side
+    """A copy in float32, with the channels averaged. `rate` is that of the samples."""
+    if given.ndim == 2:  # the longer side is time
         given = given if given.shape[0] >= given.shape[1] else given.T
     elif given.ndim != 1:
         raise bad(f"is an array of shape {given.shape}; it should be [samples]")
@@ -195,7 +195,7 @@ def _mono(given: np.ndarray[Any, np.dtype[Any]], rate: int) -> Samples:
     if len(given) > MOST_SECONDS * rate:
         raise bad(f"lasts {len(given) / rate:,.0f} s; at most {MOST_SECONDS} s are read")
     if given.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # what is too large for a float is refused next
+        with np.errstate(over="ignore"):  # `checked_samples` refuses infinity
             floats = given.astype(np.float32)
     elif str(given.dtype) in _WHOLE:
         divisor, middle = _WHOLE[str(given.dtype)]
@@ -207,7 +207,7 @@ def _mono(given: np.ndarray[Any, np.dtype[Any]], rate: int) -> Samples:
 
 
 def _of_length(made: list[Samples], length: int) -> Samples:
-    """As long as was planned with: resampling may end a sample early or late."""
+    """The blocks joined and cut or padded to the planned length; resampling may be off by some."""
     samples = np.concatenate(made)
     if abs(len(samples) - length) > 8:
         raise InvalidPrompt(

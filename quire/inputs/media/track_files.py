@@ -1,8 +1,8 @@
-"""Sounds in formats that libsndfile lacks, decoded by av: in a process of its own (child.py).
+"""Decodes sounds in formats that libsndfile lacks with av, in a process of its own (child.py).
 
-Headers of such files say little that must be true, so how long a sound is comes from decoding it,
-counted while it is. Its times are what its frames say: where they leave a gap there is silence, so
-that what is read from a second on is what is there when all of it is read.
+The headers of such files are not reliable, so the length of a sound is counted while all of it is
+decoded. Frames are placed by their times, and gaps between them are filled with silence. So the
+samples from a given second on are the same as when all of the file is read.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from quire.inputs.media.samples import (
     resampled,
 )
 
-# Formats that hold their sound themselves: a playlist would name other files, and hosts.
+# Formats that hold the sound themselves. A playlist could name other files and hosts.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,aac,asf,amr,flac"
-_SOUGHT = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # whose times hold wherever one begins
-_SETTLED = 1.0  # seconds that a decoder is begun before what is wanted of it
-_JITTER = 0.05  # seconds by which times may be off: some formats count in thousandths
-_MOST_BACK = 1.0  # seconds that times may go back; more are two sounds in one file
+_SOUGHT = ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm")  # their times hold after a seek
+_SETTLED = 1.0  # decoding begins this many seconds before the wanted sound
+_JITTER = 0.05  # seconds by which times may be off: some formats count in milliseconds
+_MOST_BACK = 1.0  # seconds that times may go back; a larger step means two sounds in one file
 _BLOCK = 1 << 16  # samples of silence at a time
-# What the outermost parts of files begin with: of Matroska, of WMA, and of MP4, behind a length.
+# The first bytes of the outermost parts of files: of Matroska, of WMA, and of MP4, where they
+# follow a length.
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _ASF = b"0&\xb2u\x8ef\xcf\x11"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"mfra", b"sidx", b"styp")
 
 
 def tasks() -> dict[str, Any]:
-    """By name; all that they import is there before the first."""
+    """The tasks by name. Everything that they need is imported here, before the first task."""
     import_av()
     with suppress(ImportError):  # missed where it is needed
         import soxr  # noqa: F401
@@ -57,13 +58,13 @@ def about(file: BinaryIO, most_seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def blocks(file: BinaryIO, rate: int, most_seconds: float) -> Iterator[Samples]:
-    """Mono, at this rate."""
+    """Yield the samples, mono, at this rate."""
     with _opened(file) as (container, track):
         yield from resampled(_mono(container, track, most_seconds), track.rate, rate)
 
 
 def part(file: BinaryIO, rate: int, start: float, num_samples: int) -> Iterator[Samples]:
-    """So many samples from a second on, or as many as there are."""
+    """Yield `num_samples` samples from `start` seconds on, or fewer if the file ends before."""
     with _opened(file) as (container, track):
         first, left = round(start * track.rate), -(-num_samples * track.rate // rate)
         _seek(container, track, start)
@@ -77,7 +78,7 @@ def part(file: BinaryIO, rate: int, start: float, num_samples: int) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Track:
-    """What its first frame says of a sound; a header may say otherwise."""
+    """What the first frame says about a sound; a header may say otherwise."""
 
     format: str
     rate: int
@@ -87,7 +88,7 @@ class _Track:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[tuple[Any, _Track]]:
-    """Before its first frame, and what that one says."""
+    """The container, before its first frame, and what its first frame says."""
     if short := _missing(file.fileno()):
         raise bad(f"is cut short: {short:,} bytes are missing")
     with opened(file, _FORMATS, bad) as container:
@@ -113,7 +114,7 @@ def _mono(container: Any, track: _Track, most_seconds: float) -> Iterator[Sample
 
 
 def _seek(container: Any, track: _Track, start: float) -> None:
-    """Go on shortly before a second, where what comes then says when it does."""
+    """Seek to _SETTLED seconds before `start`, if the format's times hold; or to the beginning."""
     if start < _SETTLED or container.format.name not in _SOUGHT:
         return
     stream, wanted = container.streams.audio[0], track.begins + start
@@ -125,7 +126,8 @@ def _seek(container: Any, track: _Track, start: float) -> None:
 
 
 def _even(frames: Iterator[tuple[int | None, Samples]], rate: int) -> Iterator[tuple[int, Samples]]:
-    """Samples and which they are, without gaps: frames that say when they come, or not."""
+    """Samples without gaps, each array with the index of its first sample. Frames may come with or
+    without such an index."""
     at: int | None = None
     for said, samples in frames:
         at = (said or 0) if at is None else at
@@ -137,13 +139,14 @@ def _even(frames: Iterator[tuple[int | None, Samples]], rate: int) -> Iterator[t
                 yield begun, np.zeros(min(_BLOCK, at + off - begun), np.float32)
             at += off
         elif off < -_JITTER * rate:
-            samples = samples[-off:]  # what was heard already
+            samples = samples[-off:]  # drop samples that were yielded already
         yield at, samples
         at += len(samples)
 
 
 def _frames(container: Any, track: _Track) -> Iterator[tuple[int | None, Samples]]:
-    """When each frame begins, in samples, and its own, the channels averaged."""
+    """Each frame's first index (None: it has no time), and its samples with the channels
+    averaged."""
     import av
 
     convert = av.AudioResampler(format="fltp")
@@ -161,7 +164,7 @@ def _decoded(container: Any) -> Iterator[Any]:
 
 
 def _missing(file: int) -> int:
-    """Bytes that a file lacks of what its outermost parts say they have."""
+    """How many bytes the file lacks of the lengths that its outermost parts give."""
     size, at = os.fstat(file).st_size, 0
     begins = os.pread(file, 4, 0)
     length_of = {_EBML: _ebml_length, _ASF[:4]: _asf_length}.get(begins, _box_length)
@@ -174,8 +177,8 @@ def _missing(file: int) -> int:
 
 
 def _ebml_length(begins: bytes) -> int | None:
-    """Of the part of a file that begins so, in bytes with its header; None where it does not say.
-    Its length takes as many bytes as the first of them begins with zeros, and one."""
+    """The bytes of a part that begins so, with its header; None if it does not say. The length
+    takes one byte more than its first byte has leading zero bits."""
     width = 9 - begins[4].bit_length()
     if begins[:4] not in (_EBML, _SEGMENT) or width > 8:
         return None

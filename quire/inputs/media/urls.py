@@ -1,5 +1,5 @@
-"""Media named by a URL: base64 in the URL itself, a file below the folder that was allowed, or a
-host that was allowed. One parser; the one fetcher is beside it."""
+"""Media named by a URL: base64 in the URL itself, a file below the allowed folder, or a resource of
+an allowed host. All URLs are parsed here; fetch.py fetches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from quire.inputs.media.files import allowed_file
 
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
-    """As a message wrote it."""
+    """A URL as it stands in a message."""
 
     url: str
 
     def read(self, folder: str | None, most: int, fetching: Fetching) -> bytes | Path:
-        """The bytes it stands for, or the file."""
+        """The bytes at the URL, or the path of a file."""
         if self.url.lstrip()[:5].lower() == "data:":
             return _inline(self.url, most)
         try:
@@ -43,8 +43,8 @@ class MediaUrl:
 
 
 def _inline(url: str, most: int) -> bytes:
-    """As browsers read it: with line breaks, without its last signs, or with signs written out
-    (%2B); base64 for URLs (- and _), too."""
+    """Decode a data: URL as browsers do: with line breaks, without its last "=", or percent-encoded
+    (%2B). Also the URL-safe alphabet (- and _)."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise _refused(url, "holds no base64: it should be data:image/png;base64,...")

@@ -1,4 +1,4 @@
-"""Videos in files and bytes, decoded: in a process of its own (child.py)."""
+"""Decodes videos from files and bytes, in a process of its own (child.py)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from quire.inputs.media.images import checked_size
 from quire.inputs.media.key_frames import Unsure, sought_frames
 from quire.inputs.media.videos import MOST_RATE, MOST_SECONDS, bad
 
-# Formats that hold their pictures themselves: a playlist would name other files, and hosts.
+# Formats that hold the pictures themselves. A playlist could name other files and hosts.
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,ogg,mpegts,mpeg,flv,asf,gif"
 
 
 def tasks() -> dict[str, Any]:
-    """By name; all that they import is there before the first."""
+    """The tasks by name. Everything that they need is imported here, before the first task."""
     import_av()
     return {"about": about, "frames": frames}
 
 
 def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """What the header says, or its packets; of frames the first alone is decoded, which says how
-    all are turned."""
+    """Yield the number of frames, their rate and the size after rotation, from the header or by
+    counting packets. Only the first frame is decoded, which says how all are rotated."""
     raw = file.read()
     with _opened(raw) as container:
         if not container.streams.video:
@@ -46,7 +46,7 @@ def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
-    """These of them, [height, width, 3] in RGB."""
+    """Yield the frames of these numbers (ascending), as [height, width, 3] in RGB."""
     import av
 
     raw, left = file.read(), list(wanted)
@@ -56,7 +56,7 @@ def frames(file: BinaryIO, wanted: Sequence[int]) -> Iterator[Any]:
                 yield _pixels(frame)
                 left.pop(0)
     except (Unsure, av.FFmpegError, ValueError):
-        pass  # from the start it says what is wrong, if anything is
+        pass  # decode from the start, which raises the error if the file is broken
     with _opened(raw) as container:
         for number, frame in enumerate(_decoded(container)):
             if not left:
@@ -72,7 +72,7 @@ def _pixels(frame: Any) -> Any:
 
 
 def _turns(frame: Any) -> int:
-    """Quarters of a turn to the left that a frame is shown with; a phone held upright says so."""
+    """By how many quarter turns to the left a frame is shown; a phone held upright sets this."""
     return 0 if frame is None else round(frame.rotation / 90)
 
 

@@ -1,8 +1,4 @@
-"""Videos as callers pass them: frames, or a file of which some frames are decoded when needed.
-
-Frames are Pillow images or arrays, all of one size, and are all taken; with them may come what is
-known of their times: {"fps": 24.0, "frames_indices": [0, 12, ...], "total_num_frames": 480}.
-"""
+"""Videos as callers pass them: frames, or a file from which frames are decoded when needed."""
 
 from __future__ import annotations
 
@@ -32,12 +28,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_BYTES = 256 << 20  # of a file
-MOST_FRAMES = 2048  # that are given
-MOST_PIXELS = 1 << 30  # of all frames that are given
+MOST_FRAMES = 2048  # that a caller may pass
+MOST_PIXELS = 1 << 30  # of all frames that a caller passes
 MOST_SECONDS = 3600
 MOST_DECODED = 1 << 38  # pixels of all frames of a file: an hour of 1920 x 1080 at 30 in a second
 MOST_RATE = 1000.0
-PIXELS_A_SECOND = 1e8  # that a slow processor decodes at least
+PIXELS_A_SECOND = 1e8  # even a slow processor decodes this many
 bad = partial(bad_medium, "video")
 
 
@@ -76,7 +72,7 @@ class FrameVideo:
 
 @dataclass(frozen=True, slots=True)
 class FileVideo:
-    """A video in bytes, or in a file that is read again when it is opened."""
+    """A video in bytes, or in a file, which is read again when frames are needed."""
 
     data: bytes | Path
     content: bytes
@@ -122,7 +118,7 @@ class FileVideo:
 
 
 def listed_videos(value: Any) -> list[Any]:
-    """One video or several: a list of frames is one, and so is (frames, {"fps": ...})."""
+    """The videos in `value`. A list of frames is one video, and so is (frames, {"fps": ...})."""
     if isinstance(value, np.ndarray):
         return list(value) if value.ndim == 5 else [value]
     if not isinstance(value, list | tuple) or _is_pair(value):
@@ -164,8 +160,8 @@ def _frame(given: Any) -> ImageSource:
 def _times(
     about: Mapping[str, Any], count: int
 ) -> tuple[float | None, tuple[int, ...] | None, int | None]:
-    """Frames in a second, the number of each among those of the whole video, and how many that
-    has."""
+    """The frames per second, each frame's index in the whole video, and that video's frame
+    count."""
     rate, at, total = (about.get(key) for key in ("fps", "frames_indices", "total_num_frames"))
     if rate is not None and (
         isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= MOST_RATE
