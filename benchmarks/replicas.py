@@ -5,6 +5,12 @@
 One and two replicas in turn, in one run, each opened once before any is measured. The clock goes
 from the call of `generate` to its return. `parent` is what the process that deals the rows took of
 the processors meanwhile, `children` what the engines took.
+
+    OMP_NUM_THREADS=1 python benchmarks/replicas.py --apart
+
+What this machine can give at most: an engine alone, then two processes that know nothing of each
+other and begin together, each with half of the rows. Nothing is dealt there, so what is missing
+from 2 is what the cores share (memory, caches, other guests), and no replica can win it back.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -66,13 +73,83 @@ def measure(llm: LLM, rows: int, tokens: int) -> Took:
     return Took(seconds, time.process_time() - mine, children)
 
 
+def stolen() -> float:
+    """Seconds that the host gave to others while a processor of this machine wanted to run."""
+    return int(Path("/proc/stat").read_text().split()[8]) / TICKS
+
+
+def alone(asked: argparse.Namespace) -> None:
+    """One of the processes of `--apart`: measures each time it is told to by a line."""
+    llm = LLM(asked.model)
+    measure(llm, asked.rows // 8, 8)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        took = measure(llm, asked.rows, asked.tokens)
+        print(took.seconds, took.parent, flush=True)
+    llm.shutdown()
+
+
+class Apart:
+    """A process with an engine of its own, which measures when it is told to."""
+
+    def __init__(self, command: list[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._told, self._says = self._process.stdin, self._process.stdout
+
+    def tell(self) -> None:
+        print(file=self._told, flush=True)
+
+    def line(self) -> str:
+        if self._says is None or not (said := self._says.readline()):
+            raise RuntimeError("an engine ended before it was done")
+        return said
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def apart(asked: argparse.Namespace) -> None:
+    half = ("--rows", str(asked.rows // 2), "--tokens", str(asked.tokens))
+    command = [sys.executable, __file__, "--alone", "--model", asked.model, *half]
+    engines = [Apart(command) for _ in range(2)]
+
+    def go(some: list[Apart]) -> tuple[float, float]:
+        """Seconds until the last is done, and of processors; all of them begin together."""
+        before = stolen()
+        for engine in some:
+            engine.tell()
+        took = [tuple(map(float, engine.line().split())) for engine in some]
+        seconds, processors = max(each[0] for each in took), sum(each[1] for each in took)
+        print(
+            f"{len(some)} of 2: {seconds:6.2f} s; processors: {processors:6.2f} s, taken by the "
+            f"host: {stolen() - before:5.2f} s",
+            flush=True,
+        )
+        return seconds, processors
+
+    for engine in engines:
+        engine.line()  # it is ready
+    rounds = [(go(engines[:1]), go(engines)) for _ in range(asked.rounds)]
+    wall = [2 * one[0] / two[0] for one, two in rounds]
+    work = [two[1] / (2 * one[1]) for one, two in rounds]
+    print(f"two apart are {statistics.median(wall):.2f} times one ({min(wall):.2f} the least)")
+    print(f"a row beside another process takes {statistics.median(work):.2f} times the processor")
+    for engine in engines:
+        engine.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--rows", type=int, default=480)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="two processes, nothing dealt")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.apart or asked.alone:
+        return apart(asked) if asked.apart else alone(asked)
     engines = {n: LLM(asked.model, data_parallel_size=n) for n in (1, 2)}
     for llm in engines.values():
         measure(llm, asked.rows // 8, 8)  # pages of the caches, kernels, threads
