@@ -13,15 +13,15 @@ _FORM_FIELDS = [
         "honoured",
         _BOTH_FORMS,
         ("model", "text", "One of the served names; any other is 404 `model_not_found`."),
-        ("prompt", "text", "What was said before: names and words as they are to be written."),
+        ("prompt", "text", "Text said before; names and words are then spelled as in it."),
         ("response_format", "text", "json, text, srt, vtt, verbose_json."),
-        ("temperature", "a number", "0, and higher where an answer is doubted; else this one."),
-        ("language", "text", "The sound's, as a code; without it the sound tells."),
+        ("temperature", "a number", "By default 0, and higher if an answer looks wrong."),
+        ("language", "text", "The code of the spoken language; by default it is detected."),
         ("seed", "a whole number", "The same seed gives the same text above temperature 0."),
         (
             "stream",
             "true or false",
-            "Events as OpenAI has them, for each piece of at most 30 seconds; json or text alone.",
+            "Events as in OpenAI's API, for each piece of at most 30 s; only json and text.",
         ),
     ),
     *table(
@@ -32,15 +32,15 @@ _FORM_FIELDS = [
     *table(
         "moot",
         _BOTH_FORMS,
-        ("chunking_strategy", "text", "Long sounds are cut where it is quiet."),
-        ("user", "text", "Accounts are the key's."),
+        ("chunking_strategy", "text", "Long recordings are cut where they are quiet."),
+        ("user", "text", "Requests are counted by API key."),
     ),
     *table(
         "refused",
         (TRANSCRIPTIONS,),
         ("include[]", "a list", "Leave it out; verbose_json has the mean of logprobs."),
-        ("known_speaker_names[]", "a list", "Speakers are not told apart."),
-        ("known_speaker_references[]", "a list", "Speakers are not told apart."),
+        ("known_speaker_names[]", "a list", "Speakers are not distinguished."),
+        ("known_speaker_references[]", "a list", "Speakers are not distinguished."),
     ),
 ]
 
