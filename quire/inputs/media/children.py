@@ -1,4 +1,7 @@
-"""Each process has one decoder (decoders.py) and one item at a time. It has limits on memory,
+"""Decodes encoded media in separate processes: untrusted bytes that crash a library end only one of
+them, and fail only one row.
+
+Each process has one decoder (decoders.py) and one item at a time. It has limits on memory,
 processor time and real time, and can open neither files nor sockets (child.py). `start` may start
 one early. The first item starts as many as items are likely, at most one per processor; one more
 may start for headers. They stay for later items until their owner closes them. An idle one gets an

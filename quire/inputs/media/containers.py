@@ -22,8 +22,7 @@ def import_av() -> None:
 
 
 def opened(file: BinaryIO, formats: str, bad: Callable[[str], InvalidPrompt]) -> Any:
-    """Open a container of one of these formats, from the beginning of the file. `bad` makes the
-    error if that fails."""
+    """Open a container of one of these formats from its beginning; errors are made by `bad`."""
     import av
 
     alone = {"format_whitelist": formats, "protocol_whitelist": "none"}

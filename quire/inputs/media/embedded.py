@@ -1,6 +1,5 @@
-"""Images that callers encoded themselves: rows of numbers in torch tensors, which replace the
-output of the image encoder. This module need not import torch, because a caller who has a tensor
-has imported it."""
+"""Images that callers encoded themselves: rows of numbers in torch tensors, used in place of the
+encoder's output. A caller with a tensor has imported torch, so this module need not."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Grown:
 
     @property
     def most_at_once(self) -> int:
-        """The largest number of tokens that attend to each other, and so must be in one pass."""
+        """The largest number of tokens that attend to each other, and so are in one pass."""
         runs = [span.runs for span in self.spans if span.two_way]
         return max((int((run[:, 1] - run[:, 0]).max()) for run in runs), default=0)
 

@@ -132,8 +132,7 @@ def _resolved(host: str, port: int, seconds: float) -> list[Any]:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether an address is public. An IPv6 address that stands for an IPv4 address is public only
-    if that one is too, because gateways may lead there."""
+    """Whether an address is public, and the IPv4 address in it, to which gateways may lead."""
     if not address.is_global or address.is_multicast:
         return False
     if isinstance(address, ipaddress.IPv4Address):

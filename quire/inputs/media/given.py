@@ -1,4 +1,8 @@
-"""Turns `multi_modal_data`, as callers write it, into images, sounds and videos, one by one."""
+"""Turns `multi_modal_data`, as callers write it, into images, sounds and videos, one by one.
+
+Images: a Pillow image, an array of bytes, encoded bytes, or a path below the allowed folder; a list
+of these, or an array with one dimension more. Sounds: see sounds.py, videos: videos.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Collects prompts that come one by one into windows. A window has as many prompts as are planned
-together, or fewer, so that pixels and samples take limited memory."""
+"""Collects prompts that come one by one into windows: as many as are planned together, or fewer, so
+that their pixels and samples take limited memory."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class OpenImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayImage:
-    """Pixels as bytes, [height, width, channels]. Callers may also pass [channels, height, width]
-    or [height, width]; 1 channel is grey, 3 are RGB, 4 are RGB with transparency."""
+    """Pixels as bytes, [height, width, 3]. Callers may pass [3, height, width], or [height, width]
+    of greys, or 1 or 4 (RGB with transparency) in place of the 3 channels."""
 
     pixels: npt.NDArray[np.uint8]
     content: bytes

@@ -26,8 +26,7 @@ class Unsure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The sorted times of frames (in units of the stream), the number of the frame at each time,
-    and the numbers of key frames."""
+    """Sorted times of frames (in the stream's units), their numbers, and those of key frames."""
 
     shown: list[int]
     numbers: dict[int, int]
@@ -76,8 +75,8 @@ def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
 def _from_key_frame(
     container: Any, stream: Any, times: _Times, wanted: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield frames and their numbers from the container's current place on. Raise Unsure unless
-    that is a key frame at or before `wanted`, and frames follow without a gap."""
+    """Yield frames with numbers from the current place on. Raise Unsure unless that is a key frame
+    at or before `wanted`, without gaps after it."""
     first = due = -1  # the numbers of the key frame and of the next frame
     for packet in container.demux(stream):
         if due < 0:

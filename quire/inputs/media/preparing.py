@@ -1,4 +1,10 @@
-"""Prepares media before the engine needs them: in threads, in planned order, in limited memory."""
+"""Prepares media before the engine needs them: in threads, in planned order, in limited memory.
+
+Pillow computes without Python's lock, so threads are enough. The limit counts the bytes of media
+that are prepared and not yet encoded: the largest of decoded pixels, prepared arrays and rows. A
+request is begun when all of its media fit into the limit, or when nothing else is prepared. So
+every request that was begun can finish, and its encoded media make room for the next one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +50,7 @@ class PreparedMedium:
 
     @property
     def num_more_bytes(self) -> int:
-        """The bytes that the item will take, if it has not been started."""
+        """The bytes that the item will take, if it is not started."""
         return self.num_bytes if self._made is None and not self._was_encoded else 0
 
     def start(self, threads: ThreadPoolExecutor) -> None:
@@ -108,8 +114,7 @@ class MediaPool:
         self.num_bytes = 0  # prepared, or being prepared, and not yet encoded
         self._waiting: deque[Preparing] = deque()
         self._threads: ThreadPoolExecutor | None = None
-        # Whether the output of an item (by serial) is stored. If it is dropped and missed later,
-        # the item is prepared then.
+        # Whether an item (by serial) has stored output. If that is missed later, it is made then.
         self.holds: Callable[[int], bool] = lambda serial: False
         # In a server: encodes on other threads, so that the engine's thread need not.
         self.aside: Aside | None = None
@@ -128,8 +133,7 @@ class MediaPool:
         return waiting
 
     def begin_more(self, wanted: Preparing | None = None) -> None:
-        """Begin requests, in order, while their media fit. Those up to `wanted` are begun even if
-        they do not fit."""
+        """Begin requests in order while their media fit; those up to `wanted` in any case."""
         while self._waiting:
             fits = self.num_bytes + self._waiting[0].num_more_bytes <= MOST_BYTES
             if not (fits or not self.num_bytes or wanted in self._waiting):

@@ -127,7 +127,7 @@ def _missing_of(
 
 def _is_unknown(length: int) -> bool:
     """Whether a header's length was unknown to its writer: 0, or near 2 or 4 GiB (SoX 0x7FFFF000,
-    arecord 0x80000000, FFmpeg 0xFFFFFFFF, some less by the header)."""
+    arecord 0x80000000, FFmpeg 0xFFFFFFFF, some less)."""
     return length == 0 or abs(length - (1 << 31)) <= 1 << 13 or 0 <= (1 << 32) - length <= 1 << 13
 
 

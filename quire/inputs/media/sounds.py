@@ -1,5 +1,4 @@
-"""Sounds as callers pass them. They are checked and hashed, and become samples at the model's rate
-when they are needed.
+"""Sounds as callers pass them: checked, hashed, and made samples at the model's rate when needed.
 
 A sound is encoded bytes, a file, or samples with their rate. Samples are floats from -1 to 1, or
 whole numbers of 8, 16 or 32 bits. Samples without a rate are taken to be at the model's.

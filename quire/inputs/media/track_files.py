@@ -34,8 +34,7 @@ _SETTLED = 1.0  # decoding begins this many seconds before the wanted sound
 _JITTER = 0.05  # seconds by which times may be off: some formats count in milliseconds
 _MOST_BACK = 1.0  # seconds that times may go back; a larger step means two sounds in one file
 _BLOCK = 1 << 16  # samples of silence at a time
-# The first bytes of the outermost parts of files: of Matroska, of WMA, and of MP4, where they
-# follow a length.
+# The first bytes of the outermost parts: of Matroska, of WMA, and of MP4, behind a length.
 _EBML, _SEGMENT = b"\x1aE\xdf\xa3", b"\x18S\x80g"
 _ASF = b"0&\xb2u\x8ef\xcf\x11"
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"mfra", b"sidx", b"styp")
@@ -126,8 +125,7 @@ def _seek(container: Any, track: _Track, start: float) -> None:
 
 
 def _even(frames: Iterator[tuple[int | None, Samples]], rate: int) -> Iterator[tuple[int, Samples]]:
-    """Samples without gaps, each array with the index of its first sample. Frames may come with or
-    without such an index."""
+    """Samples without gaps, each array with the index of its first one. Frames may lack it."""
     at: int | None = None
     for said, samples in frames:
         at = (said or 0) if at is None else at
@@ -145,8 +143,7 @@ def _even(frames: Iterator[tuple[int | None, Samples]], rate: int) -> Iterator[t
 
 
 def _frames(container: Any, track: _Track) -> Iterator[tuple[int | None, Samples]]:
-    """Each frame's first index (None: it has no time), and its samples with the channels
-    averaged."""
+    """Each frame's first index (None: it has no time) and samples, the channels averaged."""
     import av
 
     convert = av.AudioResampler(format="fltp")

@@ -24,8 +24,8 @@ def tasks() -> dict[str, Any]:
 
 
 def about(file: BinaryIO) -> Iterator[dict[str, Any]]:
-    """Yield the number of frames, their rate and the size after rotation, from the header or by
-    counting packets. Only the first frame is decoded, which says how all are rotated."""
+    """Yield the number of frames (from the header or by counting packets), their rate and the size
+    after rotation, for which the first frame is decoded."""
     raw = file.read()
     with _opened(raw) as container:
         if not container.streams.video:

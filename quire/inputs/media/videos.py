@@ -1,4 +1,8 @@
-"""Videos as callers pass them: frames, or a file from which frames are decoded when needed."""
+"""Videos as callers pass them: frames, or a file from which frames are decoded when needed.
+
+Frames are Pillow images or arrays of one size, and all of them are used. The caller may add what is
+known of their times: {"fps": 24.0, "frames_indices": [0, 12, ...], "total_num_frames": 480}.
+"""
 
 from __future__ import annotations
 
