@@ -19,40 +19,40 @@ PAGE = Path(__file__).with_name("api.md")
 INTRODUCTION = """\
 # The public API
 
-A script for vLLM's offline API runs with `from quire import LLM, SamplingParams` and nothing
-else changed. This page is made by `python -m docs.render_api` from the tables the code itself
-uses; a test keeps it so.
+A script for vLLM's offline API runs with `from quire import LLM, SamplingParams`, without other
+changes. This page is made by `python -m docs.render_api` from the tables that the code itself uses;
+a test compares the two.
 
-Every option and parameter is one of three:
+There are three kinds of options and parameters:
 
-- **honoured**: it does what it says;
-- **moot**: accepted, with one warning when set, because it changes speed or logging alone;
-- **refused**: `NotSupported` when set to anything but its default, naming what to do instead.
+- **honoured**: it has its effect;
+- **moot**: it is accepted, with one warning if it is set, since it would change only speed, memory
+  or logging;
+- **refused**: any value but its default raises `NotSupported`, which says what to do instead.
 
-An unknown option or parameter is an `UnknownOption` (a TypeError, too) that names the nearest known
-one. `None` stands for an option's default. A value that breaks a rule raises
-`InvalidOption` or `InvalidParams` (both are ValueErrors, with `.parameter` and `.value`).
+An unknown option or parameter raises `UnknownOption` (also a TypeError), which names the nearest
+known one. `None` means an option's default. A value that breaks a rule raises `InvalidOption` or
+`InvalidParams` (both are ValueErrors, with `.parameter` and `.value`).
 """
 
 MODULES = """\
-Each is also importable from the module of the same name as vLLM's: `quire.sampling_params`,
-`quire.outputs`, `quire.inputs`, `quire.logprobs`, `quire.params.pooling`,
-`quire.params.lora`, `quire.logits_process`, `quire.v1.sample.logits_processor`,
-`quire.tokenizers`, `quire.renderers.hf`, and `quire.exceptions`, where
-`VLLMValidationError` is `InvalidRequest`.
+They can also be imported from modules that are named like vLLM's: `quire.sampling_params`,
+`quire.outputs`, `quire.inputs`, `quire.logprobs`, `quire.params.pooling`, `quire.params.lora`,
+`quire.logits_process`, `quire.v1.sample.logits_processor`, `quire.tokenizers`,
+`quire.renderers.hf`, and `quire.exceptions`, where `VLLMValidationError` is `InvalidRequest`.
 """
 
 BEAMS = {
-    "beam_width": "How many beams a search keeps; 1 is greedy. More than max_num_seqs take turns.",
-    "max_tokens": "Tokens of an answer at most; fewer where the model's length ends.",
-    "ignore_eos": "End tokens end nothing; the end of a grammar still does.",
-    "temperature": "Changes nothing, with a warning: beams are ranked by the model's own chances.",
+    "beam_width": "How many beams a search keeps; 1 is greedy. Beams beyond max_num_seqs wait.",
+    "max_tokens": "The most tokens of an answer; fewer if the model's length ends before.",
+    "ignore_eos": "End tokens do not end an answer; the end of a grammar still does.",
+    "temperature": "Has no effect, with a warning: beams are ranked by the model's own logprobs.",
     "length_penalty": "An answer's score is the sum of its logprobs / generated tokens ** this.",
     "include_stop_str_in_output": "The end token is part of `text`.",
-    "structured_outputs": "What every beam must look like; its end token is drawn and counts.",
+    "structured_outputs": "The form that every beam must have; its end token is drawn and counts.",
     "early_stopping": "True: stop when beam_width answers are there; False: when none of the beams "
     'can do better at its present length; "never": when none can at any length.',
-    "n": "The best so many answers; all that were found if None. A grammar may have fewer.",
+    "n": "How many of the best answers are returned; None: all. A grammar may allow fewer.",
 }
 
 

@@ -42,7 +42,7 @@ MOOT: dict[str, dict[str, Any]] = {
     "No progress bar is shown while loading; notes on stderr say what happens.": {
         "use_tqdm_on_load": True,
     },
-    "The name of a model matters to a server alone.": {"served_model_name": None},
+    "Only a server uses the name of a model.": {"served_model_name": None},
     "Long prompts are always computed in chunks within max_num_batched_tokens; "
     "the results are the same.": {
         "enable_chunked_prefill": None,
@@ -112,14 +112,14 @@ MOOT: dict[str, dict[str, Any]] = {
         "max_parallel_loading_workers": None,
         "allow_deprecated_quantization": False,
     },
-    "No code of a model is run, so its revision does not matter.": {"code_revision": None},
+    "A model's own code is read at the revision of the model.": {"code_revision": None},
     "Prompts are tokenized in batches, in parallel.": {
         "tokenizer_pool_size": 0,
         "tokenizer_pool_type": "ray",
         "tokenizer_pool_extra_config": None,
         "renderer_num_workers": 1,
     },
-    "One process on one device runs the model, so there is nothing to connect or place.": {
+    "quire starts and connects its processes by itself.": {
         "disable_custom_all_reduce": False,
         "master_addr": "127.0.0.1",
         "master_port": 29501,
@@ -166,7 +166,7 @@ MOOT: dict[str, dict[str, Any]] = {
         "expert_placement_strategy": "linear",
         "enable_bf16x3_router_gemm": None,
     },
-    "States of recurrent layers lie in blocks, as keys and values do.": {
+    "States of recurrent layers are kept in blocks, as keys and values are.": {
         "mamba_block_size": None,
         "mamba_cache_mode": "none",
         "mamba_backend": "triton",
@@ -178,7 +178,7 @@ MOOT: dict[str, dict[str, Any]] = {
         "gdn_prefill_backend": None,
         "kda_prefill_backend": None,
     },
-    "Of media it changes how fast they are prepared or encoded, or how memory is set aside.": {
+    "It changes only how fast media are prepared or encoded, or how memory is set aside.": {
         "mm_processor_cache_gb": 4,
         "mm_processor_cache_type": "lru",
         "disable_mm_preprocessor_cache": False,
@@ -193,12 +193,12 @@ MOOT: dict[str, dict[str, Any]] = {
         "mm_device_do_normalize": True,
         "ec_manager_config": None,
     },
-    "Adapters lie whole on the device, in slots, and none adds tokens to the vocabulary.": {
+    "Whole adapters are kept on the device, and none adds tokens to the vocabulary.": {
         "fully_sharded_loras": False,
         "lora_extra_vocab_size": 256,
         "specialize_active_lora": False,
     },
-    "Every grammar is followed by llguidance, and there is nothing to fall back on.": {
+    "llguidance reads every grammar, so there is no other backend to fall back on.": {
         "guided_decoding_disable_fallback": False,
     },
     "It only says which processors a server's requests may name.": {

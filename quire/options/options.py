@@ -34,7 +34,7 @@ class Options:
     to `resolve`."""
 
     tokenizer: str | None = honoured(
-        None, checks.text, "Path or Hub id; the model's own by default."
+        None, checks.text, "Path or Hub id; by default the model's own."
     )
     tokenizer_mode: str = honoured(
         "auto",
@@ -44,14 +44,14 @@ class Options:
             others=("slow", "mistral", "custom", "deepseek_v32"),
             instead="Use 'auto' with a tokenizer.json.",
         ),
-        "Both read tokenizer.json (or the GGUF file) with the `tokenizers` library.",
+        "auto and hf both read tokenizer.json (or the GGUF file) with the `tokenizers` library.",
     )
     skip_tokenizer_init: bool = honoured(False, checks.flag, "Token ids in, token ids out.")
     trust_remote_code: bool = honoured(
         False,
         checks.flag,
-        "A permission: a model's own code is run if its directory has some and neither a family of "
-        "quire nor a class of Transformers is named by it.",
+        "A permission to run the code in a model's directory; it is run if the directory names "
+        "neither a family of quire nor a class of Transformers.",
     )
     model_impl: str = honoured(
         "auto",
@@ -61,42 +61,42 @@ class Options:
             instead="Use 'auto'.",
         ),
         '"quire" (or "vllm"): a family of quire\'s own; "transformers": the causal class of '
-        "Transformers, on quire's engine; auto: the first where there is one for the model.",
+        "Transformers, on quire's engine; auto: a family if there is one for the model.",
     )
     dtype: str | None = honoured(
         "auto",
         checks.dtype,
-        "auto: the stored type where it is fast, else bfloat16 where that is, else float32. "
-        "half, float16, bfloat16, float and float32 are taken as they are.",
+        "auto: the stored type if it is fast on the device, else bfloat16 if that is, else "
+        "float32. half, float16, bfloat16, float and float32 are used as named.",
     )
     quantization: str | None = honoured(
         None,
         checks.quantization,
-        '"int8": weights and activations in bytes, on a CPU; "none": computed in dtype. What a '
-        "checkpoint is (awq, gptq, compressed-tensors, fp8, mxfp4, bitsandbytes, gguf): weights "
-        "stay so on a GPU. None: fp8 and 4 bits (awq, gptq, w4a16) stay so on Hopper GPUs, unless "
-        "batch_invariant, float32, adapters or several ranks are asked for; others are "
-        "dequantised on load; on a CPU int8 "
-        "where they were rounded before, that is fast and accurate enough, and no dtype is given.",
+        '"int8": weights and activations in bytes, on a CPU. "none": computed in dtype. The '
+        "method of a checkpoint (awq, gptq, compressed-tensors, fp8, mxfp4, bitsandbytes, gguf): "
+        "weights stay quantised on a GPU. None: fp8 and 4 bits (awq, gptq, w4a16) stay quantised "
+        "on Hopper GPUs, unless batch_invariant, float32, adapters or several ranks are asked for; "
+        "others are dequantised on load. On a CPU None means int8 if the checkpoint is quantised, "
+        "int8 is fast and accurate enough, and no dtype is given.",
     )
     revision: str | None = honoured(None, checks.text, "Branch, tag or commit on the Hub.")
-    tokenizer_revision: str | None = honoured(None, checks.text, "The same, for the tokenizer.")
+    tokenizer_revision: str | None = honoured(None, checks.text, "As revision, for the tokenizer.")
     chat_template: str | None = honoured(None, checks.text, "A Jinja template, or the path of one.")
     special_tokens_in_messages: bool = honoured(
         False,
         checks.flag,
-        "Whether a special token written in a message of a chat (<|im_end|>) counts as one, as in "
-        "vLLM; by default it is text, and opens no turn. chat() takes it for one call.",
+        "Whether the text of a special token in a chat message (<|im_end|>) becomes that token, as "
+        "in vLLM; by default it stays text and cannot end a message. chat() has it for one call.",
     )
-    seed: int = honoured(0, checks.seed, "Keys the noise of requests that have no seed.")
+    seed: int = honoured(0, checks.seed, "The seed of sampling for requests that have none.")
     gpu_memory_utilization: float = honoured(
         0.92,
         checks.share,
-        "Share of GPU memory that this engine may have, above 0 and at most 1; what others have on "
-        "the same GPU does not count, so two engines may have 0.45 each.",
+        "Share of GPU memory that this engine may have, above 0 and at most 1; memory of other "
+        "programs does not count, so two engines may have 0.45 each.",
     )
     kv_cache_memory_bytes: int | None = honoured(
-        None, checks.integer(1, 2**63 - 1), "Bytes of the KV pool; from the free memory by default."
+        None, checks.integer(1, 2**63 - 1), "Bytes of the KV pool; by default from free memory."
     )
     enforce_eager: bool = honoured(False, checks.flag, "No CUDA graphs.")
     hf_token: bool | str | None = honoured(
@@ -112,7 +112,7 @@ class Options:
         'cache fails alone; -1 or "auto": at most what the KV cache holds.',
     )
     max_num_seqs: int | None = honoured(
-        None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB), else 256."
+        None, _ROWS, "Rows on the device: 2048 (GPU of 70 GiB or more), else 256."
     )
     max_num_batched_tokens: int | None = honoured(
         None,
@@ -126,12 +126,12 @@ class Options:
     kv_cache_dtype: str = honoured(
         "auto",
         checks.kv_dtype,
-        "auto is the model's dtype; fp8 (fp8_e4m3, fp8_per_token_head): on a GPU, with a scale per "
-        "token and head.",
+        "auto is the model's dtype; fp8 (fp8_e4m3, fp8_per_token_head): only on a GPU, with a "
+        "scale for each token and head.",
     )
     num_gpu_blocks_override: int | None = honoured(None, _COUNT, "Exactly this many KV blocks.")
     async_scheduling: bool | None = honoured(
-        None, checks.flag, "True plans a step while one runs; None does so on a GPU."
+        None, checks.flag, "True: a step is planned while one runs; None: only on a GPU."
     )
     load_format: str = honoured(
         "auto", _LOAD_FORMAT, "auto, safetensors, gguf, or dummy for random weights."
@@ -147,7 +147,7 @@ class Options:
     logprobs_mode: str = honoured(
         "raw_logprobs",
         checks.choice("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"),
-        "Before or after penalties and truncation, normalised or not.",
+        "Logprobs or logits, raw or after penalties and truncation (processed).",
     )
     generation_config: str = honoured(
         "auto",
@@ -170,43 +170,43 @@ class Options:
         speculation,
         '{"method": "ngram", "num_speculative_tokens": k, "prompt_lookup_min": .., '
         '"prompt_lookup_max": ..} guesses at most k tokens of a row at once, from what followed '
-        "when its last tokens occurred before; the text is the same. On a CPU wherever measured "
-        "times say that it pays, on a GPU while at most 16 rows run, nobody waits, and what they "
-        "wrote last could have been guessed. None: on a CPU, where bits do not depend on the "
+        "when its last tokens occurred before; the text is the same. On a CPU it guesses if "
+        "measured times say that it pays, on a GPU while at most 16 rows run, no row waits, and "
+        "their last tokens could have been guessed. None: on a CPU, if bits do not depend on the "
         "batch; k = 0: never. A draft model and further limits have no effect, with a warning.",
     )
     reasoning_parser: str = honoured(
         "",
         parsers.reasoning_parser,
-        'Whose tags split reasoning off an answer: "deepseek_r1", "qwen3", "mistral" ...; by '
-        "default those that the answer begins with.",
+        'Whose tags separate reasoning from an answer: "deepseek_r1", "qwen3", "mistral" ...; by '
+        "default the tags with which the answer begins.",
     )
     reasoning_config: ReasoningConfig | None = honoured(
         None,
         nested.reasoning_config,
         '{"reasoning_start_str": "<think>", "reasoning_end_str": "I have to answer now.</think>"}: '
-        "what opens thoughts, and what is written where thinking_token_budget ends them; by "
+        "the tag that opens thoughts, and the text that thinking_token_budget ends them with; by "
         "default the model's own tags.",
     )
     tool_call_parser: str | None = honoured(
         None,
         parsers.tool_call_parser,
         'How tool calls are written: "hermes", "llama3_json", "mistral", "pythonic" ...; by '
-        "default what the answer looks like, where chat() was given tools.",
+        "default it is seen from the answer, if chat() was given tools.",
     )
     structured_outputs_config: StructuredOutputsConfig | None = honoured(
         None,
         nested.structured_outputs_config,
-        '{"disable_any_whitespace": True} writes JSON without white space, and '
-        '{"disable_additional_properties": True} closes objects that are put together from several '
-        "parts, too, for every structured output. A backend in it has no effect, and a grammar "
+        'For every structured output {"disable_any_whitespace": True} writes JSON without white '
+        'space, and {"disable_additional_properties": True} allows no further properties in '
+        "objects made of several schemas, too. A backend in it has no effect, and a grammar "
         "always holds from an answer's first token on (enable_in_reasoning).",
     )
     guided_decoding_backend: StructuredOutputsConfig = honoured(
         "auto",
         nested.guided_decoding_backend,
-        'What "xgrammar:disable-any-whitespace" or ":no-additional-properties" asks for; the '
-        "backend itself has no effect.",
+        '"xgrammar:disable-any-whitespace" and ":no-additional-properties" do what they do in '
+        "vLLM; the backend itself has no effect.",
     )
     guided_decoding_disable_any_whitespace: bool = honoured(
         False,
@@ -223,8 +223,8 @@ class Options:
         checks.choice(
             *("auto", "generate", "pooling"), others=("draft",), instead="Leave it at 'auto'."
         ),
-        "auto: what the model's files say it is for. pooling: a generator gives embeddings of its "
-        "last token; generate: a sentence-transformers directory writes text.",
+        "auto: as the model's files say. pooling: a model that generates gives embeddings of its "
+        "last token. generate: a sentence-transformers directory writes text.",
     )
     convert: str = honoured(
         "auto",
@@ -243,27 +243,27 @@ class Options:
     pooler_config: dict[str, Any] | None = honoured(
         None,
         nested.pooler_config,
-        'How states become an embedding, over what the files say: {"pooling_type": "LAST", "CLS" '
-        'or "MEAN", "use_activation": whether it is normalised}.',
+        'How states become an embedding, instead of what the files say: {"pooling_type": "LAST", '
+        '"CLS" or "MEAN", "use_activation": whether it is normalised}.',
     )
     override_pooler_config: dict[str, Any] | None = honoured(
         None, nested.pooler_config, "The older name of pooler_config."
     )
-    device: str | None = honoured(None, checks.device, '"cpu" or "cuda"; a GPU where there is one.')
+    device: str | None = honoured(None, checks.device, '"cpu" or "cuda"; by default a GPU if any.')
     batch_invariant: bool | None = honoured(
         None,
         checks.flag,
-        "True: tokens and logprobs are bitwise the same in any batch. Off by default, but for "
-        "float32 and 8 bits on a CPU with a compiler, where it costs nothing.",
+        "True: tokens and logprobs are bitwise the same in any batch. Off by default, "
+        "except for float32 and 8 bits on a CPU with a compiler, where it costs nothing.",
     )
     data_parallel_size: int = honoured(
         1,
         checks.integer(1, 256),
-        "So many replicas of the model in processes of their own, a GPU or a share of the cores "
-        "each, behind one LLM: outputs come in the order of the prompts. docs/parallel.md.",
+        "How many replicas of the model run behind one LLM, each in a process with a GPU or a "
+        "share of the cores; outputs are in the order of the prompts. docs/parallel.md.",
     )
     tensor_parallel_size: int = honoured(
-        1, checks.num_devices, "Ranks, each a share. docs/parallel.md."
+        1, checks.num_devices, "Ranks, each with a share of the model. docs/parallel.md."
     )
     distributed_executor_backend: str | None = honoured(
         None,
@@ -274,40 +274,41 @@ class Options:
             others=("ray",),
             instead="On a Ray cluster use `quire run --ray`.",
         ),
-        '"mp" (the default) starts processes where there are replicas or ranks; "uni" allows none, '
-        'nor does "external_launcher" (torchrun, a trainer): each process has an LLM of its own.',
+        '"mp" (the default) starts processes for replicas and ranks. "uni" and "external_launcher" '
+        "(torchrun, a trainer) allow neither: each process has an LLM of its own.",
     )
     limit_mm_per_prompt: dict[str, int] | None = honoured(
         {},
         checks.limit_mm_per_prompt,
-        "Media of a kind that one prompt may have, 999 by default; 0 leaves the tower unloaded.",
+        "How many media of each kind a prompt may have, by default 999; with 0 the model's part "
+        "for that kind is not loaded.",
     )
     language_model_only: bool = honoured(
-        False, checks.flag, "Text alone is read, and the tower left unloaded."
+        False, checks.flag, "Only text is read; the parts for media are not loaded."
     )
     allowed_local_media_path: str | None = honoured(
-        "", checks.folder, "The folder that files named in prompts are read from; none by default."
+        "", checks.folder, "The folder from which prompts may name files; by default none."
     )
     allowed_media_domains: tuple[str, ...] | None = honoured(
         None,
         checks.domains,
-        "Hosts that media are fetched from, at the scheme's own port or as name:port; none by "
-        "default, and vLLM's None means all.",
+        "Hosts from which media may be fetched, at the scheme's own port or as name:port; by "
+        "default none, where vLLM's None means all.",
     )
     mm_processor_kwargs: dict[str, Any] | None = honoured(
-        None, checks.mapping, "Options of the model's processor; those of a prompt go before these."
+        None, checks.mapping, "Options of the model's processor; those of a prompt replace these."
     )
     interleave_mm_strings: bool = honoured(
         False,
         checks.flag,
-        "Where a chat template takes text alone, placeholders stand where their parts stood "
-        "instead of before the text.",
+        "If a chat template reads only text, placeholders of media stand where the media stood, "
+        "and not before the text.",
     )
     enable_mm_embeds: bool = honoured(
         False,
         checks.flag,
-        "Images may come as embeddings: tensors of torch, in place of what the tower would make. "
-        "They are checked by shape alone, so only where those who write prompts are trusted.",
+        "Images may be passed as embeddings: torch tensors, instead of what the model's encoder "
+        "would make. Only their shape is checked, so allow it only if you trust the prompts.",
     )
     enable_lora: bool = honoured(
         False,
@@ -315,17 +316,17 @@ class Options:
         "Whether prompts may name a LoRA adapter each (lora_request). docs/adapters.md.",
     )
     max_loras: int = honoured(
-        1, checks.integer(1, 1024), "Adapters in one batch; prompts of others wait for their turn."
+        1, checks.integer(1, 1024), "Adapters in one batch; prompts with other adapters wait."
     )
     max_lora_rank: int = honoured(
         16,
         checks.integer(1, 1024),
-        "The highest rank that an adapter may have; on a GPU room for it is kept in every slot.",
+        "The highest rank of an adapter; on a GPU each slot has room for it.",
     )
     max_cpu_loras: int | None = honoured(
         None,
         checks.integer(1, 1 << 20),
-        "Adapters kept in main memory, those used last; as many as max_loras by default.",
+        "How many of the last used adapters main memory keeps; by default max_loras.",
     )
 
     def __repr__(self) -> str:

@@ -25,13 +25,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "On a Ray cluster use `quire run --ray`.": {"engine_use_ray": False, "worker_use_ray": False},
     "Choose the GPU with CUDA_VISIBLE_DEVICES.": {"device_ids": None},
-    "quire marks no text: leave it out.": {"watermark_config": None},
+    "quire does not watermark text: leave it out.": {"watermark_config": None},
     "Set max_num_seqs.": {"max_num_active_seqs": None},
-    "Nothing is turned away for lack of room: bound what you pass.": {
+    "Requests are never refused because too many wait: limit how many you pass.": {
         "max_num_queued_reqs": None,
         "max_num_queued_tokens": None,
     },
-    "quire runs text generation models: leave it out.": {
+    "quire has no such models or plugins: leave it out.": {
         "engram_config": None,
         "io_processor_plugin": None,
         "diffusion_config": None,
@@ -44,7 +44,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "config_format": "auto",
         "model_weights": "",
     },
-    "Give the change of the model's config in hf_overrides.": {
+    "Change the model's config with hf_overrides.": {
         "rope_scaling": None,
         "rope_theta": None,
     },
@@ -102,7 +102,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "lora_dtype": "auto",
         "lora_target_modules": None,
     },
-    "Name one of the parsers that are there in reasoning_parser.": {
+    "Name one of quire's parsers in reasoning_parser.": {
         "reasoning_parser_plugin": None,
     },
     "Pass text or token ids.": {"enable_prompt_embeds": False},

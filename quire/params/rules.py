@@ -206,36 +206,36 @@ PARAMS_STATUS: dict[str, Status] = {
         max_tokens="At least 1; None = as many as the model's length leaves room for.",
         min_tokens="No stop before this many tokens; at most max_tokens.",
         logprobs="The k likeliest tokens besides the sampled one; 0 = sampled only, -1 = all.",
-        prompt_logprobs="The same for the prompt, up to 2 GiB; cached prefixes are still used.",
+        prompt_logprobs="As logprobs, for the prompt, up to 2 GiB; cached prefixes are still used.",
         logprob_token_ids="Up to 128 ids whose logprobs come with each token.",
-        prompt_logprob_token_ids="A line of ids for each token of the prompt but the last: their "
-        "logprobs as what follows it are the array `prompt_token_id_logprobs` of the output. "
-        "-1, or an end before the longest line's, is no token, and -inf.",
-        prompt_logprob_start="The token of the prompt that the first of these lines follows.",
+        prompt_logprob_token_ids="A list of ids for each token of the prompt except the last. The "
+        "logprobs of these ids as the next token are the array `prompt_token_id_logprobs` of the "
+        "output. For -1, and where a list is shorter than the longest, they are -inf.",
+        prompt_logprob_start="The place in the prompt to which the first of these lists belongs.",
         flat_logprobs="Return FlatLogprobs instead of a list of dicts.",
         detokenize="False: text stays empty.",
         skip_special_tokens="Leave special tokens out of the text.",
         spaces_between_special_tokens="Put spaces between special tokens in the text.",
         include_stop_str_in_output="Keep the stop string at the end of the text.",
-        output_kind="Followed by stream(tokens=True) and AsyncLLM; generate returns whole answers.",
+        output_kind="Used by stream(tokens=True) and AsyncLLM; generate returns whole answers.",
         logit_bias="Token id -> number added to its logit; any number of entries.",
-        allowed_token_ids="Nothing but these tokens; any number of them.",
+        allowed_token_ids="Only these tokens are drawn; any number of them.",
         bad_words="Strings that never appear; any number of them.",
         skip_reading_prefix_cache="True: compute the whole prompt again.",
-        structured_outputs="What the text must look like; a row that reaches max_tokens before "
+        structured_outputs="The form that the text must have; a row that reaches max_tokens before "
         'its end has stop_reason "unfinished_structured_output".',
         guided_decoding="The older spelling of structured_outputs.",
         truncate_prompt_tokens="Keep the last k prompt tokens; -1 = as many as the model takes.",
         logits_processors="Functions (output ids, logits) or (prompt ids, output ids, logits) "
-        "that return the row's logits; they come before everything else. +inf wins over every "
-        "number, several share alike; NaN ends the row.",
+        "that return the row's logits; they are called before all other edits. A token with +inf "
+        "is chosen for certain, several with equal chances; NaN ends the row with an error.",
         repetition_detection="Ends an answer whose last tokens are the same few again and again, "
         'with finish_reason "repetition"; RepetitionDetectionParams says how few and how often.',
-        thinking_token_budget="At most so many tokens of thoughts: then the tag that closes them "
-        "is written, or what LLM(reasoning_config=...) says; -1 = None. Of thoughts that the end "
-        "of the prompt or the beginning of the answer opens, by the tags that the chat template "
-        "or LLM(reasoning_parser=...) names.",
-        extra_args="For the classes of LLM(logits_processors=...), which read them.",
+        thinking_token_budget="After so many tokens of thoughts the tag that closes them is "
+        "written, or the text of LLM(reasoning_config=...); -1 = None. It counts thoughts opened "
+        "at the end of the prompt or the beginning of the answer, by the tags of the chat "
+        "template or LLM(reasoning_parser=...).",
+        extra_args="Arguments for the classes of LLM(logits_processors=...).",
     ),
     **_all(
         "moot",
@@ -247,8 +247,8 @@ PARAMS_STATUS: dict[str, Status] = {
         "refused",
         best_of="best_of above n is not built: set n=best_of with logprobs=0 and keep the "
         "answers with the highest cumulative_logprob.",
-        watermarking="quire marks no text: leave it out.",
-        trace_decode_token_ids="Tokens that are known are scored by score_continuations, or by "
-        "prompt_logprobs with them at the end of the prompt.",
+        watermarking="quire does not watermark text: leave it out.",
+        trace_decode_token_ids="Score known tokens with score_continuations, or put them at the "
+        "end of the prompt and ask for prompt_logprobs.",
     ),
 }
