@@ -55,7 +55,7 @@ def by_usual_defaults(work: Work) -> Work:
                 usual.enter_context(one)
             return work(*given, **named)
 
-    return done  # it has the signature of `work`
+    return done  # type: ignore[return-value]  # it has the signature of `work`
 
 
 def computes_by_usual_defaults(kind: Kind) -> Kind:
