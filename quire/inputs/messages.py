@@ -107,6 +107,7 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
             f'{where} has no "role"; say who speaks: "system", "user", "assistant" or "tool"',
             message.get("role"),
         )
+    _modernise(message)
     if "content" not in message and not message.get("tool_calls"):
         raise _wrong(f'{where} has neither "content" nor "tool_calls"')
     message["content"] = _content(message.get("content"), where, shape)
@@ -115,6 +116,17 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
         if message.get(name) is not None:
             return {"thinking": message[name], **message, "reasoning_content": message[name]}
     return message
+
+
+def _modernise(message: dict[str, Any]) -> None:
+    """What older clients write for a call and its answer, and a refusal, as templates read them."""
+    call, refusal = message.pop("function_call", None), message.pop("refusal", None)
+    if call is not None and not message.get("tool_calls"):
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    if message["role"] == "function":
+        message["role"] = "tool"
+    if refusal is not None and not message.get("content"):
+        message["content"] = refusal
 
 
 def _content(content: Any, where: str, shape: _Shape) -> Any:

@@ -122,6 +122,29 @@ def test_continuing_parts_continues_the_last_text() -> None:
     assert render(chat, PARTS, **options).endswith("<assistant>4 is")
 
 
+def test_calls_and_refusals_of_older_clients_are_read() -> None:
+    """With what newer ones write beside them: null for each key that says nothing."""
+    call, answer = {"name": "weather", "arguments": '{"city": "東京"}'}, '{"temp": 20}'
+    nothing = {"function_call": None, "tool_calls": None, "refusal": None}
+    older = [
+        USER,
+        {"role": "assistant", "content": None, **nothing, "function_call": call},
+        {"role": "function", "name": "weather", "content": answer},
+        {"role": "assistant", "content": None, **nothing, "refusal": "I will not."},
+        USER,
+    ]
+    newer = [
+        USER,
+        {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+        {"role": "tool", "name": "weather", "content": answer},
+        {"role": "assistant", "content": "I will not."},
+        USER,
+    ]
+    made = render(older, QWEN_TOOLS, tools=TOOLS)
+    assert made == render(newer, QWEN_TOOLS, tools=TOOLS)
+    assert "東京" in made.split("</tools>")[1] and "I will not." in made and answer in made
+
+
 def test_arguments_given_as_json_text_are_read() -> None:
     chat = copy.deepcopy(TOOL_CHAT)
     chat[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "東京"}'  # type: ignore[index]
