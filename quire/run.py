@@ -21,10 +21,10 @@ from quire.outputs import RequestOutput
 from quire.plan.lengths import OutputLengths
 from quire.plan.planner import Planner
 from quire.request import Request
+from quire.results.delayed_outputs import DelayedOutputs
 from quire.results.finished import Results
-from quire.results.late import Late
+from quire.results.output_pacing import OutputPacing
 from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
-from quire.results.telling import Telling
 from quire.sampling_params import SamplingParams
 from quire.scheduler.beams import search_lead
 from quire.scheduler.reports import Grown, StepReport
@@ -60,17 +60,17 @@ class Run:
         prepare_media: Callable[[Request], Preparing | None] = lambda request: None,
         between_steps: Callable[[], None] = lambda: None,
         on_finished: Callable[[RequestOutput], None] = lambda output: None,
-        telling: Telling | None = None,
+        pacing: OutputPacing | None = None,
     ) -> None:
-        """`on_finished` gets the whole last output of every request. `telling` decides after which
+        """`on_finished` gets the whole last output of every request. `pacing` decides after which
         steps outputs of growing answers are made: None, after each step."""
         self._engine, self._planner, self._lengths = engine, planner, lengths
         self._results, self._between_steps = results, between_steps
         self._compile_grammar, self._prepare_media = compile_grammar, prepare_media
-        self._on_finished, self._telling = on_finished, telling or Telling(paced=False)
+        self._on_finished, self._pacing = on_finished, pacing or OutputPacing(paced=False)
         self._not_ready: deque[Pending] = deque()
         self._pending: dict[int, Pending] = {}  # by the number of each request in it
-        self._cancelled, self._num_seen, self._late = list[Result](), 0, Late()
+        self._cancelled, self._num_seen, self._delayed = list[Result](), 0, DelayedOutputs()
 
     def outputs(
         self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
@@ -111,16 +111,16 @@ class Run:
 
     @property
     def is_empty(self) -> bool:
-        return self._engine.idle and not (self._not_ready or self._cancelled or self._late)
+        return self._engine.idle and not (self._not_ready or self._cancelled or self._delayed)
 
     def _advance(self) -> Iterator[Result]:
         engine = self._engine
         yield from self._made_ready(wait=engine.idle)
         report = StepReport() if engine.idle else self._step()
-        if due := self._telling.due(report):
-            yield from self._telling.timed(self._grown(due))
+        if due := self._pacing.due(report):
+            yield from self._pacing.timed(self._grown(due))
         may_wait = engine.takes_plan and not engine.idle
-        for sequence in self._late.due(report.ended, may_wait, is_hurried=engine.is_hurried):
+        for sequence in self._delayed.due(report.ended, may_wait, is_hurried=engine.is_hurried):
             yield from self._ended(sequence)
         self._between_steps()
         cancelled, self._cancelled = self._cancelled, []
@@ -331,7 +331,7 @@ class Run:
         pending = [sample for one in self._pending.values() for sample in one.samples]
         self._pending.clear()
         self._not_ready.clear()
-        self._late.clear()
+        self._delayed.clear()
         try:
             self._engine.abort(pending)
             self._engine.drain()

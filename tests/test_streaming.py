@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from quire import LLM, RequestOutput, RequestOutputKind, SamplingParams
-from quire.results import telling
-from quire.results.telling import Telling
+from quire.results import output_pacing
+from quire.results.output_pacing import OutputPacing
 from tests.inputs.makers import save, train_sentencepiece
 from tests.parity.prompts import OPENINGS
 from tests.tiny_llm import CONFIG, tiny_llm
@@ -128,9 +128,9 @@ def test_parts_of_several_steps_join_to_the_final_text(
     prompts = [rng.choice(OPENINGS)[: rng.randint(2, 30)] for _ in range(20)]
     params = [random_params(rng, RequestOutputKind.DELTA) for _ in prompts]
     often = len(list(llms[kind].stream(prompts, params, tokens=True)))
-    monkeypatch.setattr(telling, "FREE_SECONDS", 0.0)
-    slow = partial(Telling, clock=lambda: next(ticks) * 1e-4)
-    monkeypatch.setattr("quire.run.Telling", lambda paced: slow(paced=True))
+    monkeypatch.setattr(output_pacing, "FREE_SECONDS", 0.0)
+    slow = partial(OutputPacing, clock=lambda: next(ticks) * 1e-4)
+    monkeypatch.setattr("quire.run.OutputPacing", lambda paced: slow(paced=True))
     check_deltas(llms[kind], prompts, params)
     assert len(list(llms[kind].stream(prompts, params, tokens=True))) < 0.7 * often
 

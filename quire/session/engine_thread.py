@@ -19,7 +19,7 @@ from quire.errors import EngineClosed, EngineError, QuireError
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.request import Request
-from quire.results.telling import Telling
+from quire.results.output_pacing import OutputPacing
 from quire.run import Refused, Run, Window
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.session.priorities import priorities_of
@@ -152,7 +152,7 @@ class EngineThread:
         self.in_engine: dict[int, Submission] = {}  # the same by request number
         self._news: list[News] = []
         session.engine.scheduler.lanes.is_serving = hurried
-        self._run: Run = session.new_run(self._between_steps, telling=Telling(is_behind=is_behind))
+        self._run: Run = session.new_run(self._between_steps, OutputPacing(is_behind=is_behind))
         self.thread = threading.Thread(target=self._drive, name="quire-engine", daemon=True)
         self.thread.start()
 

@@ -23,7 +23,7 @@ from quire.plan.planner import Planner
 from quire.plan.times import StepTimes
 from quire.request import Request
 from quire.results.finished import Results
-from quire.results.telling import Telling
+from quire.results.output_pacing import OutputPacing
 from quire.run import Refused, Result, Run, Window
 from quire.sampling_params import BeamSearchParams
 from quire.session.adapters import AskedAdapters, asked_adapters
@@ -128,7 +128,7 @@ class Session:
         """Drive the engine over these windows."""
         return self.new_run(between_steps).outputs(windows)
 
-    def new_run(self, between_steps: Callable[[], None], *, telling: Telling | None = None) -> Run:
+    def new_run(self, between_steps: Callable[[], None], pacing: OutputPacing | None = None) -> Run:
         """A run that has not got its windows yet."""
         return Run(
             self.engine,
@@ -139,7 +139,7 @@ class Session:
             prepare_media=partial(self.media.prepare, self.engine.scheduler.media.holds),
             between_steps=between_steps,
             on_finished=self._metrics.count,
-            telling=telling,
+            pacing=pacing,
         )
 
     def plan(

@@ -10,7 +10,7 @@ import pytest
 
 from quire import SamplingParams
 from quire.outputs import RequestOutput
-from quire.results.late import LATE, LATE_IN_A_HURRY
+from quire.results.delayed_outputs import LATE, LATE_IN_A_HURRY
 from quire.scheduler import lanes
 from quire.session.engine_thread import READ_TOGETHER, EngineThread, News, Submission
 from tests.server.fake_session import make

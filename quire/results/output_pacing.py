@@ -20,7 +20,7 @@ REST = 3  # times what the last outputs took, until the next ones
 Made = TypeVar("Made")
 
 
-class Telling:
+class OutputPacing:
     """Growing answers whose newest tokens are in no output yet."""
 
     def __init__(

@@ -14,7 +14,7 @@ from quire.scheduler.sequence import Sequence
 LATE, LATE_IN_A_HURRY = (64, 4), (8, 16)
 
 
-class Late(deque[Sequence]):
+class DelayedOutputs(deque[Sequence]):
     """Ended background sequences, in the order in which they ended."""
 
     _was_put_off = False
