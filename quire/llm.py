@@ -12,7 +12,7 @@ from quire.inputs.prompt import merge_prompts
 from quire.options import Options, parse_options
 from quire.options.signature import llm_signature
 from quire.outputs import BeamSearchOutput, ContinuationScore, RequestOutput
-from quire.params.unknown import told_unknown
+from quire.params.unknown import explains_unknown_arguments
 from quire.plan.plan import Plan
 from quire.run import Window
 from quire.sampling_params import BeamSearchParams
@@ -48,7 +48,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
         """An LLM with the options that an EngineArgs holds."""
         return cls(**engine_args.given())
 
-    @told_unknown
+    @explains_unknown_arguments
     def generate(
         self,
         prompts: Any = None,
@@ -85,7 +85,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
             )
             return self._gather(windows, total, use_tqdm, on_error, on_result)
 
-    @told_unknown
+    @explains_unknown_arguments
     def chat(
         self,
         messages: Any,

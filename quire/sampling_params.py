@@ -40,7 +40,7 @@ from quire.params.structured import (
     RepetitionDetectionParams,
     StructuredOutputsParams,
 )
-from quire.params.unknown import names_unknown
+from quire.params.unknown import explains_unknown_keywords
 
 __all__ = [
     "BeamSearchParams",
@@ -338,7 +338,7 @@ def _asks_nothing(params: SamplingParams, name: str) -> bool:
     return not value
 
 
-names_unknown(SamplingParams)
+explains_unknown_keywords(SamplingParams)
 SamplingParams.__struct_fields__ = tuple(f.name for f in fields(SamplingParams) if f.init)
 sign_as_made(SamplingParams.from_optional, SamplingParams)
 _DEFAULT = SamplingParams()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from quire.base import home
-from quire.base.home import keep, kept, open_ours, why_not_private
+from quire.base.home import add_entry, open_ours, read_entries, why_not_private
 from quire.base.sha256 import sha256_of
 from quire.executor.precompile import parent as compiling
 from quire.weights import pull
@@ -103,16 +103,16 @@ def test_only_files_of_ones_own_are_opened(private: Path) -> None:
 
 
 def test_entries_are_kept_and_those_of_others_are_not_believed(private: Path) -> None:
-    keep("probe.json", "a", 1)
-    keep("probe.json", "b", 2)
-    assert kept("probe.json") == {"a": 1, "b": 2}
+    add_entry("probe.json", "a", 1)
+    add_entry("probe.json", "b", 2)
+    assert read_entries("probe.json") == {"a": 1, "b": 2}
     assert (private / "probe.json").stat().st_mode & 0o777 == 0o600
     (private / "probe.json").chmod(0o606)
-    assert kept("probe.json") == {}
+    assert read_entries("probe.json") == {}
     for nonsense in ("[1]", "{", "[" * 100_000, json.dumps({"a": "x" * (2 << 20)})):
         (private / "probe.json").write_text(nonsense)
         (private / "probe.json").chmod(0o600)
-        assert kept("probe.json") == {}
+        assert read_entries("probe.json") == {}
 
 
 def test_keeping_writes_through_no_link(private: Path, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_keeping_writes_through_no_link(private: Path, tmp_path: Path) -> None:
     precious.write_text("mine")
     (private / f"probe.{os.getpid()}").symlink_to(precious)
     (private / "probe.json").symlink_to(precious)
-    keep("probe.json", "a", 1)
+    add_entry("probe.json", "a", 1)
     assert precious.read_text() == "mine"
-    assert kept("probe.json") == {"a": 1}
+    assert read_entries("probe.json") == {"a": 1}
 
 
 def test_a_model_that_others_may_have_put_there_is_hashed(

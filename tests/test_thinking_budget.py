@@ -153,13 +153,13 @@ def test_a_row_is_looked_at_no_more_once_its_thoughts_are_closed(llm: LLM) -> No
     ]:
         one = watch(llm, ThoughtLimit(4, "<think>", "</think>", (7, 8), opened))
         written = np.array(ids(llm, text), np.int32)
-        assert one.reach(written) == []
+        assert one.forced_after(written) == []
         assert one.due == (len(written) + 1 if again else None)
 
 
 def test_what_the_row_has_begun_of_the_end_is_not_written_twice(llm: LLM) -> None:
     one = watch(llm, ThoughtLimit(3, "<think>", "</think>", (41, 42, 43), opened=True))
-    assert one.reach(np.array([9, 41, 42], np.int32)) == [43]
+    assert one.forced_after(np.array([9, 41, 42], np.int32)) == [43]
     assert one.due is None
 
 

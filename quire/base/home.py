@@ -25,7 +25,7 @@ def quire_home() -> Path:
     return (Path(caches) if caches else Path.home() / ".cache") / "quire"
 
 
-def kept(name: str) -> dict[str, Any]:
+def read_entries(name: str) -> dict[str, Any]:
     """The entries that earlier processes kept in this file; none if it holds something else, or if
     another user may have written it."""
     try:
@@ -36,11 +36,11 @@ def kept(name: str) -> dict[str, Any]:
     return stored if isinstance(stored, dict) else {}
 
 
-def keep(name: str, key: str, entry: object) -> None:
+def add_entry(name: str, key: str, entry: object) -> None:
     """Keep an entry beside the others. Errors are ignored: an entry is cheap to find out again."""
     path = quire_home() / name
     mine = path.with_suffix(f".{os.getpid()}")
-    text = json.dumps({**kept(name), key: entry})
+    text = json.dumps({**read_entries(name), key: entry})
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         mine.unlink(missing_ok=True)  # left by a killed process that had our process id

@@ -181,9 +181,9 @@ class ScriptNames:
     def find_distributions(self, context: Any) -> Iterator[Any]:
         """The metadata of `vllm`, for importlib.metadata, where that is a name of quire."""
         if context.name in (None, "vllm") and is_vllm():
-            from quire.compat.spoken import Spoken
+            from quire.compat.vllm_metadata import VllmMetadata
 
-            yield Spoken()
+            yield VllmMetadata()
 
 
 class _WithMore:

@@ -17,7 +17,7 @@ from typing import Any
 
 import quire
 from quire.compat import is_vllm
-from quire.compat.spoken import SPOKEN_VERSION
+from quire.compat.vllm_metadata import VLLM_VERSION
 from quire.errors import InvalidOption
 
 
@@ -26,8 +26,8 @@ class QuireAsVllm(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("vllm", quire.__doc__)
-        self.__version__ = SPOKEN_VERSION
-        self.__version_tuple__ = tuple(int(number) for number in SPOKEN_VERSION.split("."))
+        self.__version__ = VLLM_VERSION
+        self.__version_tuple__ = tuple(int(number) for number in VLLM_VERSION.split("."))
         self.__path__: list[str] = []
         self.__spec__ = ModuleSpec("vllm", None, is_package=True)
 

@@ -19,7 +19,7 @@ import torch
 
 from quire.backends.cpu.linear import make_linear
 from quire.base.cores import usable_cores
-from quire.base.home import keep, kept
+from quire.base.home import add_entry, read_entries
 from quire.base.system import free_memory
 from quire.executor.driver import fast_on, is_hopper
 from quire.options import DeviceFacts
@@ -92,11 +92,11 @@ def available_memory() -> int:
 def fast_dtypes() -> tuple[str, ...]:
     """Which of bfloat16 and float16 are faster than float32, the fastest first; measured once."""
     key = machine_key()
-    known = kept("probe.json").get(key)
+    known = read_entries("probe.json").get(key)
     if isinstance(known, list) and all(name in ("bfloat16", "float16") for name in known):
         return tuple(known)
     fast = _measure_dtypes()
-    keep("probe.json", key, fast)
+    add_entry("probe.json", key, fast)
     return fast
 
 

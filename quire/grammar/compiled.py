@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from quire.grammar.automaton import Automaton
-from quire.grammar.door import refusing
+from quire.grammar.door import errors_as_refusals
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.matcher import GrammarMatcher
 from quire.grammar.regular import RegularGrammar, RegularMatcher, TokenTable
@@ -96,7 +96,7 @@ class CompiledGrammar:
 
     def llguidance_matcher(self) -> GrammarMatcher:
         """A matcher that uses llguidance, even if the grammar is regular."""
-        with refusing(self.kind), self._lock:
+        with errors_as_refusals(self.kind), self._lock:
             self._num_dealt += 1
             wanted = min(self._max_lexers, 1 + self._num_dealt // _ROWS_PER_LEXER)
             if not self._shares or (len(self._shares) < wanted and self._seconds < _CHEAP_SECONDS):

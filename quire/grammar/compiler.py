@@ -20,7 +20,7 @@ from quire.base.notes import note
 from quire.errors import InvalidGrammar, InvalidRequest
 from quire.grammar.automaton import Automaton, automaton_of
 from quire.grammar.compiled import CompiledGrammar
-from quire.grammar.door import refusing
+from quire.grammar.door import errors_as_refusals
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.parts import AnyOf, Part, spelled
@@ -95,7 +95,7 @@ class GrammarCompiler:
 
     def submit(self, params: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """A future of the compiled grammar; it raises InvalidGrammar if that cannot be followed."""
-        with refusing("structured_outputs"):
+        with errors_as_refusals("structured_outputs"):
             key = source_key(params, self._config)
         with self._lock:
             self._asked[key] += 1
@@ -173,7 +173,7 @@ class GrammarCompiler:
             return self._opened
 
     def _compile(self, key: SourceKey) -> CompiledGrammar:
-        with refusing(key.kind):
+        with errors_as_refusals(key.kind):
             return self._compiled(key, self._open())
 
     def _compiled(self, key: SourceKey, opened: _Opened) -> CompiledGrammar:

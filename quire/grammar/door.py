@@ -18,7 +18,7 @@ _MAX_SHOWN = 200
 
 
 @contextmanager
-def refusing(kind: str) -> Iterator[None]:
+def errors_as_refusals(kind: str) -> Iterator[None]:
     """A context that lets InvalidRequest pass, and turns other errors into InvalidGrammar."""
     try:
         yield

@@ -25,7 +25,7 @@ _APPLICATORS = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSch
 _TYPE_OF = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
 
 
-def say_otherwise(schema: Any) -> None:
+def replace_unsupported(schema: Any) -> None:
     """Change the schema in place."""
     nodes = [(path, node) for path, node in walk(schema) if isinstance(node, dict)]
     anchors = _anchors(schema, nodes)

@@ -261,7 +261,7 @@ def has_named_and_others(schema: Any) -> bool:
     )
 
 
-def is_dear(schema: Any) -> bool:
+def may_compile_slowly(schema: Any) -> bool:
     """Whether even a small schema may take long to compile: `multipleOf` with many digits in all,
     whose automaton has as many states as the number, or much repetition inside a pattern.
 

@@ -16,14 +16,14 @@ from typing import Any
 from quire.errors import InvalidGrammar
 from quire.grammar.closed import close
 from quire.grammar.endless import leave_out_endless
-from quire.grammar.equivalents import say_otherwise
+from quire.grammar.equivalents import replace_unsupported
 from quire.grammar.gbnf import gbnf_to_lark, is_gbnf
 from quire.grammar.limits import GrammarLimits
 from quire.grammar.merged import merge_parts
 from quire.grammar.regex import in_slashes, one_of, translated
 from quire.grammar.schema import (
     has_named_and_others,
-    is_dear,
+    may_compile_slowly,
     prepare,
     read_schema,
     schema_text,
@@ -142,9 +142,9 @@ def _unforced(source: GrammarSource) -> str:
 def _read(key: SourceKey, special: Collection[str], limits: GrammarLimits) -> GrammarSource:
     if key.kind == "json":
         schema = _schema(read_schema(key.text), key, limits)
-        num_values, _ = size(schema)
-        large = len(key.text) > limits.trial_text or num_values > limits.trial_nodes
-        needs_trial = large or is_dear(schema) or key.whitespace not in (None, WHITESPACE)
+        large = len(key.text) > limits.trial_text or size(schema)[0] > limits.trial_nodes
+        slow = large or may_compile_slowly(schema)
+        needs_trial = slow or key.whitespace not in (None, WHITESPACE)
         text = json.dumps({"grammars": [{"json_schema": schema}]})
         return GrammarSource("json", text, needs_trial, schema)
     if key.kind == "choice":
@@ -208,7 +208,7 @@ def _schema(schema: Any, key: SourceKey, limits: GrammarLimits) -> dict[str, Any
             parameter=key.kind,
         )
     merge_parts(schema)
-    say_otherwise(schema)
+    replace_unsupported(schema)
     close(schema, everywhere=key.closes_everywhere)
     prepare(schema)
     path = leave_out_endless(schema)

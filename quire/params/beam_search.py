@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from quire.errors import InvalidParams
 from quire.params.rules import MAX_SAMPLES, fail, number, truth, whole
 from quire.params.structured import StructuredOutputsParams
-from quire.params.unknown import names_unknown
+from quire.params.unknown import explains_unknown_keywords
 
 
-@names_unknown
+@explains_unknown_keywords
 @dataclass(slots=True)
 class BeamSearchParams:
     """How to search for the likeliest answers; scored and stopped as Transformers does."""

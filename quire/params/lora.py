@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest, NotSupported
 from quire.params.rules import fail, whole
-from quire.params.unknown import names_unknown
+from quire.params.unknown import explains_unknown_keywords
 
 
 @dataclass(slots=True, eq=False)
@@ -61,4 +61,4 @@ class LoRARequest:
         return hash(self.lora_name)
 
 
-names_unknown(LoRARequest)
+explains_unknown_keywords(LoRARequest)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from quire.errors import InvalidParams, QuireError
 from quire.params.output_kind import RequestOutputKind
 from quire.params.rules import one_of, truth, whole
-from quire.params.unknown import names_unknown
+from quire.params.unknown import explains_unknown_keywords
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
-@names_unknown
+@explains_unknown_keywords
 @dataclass(slots=True)
 class PoolingParams:
     """What a pooling model should compute, and how."""

@@ -45,7 +45,7 @@ _RENAMED = {
 _NOTHING = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
 
 
-def names_unknown(made: Any) -> Any:
+def explains_unknown_keywords(made: Any) -> Any:
     """Wrap a class's constructor so that its error for an unknown keyword says what was meant."""
     init = made.__init__
     known = frozenset([*inspect.signature(init).parameters][1:])
@@ -62,7 +62,7 @@ def names_unknown(made: Any) -> Any:
     return made
 
 
-def told_unknown(method: Callable[Given, Made]) -> Callable[Given, Made]:
+def explains_unknown_arguments(method: Callable[Given, Made]) -> Callable[Given, Made]:
     """Wrap a method so that its error for an unknown keyword says where it belongs."""
     taken = inspect.signature(method).parameters
     known = frozenset(taken)

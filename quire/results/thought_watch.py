@@ -34,7 +34,7 @@ class ThoughtWatch:
         """The token that the next draw must give, or None."""
         return self._left[0] if self._left else None
 
-    def reach(self, output_ids: Ints) -> list[int]:
+    def forced_after(self, output_ids: Ints) -> list[int]:
         """The tokens that must come after these, without being drawn. Sets `due`, the number of
         outputs at the next look."""
         if self._left:

@@ -150,7 +150,7 @@ class Beams:
         shared = self._in_common(group, sequence.token_ids)
         cached = pool.match(sequence.token_ids, salt=sequence.request.cache_salt)
         if shared.shape[1] > len(cached):
-            self._placements.lay_private(following, shared, draft)
+            self._placements.share_unpublished(following, shared, draft)
         else:
             self._placements.share_prefix(following, cached, draft)
         group.num_begun += 1

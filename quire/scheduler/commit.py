@@ -193,7 +193,7 @@ class Committer:
         """Append the tokens that must come next, so that the row goes on; True if it ends."""
         if sequence.thoughts is None:
             return True
-        tokens = for_row("its thoughts were followed", sequence.thoughts.reach, written)
+        tokens = for_row("its thoughts were followed", sequence.thoughts.forced_after, written)
         if isinstance(tokens, QuireError):
             fail(sequence, tokens)
             return True

@@ -62,7 +62,7 @@ class Placements:
         if len(cached):
             rows.pasts[row] = cached.past
 
-    def lay_private(self, row: int, blocks: Ints, draft: Draft) -> None:
+    def share_unpublished(self, row: int, blocks: Ints, draft: Draft) -> None:
         """Do the same with blocks of another row, which need not be published. The row then
         publishes nothing, because it does not know the serial before its first own block."""
         self._share(row, blocks, draft)

@@ -24,5 +24,5 @@ class ThoughtWatch(Protocol):
     def fixed(self) -> int | None:
         """The token that the next draw must give, or None."""
 
-    def reach(self, output_ids: Ints) -> list[int]:
+    def forced_after(self, output_ids: Ints) -> list[int]:
         """The tokens that must come after these, without being drawn; sets `due`."""

@@ -18,7 +18,7 @@ from quire.inputs.parse import has_media
 from quire.options import parse_options
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
-from quire.params.unknown import told_unknown
+from quire.params.unknown import explains_unknown_arguments
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.controls import PROFILE, not_built
 from quire.session.engine_thread import EngineThread, News, Submission
@@ -113,7 +113,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         # Also at exit: no thread may compute while Python shuts down.
         self._end = weakref.finalize(self, self._engine.close)
 
-    @told_unknown
+    @explains_unknown_arguments
     async def generate(
         self,
         prompt: Any,

@@ -14,7 +14,7 @@ from quire.options.checks import text
 from quire.options.options import Options
 from quire.options.parse import parse_options
 from quire.options.table import OPTIONS
-from quire.params.unknown import names_unknown
+from quire.params.unknown import explains_unknown_keywords
 
 if TYPE_CHECKING:
     from quire.session.model_config import ModelConfig
@@ -137,7 +137,7 @@ if TYPE_CHECKING:
         def __init__(self, model: str | None = None, **options: Any) -> None: ...
 
 else:
-    EngineArgs = names_unknown(
+    EngineArgs = explains_unknown_keywords(
         dataclasses.make_dataclass(
             "EngineArgs",
             [("model", str, dataclasses.field(default=None)), *map(_field, OPTIONS)],

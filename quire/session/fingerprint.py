@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from quire.base.home import keep, kept
+from quire.base.home import add_entry, read_entries
 from quire.base.sha256 import sha256_of
 from quire.spec import ModelSpec
 from quire.weights.source import ModelFiles
@@ -52,9 +52,9 @@ def file_hash(path: Path) -> str:
     place = path.resolve()
     found = place.stat()
     stamp = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    match kept(KEPT).get(str(place)):
+    match read_entries(KEPT).get(str(place)):
         case {"stamp": known, "sha256": str(made)} if known == stamp:
             return made
     sha256 = sha256_of(place)
-    keep(KEPT, str(place), {"stamp": stamp, "sha256": sha256})
+    add_entry(KEPT, str(place), {"stamp": stamp, "sha256": sha256})
     return sha256

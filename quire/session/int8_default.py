@@ -14,7 +14,7 @@ import torch
 from msgspec import ValidationError, convert
 
 from quire.backends.choose import kernels_for
-from quire.base.home import keep, kept
+from quire.base.home import add_entry, read_entries
 from quire.base.notes import note
 from quire.errors import ModelNotFound
 from quire.executor.cpu.accuracy import Accuracy, Tally, hidden_states, tally_window
@@ -93,7 +93,7 @@ def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
     key = model_fingerprint(files, spec, ARITHMETIC)
     if key in KNOWN:
         return Checked(KNOWN[key])
-    if (known := _accuracy(kept(KEPT).get(key))) is not None:
+    if (known := _accuracy(read_entries(KEPT).get(key))) is not None:
         return Checked(known)
     needed, free = _bytes_needed(spec), available_memory()
     if needed > free:
@@ -116,7 +116,7 @@ def accuracy_of(files: ModelFiles, spec: ModelSpec) -> Checked | None:
     found = measure(files, spec, windows)
     seconds = time.perf_counter() - started
     note(f"checked 8-bit arithmetic in {seconds:.1f} s: {found.accuracy.text}")
-    keep(KEPT, key, asdict(found.accuracy))
+    add_entry(KEPT, key, asdict(found.accuracy))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import InvalidParams, InvalidRequest
 from quire.outputs import PoolingRequestOutput, RequestOutput
 from quire.params.pooling import PoolingParams
-from quire.params.unknown import told_unknown
+from quire.params.unknown import explains_unknown_arguments
 from quire.run import Refused
 from quire.sampling_params import SamplingParams
 from quire.session.engine_thread import Submission, read_asked
@@ -24,7 +24,7 @@ class StepMethods:
 
     _session: Session
 
-    @told_unknown
+    @explains_unknown_arguments
     def add_request(
         self,
         request_id: str,

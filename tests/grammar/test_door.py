@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import InvalidGrammar, InvalidParams, InvalidRequest
 from quire.grammar.compiler import GrammarCompiler
-from quire.grammar.door import refusing
+from quire.grammar.door import errors_as_refusals
 from quire.jobs.child.requests import sampling_params
 from quire.params.structured import StructuredOutputsParams
 from tests.grammar.hostile import hostile
@@ -41,7 +41,7 @@ class Panic(BaseException):
 @pytest.mark.parametrize("fault", [Panic("at the disco"), RecursionError("deep"), MemoryError()])
 def test_what_is_not_meant_becomes_the_rows_error(fault: BaseException) -> None:
     said = f"regex: .*{type(fault).__name__}"
-    with pytest.raises(InvalidGrammar, match=said) as caught, refusing("regex"):
+    with pytest.raises(InvalidGrammar, match=said) as caught, errors_as_refusals("regex"):
         raise fault
     assert caught.value.parameter == "regex"
     assert caught.value.__cause__ is fault
@@ -49,7 +49,7 @@ def test_what_is_not_meant_becomes_the_rows_error(fault: BaseException) -> None:
 
 @pytest.mark.parametrize("ours", [KeyboardInterrupt(), SystemExit(2), InvalidGrammar("meant")])
 def test_what_is_meant_passes(ours: BaseException) -> None:
-    with pytest.raises(type(ours)) as caught, refusing("regex"):
+    with pytest.raises(type(ours)) as caught, errors_as_refusals("regex"):
         raise ours
     assert caught.value is ours
 

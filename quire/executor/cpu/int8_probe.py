@@ -20,7 +20,7 @@ from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.native.library import loaded
 from quire.backends.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
 from quire.backends.linear import LinearOp
-from quire.base.home import keep, kept
+from quire.base.home import add_entry, read_entries
 from quire.executor.probe import fast_dtypes, machine_key
 
 ROWS = (1, 4, 16, 64)  # numbers of rows that are tried; the last choice also serves more rows
@@ -69,7 +69,7 @@ def int8_probe() -> Int8Probe:
     """Measured, or read from an earlier measurement on this processor, torch and library."""
     made = loaded()
     native, key = made.library, f"{machine_key()}-{made.name}"
-    if (known := _probe(kept(KEPT).get(key), native)) is not None:
+    if (known := _probe(read_entries(KEPT).get(key), native)) is not None:
         return known
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on several threads, busy cores would be measured
@@ -78,7 +78,7 @@ def int8_probe() -> Int8Probe:
     finally:
         torch.set_num_threads(num_threads)
     entry = {"choices": [list(choice) for choice in found.choices], "gain": round(found.gain, 2)}
-    keep(KEPT, key, entry)
+    add_entry(KEPT, key, entry)
     return found
 
 

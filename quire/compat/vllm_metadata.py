@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 # The release whose names quire has: the version of `vllm` that libraries see.
-SPOKEN_VERSION = "0.25.0"
+VLLM_VERSION = "0.25.0"
 _TEXTS = {
-    "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {SPOKEN_VERSION}\n",
+    "METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n",
     "top_level.txt": "vllm\n",
 }
 
 
-class Spoken(Distribution):
+class VllmMetadata(Distribution):
     """A distribution `vllm` with a name and a version, and no files."""
 
     def read_text(self, filename: str) -> str | None:
