@@ -36,7 +36,7 @@ class FussyGuide:
     state = 0
 
     def __init__(self, accepted: tuple[int, ...] = ()) -> None:
-        self.accepted, self.owed = accepted, list[int]()
+        self.accepted, self.must_draw = accepted, list[int]()
 
     def accept(self, token_id: int) -> bool:
         assert fussy(list(self.accepted), token_id + 1)[token_id], "a forbidden token"

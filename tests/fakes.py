@@ -85,7 +85,7 @@ class FakeGuide:
 
     def __init__(self) -> None:
         self.accepted: list[int] = []
-        self.owed: list[int] = []
+        self.must_draw: list[int] = []
 
     def accept(self, token_id: int) -> bool:
         self.accepted.append(token_id)

@@ -58,7 +58,7 @@ class _Asked:
     others: dict[int, GrammarMatcher]
     pairs: list[tuple[LLMatcher, int]]  # `others` in the form for llguidance
     regular: dict[int, RegularMatcher]
-    owed: dict[int, int]  # only this one token is allowed
+    must_draw: dict[int, int]  # only this one token is allowed
     known: tuple[Bits, ...]  # masks of ids that are tokens, of vocabularies with other ids, too
 
     @staticmethod
@@ -66,10 +66,12 @@ class _Asked:
         if bits.dtype != np.uint32 or not bits.flags.c_contiguous or len(bits) < len(matchers):
             raise TypeError("masks are a contiguous array of uint32 with a row for each matcher")
         failed = {i: m.error for i, m in enumerate(matchers) if m.error is not None}
-        owed = {i: m.owed[0] for i, m in enumerate(matchers) if m.owed and m.error is None}
+        must_draw = {
+            i: m.must_draw[0] for i, m in enumerate(matchers) if m.must_draw and m.error is None
+        }
         others = _followed_by_llguidance(matchers)
-        if owed:
-            others = {i: m for i, m in others.items() if i not in owed}
+        if must_draw:
+            others = {i: m for i, m in others.items() if i not in must_draw}
         counts = Counter(map(_GRAMMAR, others.values()))
         for grammar, count in counts.items():
             grammar.target(bits[0])
@@ -78,9 +80,9 @@ class _Asked:
         regular: dict[int, RegularMatcher] = {}
         if len(others) < len(matchers):
             regular = {i: m for i, m in enumerate(matchers) if isinstance(m, RegularMatcher)}
-            regular = {i: m for i, m in regular.items() if i not in failed and i not in owed}
+            regular = {i: m for i, m in regular.items() if i not in failed and i not in must_draw}
         pairs = [(m.ll, i) for i, m in others.items()]
-        return _Asked(bits, failed, others, pairs, regular, owed, tuple(known.values()))
+        return _Asked(bits, failed, others, pairs, regular, must_draw, tuple(known.values()))
 
     def leave_known(self) -> None:
         """Remove ids that are no tokens, which are the last ones, from the masks."""
@@ -127,7 +129,7 @@ class MaskFiller:
                 failed[i] = error
         asked.leave_known()
         failed |= _fill_regular(asked.regular, bits)
-        for i, token in asked.owed.items():
+        for i, token in asked.must_draw.items():
             bits[i] = 0
             bits[i, token // 32] = 1 << token % 32
         for i in failed:

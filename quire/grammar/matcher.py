@@ -38,9 +38,9 @@ class Lexers(Protocol):
     def target(self, bits: Bits) -> tuple[int, int]: ...
 
 
-def still_owed(owed: list[int], token_id: int) -> list[int]:
-    """The tokens that are still owed after this token was drawn."""
-    return owed[1:] if owed[0] == token_id else []
+def left_to_draw(must_draw: list[int], token_id: int) -> list[int]:
+    """The tokens that must still be drawn after this token was drawn."""
+    return must_draw[1:] if must_draw[0] == token_id else []
 
 
 class GrammarMatcher:
@@ -51,7 +51,7 @@ class GrammarMatcher:
     allows the end tokens only.
     """
 
-    __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "owed", "share")
+    __slots__ = ("_own_lexer", "_token_ids", "error", "grammar", "ll", "must_draw", "share")
 
     def __init__(
         self, grammar: Lexers, ll: LLMatcher, share: int, token_ids: Sequence[int] = ()
@@ -61,7 +61,7 @@ class GrammarMatcher:
         self.ll = ll  # llguidance's own matcher, used to fill many masks in one call
         self._own_lexer = False
         self._token_ids = list(token_ids)
-        self.owed: list[int] = []  # if set, MaskFiller allows only these, one after the other
+        self.must_draw: list[int] = []  # if set, MaskFiller allows only these, one after the other
 
     @property
     def may_force(self) -> bool:
@@ -153,8 +153,8 @@ class GrammarMatcher:
     def went_on(self, token_id: int) -> None:
         """Note that llguidance's matcher took the token."""
         self._token_ids.append(token_id)
-        if self.owed:
-            self.owed = still_owed(self.owed, token_id)
+        if self.must_draw:
+            self.must_draw = left_to_draw(self.must_draw, token_id)
 
     def _accept_again(self, token_id: int) -> bool:
         """The token was refused: either by the grammar, or because a shared lexer had failed."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from quire.errors import GrammarFailed
 from quire.grammar.automaton import DEAD, Automaton
-from quire.grammar.matcher import still_owed
+from quire.grammar.matcher import left_to_draw
 from quire.grammar.vocabulary import Bits, check_mask
 from quire.grammar.walkable import walkable_form
 from quire.steps.automata import TokenTexts, WalkableGrammar
@@ -175,7 +175,7 @@ class RegularGrammar:
 class RegularMatcher:
     """One sequence's place in a regular grammar; has GrammarMatcher's methods (matcher.py)."""
 
-    __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "owed", "state")
+    __slots__ = ("_grammar", "_ll", "_num_told", "_token_ids", "error", "must_draw", "state")
 
     def __init__(self, grammar: RegularGrammar) -> None:
         self._grammar = grammar
@@ -183,7 +183,7 @@ class RegularMatcher:
         self.state, self._token_ids = 0, list[int]()
         self._ll: LLMatcher | None = None  # made when tokens may be forced
         self._num_told = 0  # tokens that were given to it
-        self.owed: list[int] = []  # if set, MaskFiller allows only these, one after the other
+        self.must_draw: list[int] = []  # if set, MaskFiller allows only these, one after the other
 
     @property
     def place(self) -> tuple[RegularGrammar, int]:
@@ -235,8 +235,8 @@ class RegularMatcher:
         if not self._grammar.ends(self.state):  # an end token after the end is not counted
             self.state = state
             self._token_ids.append(token_id)
-            if self.owed:
-                self.owed = still_owed(self.owed, token_id)
+            if self.must_draw:
+                self.must_draw = left_to_draw(self.must_draw, token_id)
         return True
 
     def try_accept(self, token_id: int) -> bool:

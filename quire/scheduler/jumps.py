@@ -2,7 +2,7 @@
 
 Forced tokens are a slice of the next plan. On a CPU a slice is a few more lines of the one pass. On
 a GPU it is a pass of its own beside the captured step, so it must pay for all rows together.
-Otherwise the row owes these tokens: its masks allow nothing else until it has drawn them.
+Otherwise the row must draw these tokens: its masks allow nothing else until it has drawn them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORTH = 2
 
 
 class Jumps:
-    """Appends what grammars force to rows, or makes them owe it. Both give the same tokens; found
+    """Appends what grammars force to rows, or makes them draw it. Both give the same tokens; found
     anew in the middle of a forced text, it might be split into other tokens."""
 
     def __init__(self, placements: Placements) -> None:
@@ -40,20 +40,20 @@ class Jumps:
             if worth or isinstance(tokens, QuireError):
                 self._append(drawn, row, tokens)
             else:
-                self._owe(self._rows.sequence(row), tokens)
+                self._must_draw(self._rows.sequence(row), tokens)
 
     def _forced(self, row: int) -> list[int] | QuireError:
         """The tokens a row must write next. They are found once, after a token that was free."""
         sequence = self._rows.sequence(row)
         if sequence.guide is None:
             return []
-        if sequence.owes:
-            return sequence.guide.owed
+        if sequence.must_draw:
+            return sequence.guide.must_draw
         return for_row(FOLLOWED, sequence.guide.forced)
 
     def _append(self, drawn: Drawn, row: int, forced: list[int] | QuireError) -> None:
         rows, sequence = self._rows, self._rows.sequence(row)
-        sequence.owes = False
+        sequence.must_draw = False
         if isinstance(forced, QuireError):
             fail(sequence, forced)
         elif tokens := forced[: int(rows.limit[row] - rows.known[row])]:
@@ -62,7 +62,7 @@ class Jumps:
         if sequence.finish_reason is not None:
             drawn.ended[drawn.rows == row] = True
 
-    def _owe(self, sequence: Sequence, tokens: list[int]) -> None:
-        sequence.owes = bool(tokens)
+    def _must_draw(self, sequence: Sequence, tokens: list[int]) -> None:
+        sequence.must_draw = bool(tokens)
         if sequence.guide is not None and tokens:
-            sequence.guide.owed = tokens
+            sequence.guide.must_draw = tokens

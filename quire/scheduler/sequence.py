@@ -48,7 +48,7 @@ class SearchGroup(Protocol):
 class Guide(Protocol):
     """Follows one sequence through its grammar."""
 
-    owed: list[int]  # tokens that must be drawn next: its masks allow nothing else
+    must_draw: list[int]  # tokens that must be drawn next: its masks allow nothing else
 
     @property
     def error(self) -> QuireError | None:
@@ -110,7 +110,7 @@ class Sequence:
     order: int = 0  # place in the plan; lower is admitted first
     watch: TextWatch | None = None
     guide: Guide | None = None
-    owes: bool = False  # it must draw the tokens in `owed` of its guide
+    must_draw: bool = False  # it must draw the tokens in `must_draw` of its guide
     thoughts: ThoughtWatch | None = None
     # Sequences that fork off at the prompt's end, or further on where a path leaves another.
     siblings: list[Sequence] = field(default_factory=list)

@@ -169,10 +169,10 @@ def _judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spe
     for token in tokens[1:]:
         if sequence.finish_reason is not None:
             break
-        if spells and not sequence.owes:
-            guide.owed = guide.forced()
-            sequence.owes = bool(guide.owed)
-        must = guide.owed[:1] if spells else guide.forced()[:1]
+        if spells and not sequence.must_draw:
+            guide.must_draw = guide.forced()
+            sequence.must_draw = bool(guide.must_draw)
+        must = guide.must_draw[:1] if spells else guide.forced()[:1]
         if token in request.eos_ids or token in request.stop_ids:
             # Masks treat stop ids differently. Only an eos id after a complete text is kept.
             ends = not must and guide.is_complete and token in request.eos_ids
@@ -182,7 +182,7 @@ def _judge_ahead(sequence: Sequence, tokens: list[int], num_outputs: int, *, spe
         elif (must and must[0] != token) or not guide.try_accept(token):
             break
         else:
-            sequence.owes = spells and bool(must)
+            sequence.must_draw = spells and bool(must)
             _is_over(sequence, num_outputs + kept + 1)
         kept += 1
     return kept

@@ -63,9 +63,9 @@ def test_what_is_not_given_is_owed_and_nothing_is_asked_until_it_was_drawn() -> 
     seen = []
     while not engine.idle:
         engine.step()
-        seen.append(list(guides[0].owed))
+        seen.append(list(guides[0].must_draw))
     assert [0, 1, 2] in seen
-    assert guides[0].asked == 5, "after that the fake one draws what it likes, and owes for ever"
+    assert guides[0].asked == 5, "after that the fake one draws what it likes, and must for ever"
     assert {guide.asked for guide in guides[1:]} == {19}, "nobody goes on after the last"
 
 

@@ -23,7 +23,7 @@ class Counted:
     total: int = 0
     error: QuireError | None = None
     may_force: bool = False
-    owed: list[int] = field(default_factory=list)
+    must_draw: list[int] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:

@@ -67,7 +67,7 @@ class Walk:
     state = 0
 
     def __init__(self, last: int = 0, count: int = 0) -> None:
-        self.last, self.count, self.owed = last, count, list[int]()
+        self.last, self.count, self.must_draw = last, count, list[int]()
         self.error: GrammarFailed | None = None
 
     @property
@@ -87,7 +87,7 @@ class Walk:
 
     def accept(self, token_id: int) -> bool:
         self.last, self.count = token_id, self.count + 1
-        self.owed = self.owed[1:]
+        self.must_draw = self.must_draw[1:]
         return True
 
     def try_accept(self, token_id: int) -> bool:
@@ -108,7 +108,7 @@ class Wide(Walk):
         return self.count >= 50
 
     def allowed(self) -> list[int]:
-        return (self.owed or self.forced())[:1] or self._free()
+        return (self.must_draw or self.forced())[:1] or self._free()
 
     def try_accept(self, token_id: int) -> bool:
         return token_id in self._free() and self.accept(token_id)
