@@ -39,11 +39,11 @@ class RowStart:
     The device stops a row by itself (inside `repeat`) at one of `freezing_ids`, once
     `sampling.min_tokens` outputs exist, and when `max_tokens` outputs exist. `request` is its
     number in the executor's Handles; with `has_processors` the functions found there edit the
-    row's logits before anything else does. `paced`: each of its tokens has reached the host before
-    a plan asks for the next; while it decodes it is in `StepPlan.single` or `tried`. `adapter` is
-    the number in Handles of the LoRA adapter that the row is computed with, 0: none. `automaton`
-    is the number there of the grammar that the device follows by itself, 0 where it is given masks
-    or has no grammar, and `state` the state the row is in; see steps/automata.py.
+    row's logits before anything else does. `waits_for_host`: each of its tokens has reached the
+    host before a plan asks for the next; while it decodes it is in `StepPlan.single` or `tried`.
+    `adapter` is the number in Handles of the LoRA adapter that the row is computed with, 0: none.
+    `automaton` is the number there of the grammar that the device follows by itself, 0 where it is
+    given masks or has no grammar, and `state` the state the row is in; see steps/automata.py.
     """
 
     row: int
@@ -56,7 +56,7 @@ class RowStart:
     max_tokens: int
     request: int = -1
     has_processors: bool = False
-    paced: bool = False
+    waits_for_host: bool = False
     delta: int = 0  # added to its rotary positions, once its prompt is computed
     adapter: int = 0
     heard: int = 0  # the serial of the item that its tokens attend to; 0: none

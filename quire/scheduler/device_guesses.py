@@ -154,7 +154,7 @@ class DeviceGuesses(Guesses):
             self._known[row], self._able[row] = placement[row], can_guess(sequence)
             guided = sequence.guide is not None
             self._alone[row] = bool(
-                self.rows.paced[row] or guided or about["adapter"] or about["heard"]
+                self.rows.waits_for_host[row] or guided or about["adapter"] or about["heard"]
             )
             self._per_pass[row], self._wait[row], self._has_guessed[row] = 1.0, 0, False
             self._judge_at[row] = self.rows.num_prompt[row] + JUDGED_AFTER // 2

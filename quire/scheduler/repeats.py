@@ -15,9 +15,9 @@ MOST_WASTE = 0.02  # of the tokens of a plan that repeats
 # as long as reading the weights, however many of them rest.
 MOST_REST, FEW_ROWS = 0.5, 128
 # Rows that draw a token and wait for the host rest for the remaining steps of a plan. While others
-# queue, a plan may have PAUSING_STEPS steps if at most this share of the running rows rests. With
+# queue, a plan may have RESTING_STEPS steps if at most this share of the running rows rests. With
 # more such rows, or when no other row would take their place, all rows go step by step.
-MOST_PAUSING, PAUSING_STEPS = 0.02, 4
+MOST_RESTING, RESTING_STEPS = 0.02, 4
 
 
 def plan_repeat(
@@ -31,10 +31,10 @@ def plan_repeat(
     repeat = _most_steps(rows, trials, at, most, awaited=awaited)
     if repeat == 1:
         return 1
-    growing = at[~rows.pauses[at]]
+    growing = at[~rows.rests_in_plan[at]]
     # What some rows try beside others costs nothing, so the other rows decide. What rows with masks
     # waste is known from earlier tries, so these decide last.
-    counting = growing[~rows.tries[growing]]
+    counting = growing[~rows.goes_ahead[growing]]
     counting = counting if len(counting) else growing[~rows.guided[growing]]
     counting = counting if len(counting) else growing
     repeat = min(repeat, int((rows.limit[counting] - rows.planned[counting]).max(initial=1)))
@@ -53,15 +53,19 @@ def plan_repeat(
 
 def _most_steps(rows: Rows, trials: Trials, at: Ints, most: int, *, awaited: bool) -> int:
     """As many steps as the rows that the host draws for allow."""
-    if most == 1 or bool((rows.stepwise[at] & ~rows.pauses[at] & ~rows.tries[at]).any()):
+    if most == 1:
         return 1
-    few = MOST_PAUSING * len(rows.running)
-    if num_pausing := int(rows.pauses[rows.running].sum()):  # in this plan, or waiting for a token
-        if not awaited or num_pausing > few:
+    in_long_plans = ~rows.one_token_per_plan[at] | rows.rests_in_plan[at] | rows.goes_ahead[at]
+    if not in_long_plans.all():
+        return 1
+    few = MOST_RESTING * len(rows.running)
+    # Those in this plan, or waiting for a token.
+    if num_resting := int(rows.rests_in_plan[rows.running].sum()):
+        if not awaited or num_resting > few:
             return 1
-        most = min(most, PAUSING_STEPS)
-    if num_guided := int((rows.guided & rows.tries)[rows.running].sum()):
-        rest = PAUSING_STEPS if awaited and num_guided <= few else 1
+        most = min(most, RESTING_STEPS)
+    if num_guided := int((rows.guided & rows.goes_ahead)[rows.running].sum()):
+        rest = RESTING_STEPS if awaited and num_guided <= few else 1
         most = min(most, max(rest, trials.num_ahead))
     return most if len(trials.running()) <= few else min(most, trials.most_steps())
 

@@ -21,10 +21,10 @@ class RowKind:
     guided: bool
     follows: bool
     jumps: Jump
-    paced: bool
-    stepwise: bool
-    pauses: bool
-    tries: bool
+    waits_for_host: bool
+    one_token_per_plan: bool
+    rests_in_plan: bool
+    goes_ahead: bool
     may_stop: bool
     visited: bool
     scored: bool
@@ -37,27 +37,27 @@ class RowKind:
         stop_ids = np.full(STOP_COLUMNS, -1, np.int32)
         stop_ids[: len(stops)] = stops[:STOP_COLUMNS]
         guided = guide is not None and not walks
-        paced = is_paced or guided
+        waits_for_host = is_paced or guided
         detects = request.params.detects_repetition
         many_stops, scored = len(stops) > STOP_COLUMNS, request.params.num_logprobs is not None
         visited = watch is not None or guided or many_stops or detects
         must_step = request.watched or brings_much(request.params)
         # The device does not know where a row ends that Python judges; the row's processors would
         # see tokens after that end.
-        tries = not (must_step or visited) and pacing.may_try(sequence)
+        goes_ahead = not (must_step or visited) and pacing.may_try(sequence)
         follows = guided and watch is None and not (detects or many_stops)
         jumps = pacing.jump(sequence) if guided and not scored else Jump.NEVER
         if follows and not (must_step or is_paced) and jumps != Jump.ALWAYS:
-            tries = pacing.may_go_ahead(sequence)
+            goes_ahead = pacing.may_go_ahead(sequence)
         return RowKind(
             stop_ids=stop_ids,
             guided=guided,
             follows=follows,
             jumps=jumps,
-            paced=paced,
-            stepwise=paced or must_step,
-            pauses=paced and not (must_step or tries),
-            tries=tries,
+            waits_for_host=waits_for_host,
+            one_token_per_plan=waits_for_host or must_step,
+            rests_in_plan=waits_for_host and not (must_step or goes_ahead),
+            goes_ahead=goes_ahead,
             may_stop=bool(stops) or watch is not None or walks or detects,
             visited=visited,
             scored=scored,

@@ -46,7 +46,7 @@ class RowStarts:
             max_tokens=int(rows.limit[row]) - request.num_prompt,
             request=request.number,
             has_processors=bool(request.processors),
-            paced=bool(rows.paced[row]),
+            waits_for_host=bool(rows.waits_for_host[row]),
             **about,
         )
 

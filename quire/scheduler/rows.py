@@ -89,10 +89,10 @@ class Rows:
         self.jumps = np.zeros(capacity, np.int8)  # a Jump: its grammar may force tokens
         self.visited = flags()  # Python looks at each of its tokens
         self.follows = flags()  # apart from ids and length, Python judges only its grammar
-        self.paced = flags()  # planned again only when its last token is known
-        self.stepwise = flags()  # one token per plan, except as the next two columns say
-        self.pauses = flags()  # draws one token of a longer plan and rests while others draw more
-        self.tries = flags()  # goes on by what the device draws (trials.py, ahead.py)
+        self.waits_for_host = flags()  # planned again only when its last token is known
+        self.one_token_per_plan = flags()  # one token per plan, except as the next two columns say
+        self.rests_in_plan = flags()  # draws one token of a longer plan, others more
+        self.goes_ahead = flags()  # goes on by what the device draws (trials.py, ahead.py)
         self.taken_back = flags()  # the device went too far: its last token must be sent
         self.scored = flags()  # it keeps the logprobs of its tokens
         self.watched = flags()  # each of its steps is reported
@@ -176,9 +176,10 @@ class Rows:
     def _set_kind(self, row: int, kind: RowKind) -> None:
         self.stop_ids[row] = kind.stop_ids
         self.guided[row], self.follows[row] = kind.guided, kind.follows
-        self.jumps[row], self.paced[row] = kind.jumps, kind.paced
-        self.stepwise[row], self.pauses[row] = kind.stepwise, kind.pauses
-        self.tries[row], self.may_stop[row] = kind.tries, kind.may_stop
+        self.jumps[row], self.waits_for_host[row] = kind.jumps, kind.waits_for_host
+        self.one_token_per_plan[row] = kind.one_token_per_plan
+        self.rests_in_plan[row], self.goes_ahead[row] = kind.rests_in_plan, kind.goes_ahead
+        self.may_stop[row] = kind.may_stop
         self.visited[row], self.scored[row] = kind.visited, kind.scored
 
     def claim(self, row: int, count: int) -> None:

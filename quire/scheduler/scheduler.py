@@ -193,7 +193,7 @@ class Scheduler:
         """Make the plan, count its tokens as computed, and note whose results it will bring."""
         rows, alone = self.rows, not draft.prefill and not len(released)
         decode = self.guesses.plan(decode, draft) if alone else decode
-        at, tries = decode.rows, rows.tries[decode.rows]
+        at, tries = decode.rows, rows.goes_ahead[decode.rows]
         most = 1 if draft.prefill or self.lanes.is_hurried else self.limits.max_repeat
         most, awaited = self.guesses.most_passes(at, most), len(self.waiting) > 0
         repeat = plan_repeat(self._placements, self.trials, at, most, draft, awaited=awaited)
@@ -214,7 +214,7 @@ class Scheduler:
             chosen=self._beams.chosen(at),
             searched=searched,
             num_candidates=int(rows.num_candidates[searched].max(initial=0)),
-            single=at[rows.paced[at] & ~tries],
+            single=at[rows.waits_for_host[at] & ~tries],
             tried=at[tries],
             num_tried=self.trials.steps(at, repeat)[tries],
             forgotten=forgotten,
@@ -246,7 +246,7 @@ class Scheduler:
         while True:
             running = rows.running
             at = running[rows.drawn[running] & (rows.planned[running] < rows.limit[running])]
-            at = at[~rows.paced[at] | (rows.known[at] == rows.planned[at])]
+            at = at[~rows.waits_for_host[at] | (rows.known[at] == rows.planned[at])]
             turn = self._turn_of(self.guesses.ready(at))
             if turn is None:
                 return None

@@ -40,7 +40,7 @@ class Trials:
     def running(self) -> Ints:
         """The running rows that try, without rows that have masks."""
         rows = self._rows
-        running: Ints = rows.running[(rows.tries & ~rows.guided)[rows.running]]
+        running: Ints = rows.running[(rows.goes_ahead & ~rows.guided)[rows.running]]
         return running
 
     def most_steps(self) -> int:
@@ -59,8 +59,8 @@ class Trials:
         """How many tokens each decode row may draw in a plan of `repeat` steps."""
         rows = self._rows
         most = np.where(rows.guided[at], self.num_ahead, self.most_steps())
-        paced = np.where(rows.tries[at], np.minimum(repeat, most), 1)
-        allowed = np.where(rows.paced[at], paced, repeat)
+        paced = np.where(rows.goes_ahead[at], np.minimum(repeat, most), 1)
+        allowed = np.where(rows.waits_for_host[at], paced, repeat)
         steps: Ints = np.minimum(allowed, rows.limit[at] - rows.planned[at]).astype(np.int32)
         return steps
 

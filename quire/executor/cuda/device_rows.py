@@ -113,7 +113,7 @@ class DeviceColumns(RowColumns):
         # Rows for which the sampler draws, and rows whose next token is planned only after the host
         # has the last one.
         self.special = np.zeros(num_rows + 1, np.bool_)
-        self.paced = np.zeros(num_rows + 1, np.bool_)
+        self.waits_for_host = np.zeros(num_rows + 1, np.bool_)
         self.all_special = all_special
         self.truncated = np.zeros(num_rows + 1, np.bool_)
         # As on the device: the number of logprobs, -1 for none.
@@ -164,7 +164,7 @@ class DeviceColumns(RowColumns):
         tries = not self.all_special and _tries_edited(start.sampling)
         if has_edits(start) and (not special or tries):
             special = not self.edits.begin(start) or special
-        self.special[row], self.paced[row] = special, start.paced
+        self.special[row], self.waits_for_host[row] = special, start.waits_for_host
         self.truncated[row] = self._truncates(start.sampling)
         asks = not special and num_logprobs is not None
         more = self.asks_more[row] = asks and not _fits_entry(start.sampling)

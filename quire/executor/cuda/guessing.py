@@ -64,7 +64,7 @@ class GuessedDecoding:
         guessing, rows, columns = plan.guessing, plan.decode.rows, self._parts.columns
         if guessing is None or not 0 < len(rows) <= MOST_ROWS:
             return False
-        apart = columns.special[rows] | columns.asks_more[rows] | columns.paced[rows]
+        apart = columns.special[rows] | columns.asks_more[rows] | columns.waits_for_host[rows]
         apart |= columns.edits.walking[rows]
         adapters = self._parts.adapters
         adapted = adapters is not None and bool((adapters.rows.slot_of[rows] >= 0).any())

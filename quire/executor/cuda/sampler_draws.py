@@ -6,9 +6,9 @@ from them, while the device computes later steps, so a row with a logits process
 others down. In a plan of several steps the row goes on with the device's tokens (`StepPlan.tried`),
 and the sampler draws from the logits of one step after the other, as long as it draws the same
 tokens. At the first other token, that takes the place of the device's; the scheduler plans nothing
-more for the row before it has seen this (`RowStart.paced`).
+more for the row before it has seen this (`RowStart.waits_for_host`).
 
-A row that is not paced (no span was free for its edits) cannot wait: the sampler draws for it
+A row without that (no span was free for its edits) cannot wait: the sampler draws for it
 between the device's draw and accept, and all rows wait for that.
 """
 
@@ -113,7 +113,7 @@ class SamplerDraws:
         """The lines of a block (it draws for `rows`, and begins with line `first` of the result)
         for which the sampler draws, late or at once. Called before the upload is sent."""
         columns = self._columns
-        mine = np.flatnonzero(columns.special[rows] & (columns.paced[rows] == late))
+        mine = np.flatnonzero(columns.special[rows] & (columns.waits_for_host[rows] == late))
         upload.add(name, mine)
         lines = mine.astype(np.int32) + np.int32(first)
         return SomeLines(name, lines, rows[mine], positions[mine])

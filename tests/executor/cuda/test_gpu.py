@@ -157,12 +157,12 @@ def test_rows_ahead_of_their_masks_draw_the_cpu_engines_tokens(
 
 
 def test_guided_rows_that_pause_draw_the_cpu_engines_tokens() -> None:
-    before, repeats.MOST_PAUSING = repeats.MOST_PAUSING, 0.9
+    before, repeats.MOST_RESTING = repeats.MOST_RESTING, 0.9
     try:
         kinds = [*PLAIN, *PLAIN, GUIDED[0], GUIDED[4]]
         check_guided(gpu_config(max_num_seqs=6), kinds, stopping=False)
     finally:
-        repeats.MOST_PAUSING = before
+        repeats.MOST_RESTING = before
 
 
 def shared_requests(

@@ -217,7 +217,7 @@ def test_few_guided_rows_pause_while_others_repeat(
     full: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether they are drawn for by kernels, or, where these have no room, by the sampler."""
-    monkeypatch.setattr(repeats, "MOST_PAUSING", 0.9)
+    monkeypatch.setattr(repeats, "MOST_RESTING", 0.9)
     if full:
         begin = DeviceEdits.begin
         monkeypatch.setattr(DeviceEdits, "begin", lambda self, s: s.row % 2 == 0 and begin(self, s))

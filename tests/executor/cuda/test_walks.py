@@ -195,7 +195,7 @@ def test_walking_rows_draw_the_tokens_of_rows_with_masks(
     """One step a plan and many, whatever is wasted, and with few blocks, where rows are
     preempted."""
     monkeypatch.setattr(repeats, "MOST_WASTE", 9.0)
-    monkeypatch.setattr(repeats, "MOST_PAUSING", 1.0)
+    monkeypatch.setattr(repeats, "MOST_RESTING", 1.0)
     kinds = {"walking": KINDS, "mixed": PLAIN + KINDS + MASKED}[names]
     expected = wanted(names, 30, 40)
     config = small_config(depth=depth, max_repeat=max_repeat, num_blocks=num_blocks)
