@@ -64,7 +64,7 @@ class Matcher:
         if not self.config.less_columns or part.site == EMBEDDING:
             return False
         tied = part.site == HEAD and self.sites.is_tied
-        if tied or part.turned or self.config.use_dora:
+        if tied or part.transposed or self.config.use_dora:
             why = "use_dora" if self.config.use_dora else "a tied head or a weight [in, out]"
             what = f"has init_lora_weights='olora' with {why}: not built"
             raise self.wrong(part.module, what, MERGE)
@@ -139,7 +139,7 @@ class Matcher:
         first = parts[0]
         rows = first.within.of or first.rows
         shape = (rows,) if self._is_norm(first) else (rows, first.columns)
-        self._check_shape(stored, shape[::-1] if first.turned else shape)
+        self._check_shape(stored, shape[::-1] if first.transposed else shape)
         return [Own(one, "weight", stored) for one in parts]
 
     def _bias(self, name: TensorName, stored: StoredTensor) -> list[Own]:

@@ -142,7 +142,7 @@ def _own_rows(one: Own, numbers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Te
     rows = torch.arange(part.first, part.first + part.rows)
     if numbers.dim() == 1:
         return rows, _in_place(numbers[:, None] + part.less, part)[:, 0]
-    wide = numbers.T if part.turned else numbers
+    wide = numbers.T if part.transposed else numbers
     return rows, _in_place(wide, part).to(dtype).contiguous()
 
 
@@ -261,7 +261,7 @@ def _factors(plan: AdapterPlan, read_base: ReadBase) -> dict[str, Tensor]:
         if change.magnitude is None:
             continue
         a, b = _Matrices().of(change)
-        wide = weight.float().T if change.part.turned else weight.float()
+        wide = weight.float().T if change.part.transposed else weight.float()
         length = torch.linalg.vector_norm(wide + b @ a, dim=1)
         magnitude = read_tensor(change.magnitude).flatten()
         found[change.part.module] = magnitude / length.clamp_min(torch.finfo(torch.float32).tiny)

@@ -42,7 +42,7 @@ class SitePart:
     columns: int
     order: RowOrder | None  # the order in which quire wants the files' rows
     within: Within  # which rows of the module, if not all
-    turned: bool  # the files store its weight as [in, out]
+    transposed: bool  # the files store its weight as [in, out]
     less: float = 0.0  # added to the numbers of the files
     expert: int | None = None  # its expert, in a tensor for all experts
 
@@ -135,7 +135,7 @@ def sites_of_products(products: Iterable[Product]) -> Sites:
         module = own_name(one.name)
         sites[one.name] = Site((one.rows,), one.columns)
         sizes = (0, 0, one.rows, one.columns)
-        parts[module] = (SitePart(module, one.name, *sizes, None, Within(), turned=False),)
+        parts[module] = (SitePart(module, one.name, *sizes, None, Within(), transposed=False),)
         if one.has_bias:
             biases.add(f"{module}.bias")
     return Sites(parts, sites, frozenset(), biases=frozenset(biases))
@@ -161,7 +161,7 @@ def _norm(name: str, weight: Weight) -> SitePart:
     (part,) = weight.parts
     sizes = (0, 0, part.rows, 1)
     return SitePart(
-        _module(part.hf), name, *sizes, part.order, Within(), turned=False, less=part.hf_less
+        _module(part.hf), name, *sizes, part.order, Within(), transposed=False, less=part.hf_less
     )
 
 
@@ -204,6 +204,6 @@ def _add_stacks(
 
 def _site_part(part: Part, site: str, place: tuple[int, int, int, int], within: Within) -> SitePart:
     # For any layout of the weight, an adapter's A is [rank, in] and its B [out, rank].
-    inside = replace(within, turned=False, expert=None)
-    order = (part.order, inside, within.turned)
+    inside = replace(within, transposed=False, expert=None)
+    order = (part.order, inside, within.transposed)
     return SitePart(_module(part.hf), site, *place, *order, expert=within.expert)

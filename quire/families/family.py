@@ -16,14 +16,14 @@ class Name:
     """The name of a tensor in files, without the layer's prefix and without `.weight`.
 
     In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
-    `bare`: no `.weight`, and the bias ends with `_bias`; `turned`: transposed, [in, out];
+    `bare`: no `.weight`, and the bias ends with `_bias`; `transposed`: stored as [in, out];
     `stacked`: the tensors of all experts in one. If two parts have the same name there, one tensor
     holds both, one after the other, or `alternating` row by row."""
 
     hf: str
     gguf: str
     bare: bool = False
-    turned: bool = False
+    transposed: bool = False
     stacked: bool = False
     alternating: bool = False
     gguf_bare: bool = False

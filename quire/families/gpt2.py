@@ -60,11 +60,11 @@ FAMILY = Family(
     ),
     names=LayerNames(
         attn_norm=Name("ln_1", "attn_norm"),
-        qkv=(Name("attn.c_attn", "attn_qkv", turned=True),),
-        o=Name("attn.c_proj", "attn_output", turned=True),
+        qkv=(Name("attn.c_attn", "attn_qkv", transposed=True),),
+        o=Name("attn.c_proj", "attn_output", transposed=True),
         mlp_norm=Name("ln_2", "ffn_norm"),
-        up=Name("mlp.c_fc", "ffn_up", turned=True),
-        down=Name("mlp.c_proj", "ffn_down", turned=True),
+        up=Name("mlp.c_fc", "ffn_up", transposed=True),
+        down=Name("mlp.c_proj", "ffn_down", transposed=True),
     ),
     buffers=("attn.bias", "attn.masked_bias"),
     without_effect={

@@ -22,13 +22,13 @@ _OLDER = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm
 @dataclass(frozen=True, slots=True)
 class EncoderWeight:
     """One weight, and the stored tensors that fill it from the top, with their numbers of rows. If
-    `is_turned`, the stored tensor has the second half of the rows first."""
+    `halves_swapped`, the stored tensor has the second half of the rows first."""
 
     name: str
     shape: tuple[int, ...]
     stored: tuple[str, ...]
     rows: tuple[int, ...]
-    is_turned: bool = False
+    halves_swapped: bool = False
 
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
@@ -62,9 +62,9 @@ def _layer(index: int, spec: EncoderSpec, names: EncoderNames) -> Iterator[Encod
         rows = rows if len(stored) > 1 else (sum(rows),)
         for kind, shape in (("weight", (columns,)), ("bias", ()))[: 1 + bias]:
             full = tuple(f"{theirs}{one}.{kind}" for one in stored)
-            turned = names.gate_behind and name == "mlp.up"
+            swapped = names.gate_behind and name == "mlp.up"
             whole = (sum(rows), *shape)
-            yield EncoderWeight(f"{ours}.{name}.{kind}", whole, full, tuple(rows), turned)
+            yield EncoderWeight(f"{ours}.{name}.{kind}", whole, full, tuple(rows), swapped)
 
     yield from linear("attn.qkv", names.qkv, heads, hidden, spec.attention_bias)
     yield from linear("attn.o", (names.o,), (hidden,), width, spec.attention_bias)
@@ -125,7 +125,7 @@ def load_encoder_weights(
         kept = torch.float32 if _is_norm(weight) else dtype
         parts = [read_tensor(source).to(kept) for source in sources]
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if weight.is_turned:
+        if weight.halves_swapped:
             whole = whole.roll(len(whole) // 2, 0)
         weights[weight.name] = whole.to(device)
     return weights

@@ -26,8 +26,8 @@ class StoredTensor:
     """Where a tensor is: `num_bytes` at `offset` of the file `path`; `shape` has rows first.
 
     The bytes may hold more than the tensor: its rows are every `step`-th from `first` on. If
-    `turned`, the file has the transposed tensor. `scales`: factors of its numbers, one for all or
-    one for each index of the first dimension; empty means 1."""
+    `transposed`, the file has it transposed. `scales`: factors of its numbers, one for all or one
+    for each index of the first dimension; empty means 1."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class StoredTensor:
     path: Path
     offset: int
     num_bytes: int
-    turned: bool = False
+    transposed: bool = False
     first: int = 0
     step: int = 1
     scales: tuple[float, ...] = ()
@@ -59,7 +59,7 @@ class StoredTensor:
     @property
     def is_scattered(self) -> bool:
         """Whether its rows are not contiguous in the file."""
-        return self.turned or self.step > 1
+        return self.transposed or self.step > 1
 
 
 def _formats(*sizes: tuple[str, int, int]) -> dict[str, StorageFormat]:

@@ -290,7 +290,7 @@ def fill_rows(out: Tensor, piece: Piece) -> None:
 
 def _unpack_into(out: Tensor, source: StoredTensor, piece: Piece) -> None:
     order, columns = piece.order, piece.columns
-    if source.turned and source.format.block > 1:
+    if source.transposed and source.format.block > 1:
         out.copy_(turned_blocks(source))
         return
     on_cpu = out.device.type == "cpu"

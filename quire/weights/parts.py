@@ -86,7 +86,9 @@ class Stored:
     def named(self, kind: str) -> Part:
         hf, gguf = self.name.stored(kind)
         within = (
-            self.part.hf_within if kind == "weight" else replace(self.part.hf_within, turned=False)
+            self.part.hf_within
+            if kind == "weight"
+            else replace(self.part.hf_within, transposed=False)
         )
         return replace(self.part, hf=hf, gguf=gguf, hf_within=within)
 
@@ -123,7 +125,7 @@ class LayerParts:
         made = []
         in_one = len({name.hf for name in names}) < len(names)  # of Hugging Face
         for number, (name, count) in enumerate(zip(names, rows, strict=True)):
-            within = Within(expert=expert if name.stacked else None, turned=name.turned)
+            within = Within(expert=expert if name.stacked else None, transposed=name.transposed)
             if in_one and name.alternating:
                 within = replace(within, first=number, step=len(names), of=sum(rows))
             elif in_one:

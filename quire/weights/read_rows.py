@@ -52,7 +52,7 @@ def _scattered_rows(source: StoredTensor, order: RowOrder | None) -> Tensor:
     with source.path.open("rb", buffering=0) as file:
         file.seek(source.offset)
         read_exactly(file, raw.numpy(), source)
-    if source.turned:
+    if source.transposed:
         columns = raw.view(*source.shape[1:], -1, source.format.block_bytes)
         rows = columns.transpose(0, 1).flatten(1)
     else:
@@ -114,5 +114,5 @@ def turned_blocks(source: StoredTensor) -> Tensor:
     count = source.first + source.step * source.shape[0]
     columns, row = source.shape[1], source.format.block_bytes
     width = source.num_bytes // columns // row * source.format.block
-    whole = read_tensor(replace(source, shape=(columns, width), turned=False, first=0, step=1))
+    whole = read_tensor(replace(source, shape=(columns, width), transposed=False, first=0, step=1))
     return whole.T[source.first : count : source.step]

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Within:
     """The part of a stored tensor that fills a weight: of a tensor for all experts that of
-    `expert`; then, if `turned`, transposed from [in, out] to [out, in]; then, of its `of` rows
+    `expert`; then, if `transposed`, changed from [in, out] to [out, in]; then, of its `of` rows
     (None: as many as are wanted), every `step`-th from `first` on."""
 
     expert: int | None = None
-    turned: bool = False
+    transposed: bool = False
     first: int = 0
     step: int = 1
     of: int | None = None
@@ -34,14 +34,14 @@ class Within:
         whole = (self.of or shape[0], *shape[1:])
         if source.shape == tuple(size for size in whole if size > 1):  # GGUF leaves 1s out
             source = replace(source, shape=whole)
-        expected = whole[::-1] if self.turned else whole
+        expected = whole[::-1] if self.transposed else whole
         if source.shape != expected:
             raise CorruptModel(
                 f"{where}: tensor {source.name!r} has the shape {source.shape}; "
                 f"the model's config asks for {expected}"
             )
-        if self.turned:
-            source = replace(source, shape=whole, turned=True)
+        if self.transposed:
+            source = replace(source, shape=whole, transposed=True)
         if self.of is None:
             return source
         return source.rows(self.first, shape[0], self.step)
@@ -50,14 +50,14 @@ class Within:
         """The part of a tensor in memory: `count` rows."""
         if self.expert is not None:
             tensor = tensor[self.expert]
-        if self.turned:
+        if self.transposed:
             tensor = tensor.transpose(0, 1)
         return tensor[self.first : self.first + count * self.step : self.step]
 
     def whole(self, shape: tuple[int, ...], experts: int) -> tuple[int, ...]:
         """The shape of the tensor from which a part of this shape is cut, with so many experts."""
         rows = (self.of or shape[0], *shape[1:])
-        rows = rows[::-1] if self.turned else rows
+        rows = rows[::-1] if self.transposed else rows
         return rows if self.expert is None else (experts, *rows)
 
 
@@ -72,7 +72,7 @@ def latent_pairs(
     total, at = heads * latent.pair_dims, 0
     for head in range(heads):
         for name, rows in zip(names, (latent.plain_dims, latent.value_dims), strict=True):
-            inside = Within(expert=head, turned=name is names[0])
+            inside = Within(expert=head, transposed=name is names[0])
             yield name, rows, Within(first=at, of=total), inside
             at += rows
 

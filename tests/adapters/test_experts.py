@@ -41,20 +41,20 @@ def of_experts(model: Any) -> Iterator[tuple[str, str, Tensor]]:
             yield module, tensor, parameter.detach()
 
 
-def random_pairs(model: Any, *, turned: bool) -> dict[str, Pairs]:
-    """For every module of experts; `turned`: the model has weights as [in, out]."""
+def random_pairs(model: Any, *, transposed: bool) -> dict[str, Pairs]:
+    """For every module of experts; `transposed`: the model has weights as [in, out]."""
     made = torch.Generator().manual_seed(5)
     found: dict[str, Pairs] = {}
     for module, tensor, parameter in of_experts(model):
         for expert, weight in enumerate(parameter):
-            rows, columns = weight.shape[::-1] if turned else weight.shape
+            rows, columns = weight.shape[::-1] if transposed else weight.shape
             a = torch.randn(RANK, columns, generator=made) / columns**0.5
             b = torch.randn(rows, RANK, generator=made)
             found.setdefault(module, {})[tensor, expert] = a, b
     return found
 
 
-def changed(model: Any, pairs: dict[str, Pairs], *, turned: bool) -> dict[str, Tensor]:
+def changed(model: Any, pairs: dict[str, Pairs], *, transposed: bool) -> dict[str, Tensor]:
     """The model's tensors with all that added."""
     own: dict[str, Tensor] = {}
     for module, tensor, parameter in of_experts(model):
@@ -62,7 +62,7 @@ def changed(model: Any, pairs: dict[str, Pairs], *, turned: bool) -> dict[str, T
             a, b = pairs[module][tensor, expert]
             delta = b @ a * (ALPHA / RANK)
             whole = own.setdefault(f"{module}.{tensor}", parameter.clone())
-            whole[expert] += delta.T if turned else delta
+            whole[expert] += delta.T if transposed else delta
     return own
 
 
@@ -122,11 +122,11 @@ def compare(where: Where, base: Path, model: Any, peft: Peft, own: dict[str, Ten
 def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
     family: str, swapped: bool, where: Where, tmp_path: Path
 ) -> None:
-    model, turned = random_model(MORE[family]), family == "gpt oss"
+    model, transposed = random_model(MORE[family]), family == "gpt oss"
     model.save_pretrained(tmp_path / "base")
-    pairs = random_pairs(model, turned=turned)
+    pairs = random_pairs(model, transposed=transposed)
     peft = adapter(stacked(pairs, swapped=swapped))
-    compare(where, tmp_path / "base", model, peft, changed(model, pairs, turned=turned))
+    compare(where, tmp_path / "base", model, peft, changed(model, pairs, transposed=transposed))
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_a_module_of_each_expert_is_changed_by_its_name(
 ) -> None:
     model = random_model(MORE[family])
     model.save_pretrained(tmp_path / "base")
-    pairs = random_pairs(model, turned=False)
+    pairs = random_pairs(model, transposed=False)
     compare(
         where,
         tmp_path / "base",
         model,
         adapter(one_by_one(pairs, names)),
-        changed(model, pairs, turned=False),
+        changed(model, pairs, transposed=False),
     )
 
 

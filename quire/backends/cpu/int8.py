@@ -96,7 +96,7 @@ class Int8Matrix:
         return self.arithmetic.look_up(self, ids)
 
 
-def turned(x: Tensor) -> Tensor:
+def hadamard(x: Tensor) -> Tensor:
     """Multiply each BLOCK of the last dimension with the Hadamard matrix, by sums and differences,
     always in the same order. The matrix is its own inverse up to a factor BLOCK."""
     v = x.reshape(-1, BLOCK)
@@ -129,7 +129,7 @@ class TorchInt8:
     """In torch, whose product of bytes gives exact 32-bit sums. Rows are stored in order."""
 
     def pack(self, matrix: Int8Matrix, rows: Tensor, first: int) -> None:
-        whole, scale = rounded(turned(padded(rows, matrix.depth)))
+        whole, scale = rounded(hadamard(padded(rows, matrix.depth)))
         place = slice(first, first + rows.shape[0])
         matrix.packed[place] = whole
         matrix.scales[place] = scale[:, 0] / BLOCK  # two transforms multiply by BLOCK
@@ -139,7 +139,7 @@ class TorchInt8:
         return TorchLinear(matrix, bias)
 
     def look_up(self, matrix: Int8Matrix, ids: Tensor) -> Tensor:
-        back = turned(matrix.packed[ids].float())[:, : matrix.shape[1]]
+        back = hadamard(matrix.packed[ids].float())[:, : matrix.shape[1]]
         return back * matrix.scales[ids][:, None]
 
 
@@ -151,7 +151,7 @@ class TorchLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         matrix, channels = self.matrix, self.matrix.shape[0]
-        whole, scale = rounded(turned(padded(x, matrix.depth)))
+        whole, scale = rounded(hadamard(padded(x, matrix.depth)))
         sums = torch._int_mm(whole, matrix.packed.t())[:, :channels]
         made = (sums.float() * scale).mul_(matrix.scales[:channels])
         return made if self.bias is None else made.add_(self.bias)

@@ -98,7 +98,7 @@ def stored_matrix(
             f"{tensor.name!r} in {tensor.format.name}"
         )
     where, rows = f"{tensor.path.name}: {module}", within.of or shape[0]
-    if within.turned and layout.kind != "mxfp4":  # MXFP4 files are [out, in] anyway
+    if within.transposed and layout.kind != "mxfp4":  # MXFP4 files are [out, in] anyway
         raise UnsupportedModel(
             f"{where} is quantised [in, out]; quire reads plain numbers that way"
         )

@@ -14,8 +14,8 @@ from quire.backends.cpu.int8 import (
     Int8Arithmetic,
     Int8Matrix,
     TorchInt8,
+    hadamard,
     rounded,
-    turned,
 )
 from quire.backends.cpu.native.library import AVX2, library
 from quire.backends.cpu.native_int8 import PATHS, Choice, NativeInt8, paths_here
@@ -83,7 +83,7 @@ def test_the_result_is_near_the_wide_product(arithmetic: Int8Arithmetic) -> None
     exact = x @ weight.t()
     error = (Int8Matrix.of(weight, arithmetic).linear(None)(x) - exact).norm() / exact.norm()
     assert error < 0.02
-    # An outlier costs little, because it is spread: without turning, the error is over 0.5.
+    # An outlier costs little, because it is spread: without the transform, the error is over 0.5.
     x[:, 5] *= 300
     weight[:, 5] /= 300
     exact = x @ weight.t()
@@ -140,9 +140,9 @@ def test_looked_up_rows_are_near_the_stored_ones() -> None:
         assert (found - weight).norm() / weight.norm() < 0.02
 
 
-def test_turning_twice_gives_the_row_back() -> None:
+def test_the_transform_twice_gives_the_row_back() -> None:
     x = torch.arange(3 * 2 * BLOCK).float().view(3, -1)
-    assert torch.equal(turned(turned(x)) / BLOCK, x)
+    assert torch.equal(hadamard(hadamard(x)) / BLOCK, x)
 
 
 def test_bytes_stay_within_127() -> None:
