@@ -19,7 +19,7 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.errors import gpu_errors
 from quire.executor.cuda.masks import pinned_masks
 from quire.executor.cuda.memory import num_cuda_blocks, num_cuda_sounds
-from quire.executor.cuda.offload import HostCopies, give_back
+from quire.executor.cuda.offload import OffloadedWeights, give_back
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.runner import CudaRunner
 from quire.executor.cuda.steady import check_steady
@@ -90,7 +90,7 @@ class CudaExecutor:
         self._weights: Weights | LoadedModule | None = weights
         self._warmup = warmup
         self._model: Decoder | ModuleModel | None = None
-        self._on_host: HostCopies | None = None
+        self._on_host: OffloadedWeights | None = None
         self._runner: CudaRunner | None = None
         self._num_blocks = self._num_sounds = 0
         self._why_not_captured = ""
@@ -177,7 +177,7 @@ class CudaExecutor:
             if not keep_weights:
                 self._model = self._on_host = self._sites = None
             elif self._model is not None and self._on_host is None:
-                self._on_host = HostCopies(self._model)
+                self._on_host = OffloadedWeights(self._model)
             give_back()
 
     def wake_up(self, part: Part) -> None:

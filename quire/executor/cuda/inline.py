@@ -13,7 +13,7 @@ from quire.backends.choose import torch_kernels
 from quire.backends.ops import Kernels
 from quire.executor.cpu.local import FinishedStep, LocalExecutor
 from quire.executor.cuda.errors import gpu_errors
-from quire.executor.cuda.offload import HostCopies, give_back
+from quire.executor.cuda.offload import OffloadedWeights, give_back
 from quire.executor.executor import ExecutorFacts, Part
 from quire.step import StepPlan
 
@@ -23,7 +23,7 @@ POOL_SHARE = 0.75
 class InlineExecutor(LocalExecutor):
     """Runs plans inline on one GPU, for models whose layers are not quire's."""
 
-    _on_host: HostCopies | None = None
+    _on_host: OffloadedWeights | None = None
 
     def start(self) -> ExecutorFacts:
         with gpu_errors("while starting"):
@@ -47,7 +47,7 @@ class InlineExecutor(LocalExecutor):
             if self._model is None:
                 self._on_host = None  # copies of an earlier sleep that kept them
             elif self._on_host is None:
-                self._on_host = HostCopies(self._model)
+                self._on_host = OffloadedWeights(self._model)
             give_back()
 
     def wake_up(self, part: Part) -> None:

@@ -17,7 +17,7 @@ from quire.models.decoder import Decoder
 from quire.models.model import ModuleModel
 
 
-class HostCopies:
+class OffloadedWeights:
     """A model's weights in main memory, while the GPU does not have them."""
 
     def __init__(self, model: Decoder | ModuleModel) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.triton.kernels import TritonKernels
-from quire.executor.cuda.offload import HostCopies, _tensors
+from quire.executor.cuda.offload import OffloadedWeights, _tensors
 from quire.executor.new_weights import NewWeights
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -36,7 +36,7 @@ def test_every_weight_leaves_and_comes_back(name: str) -> None:
     tied = pair.spec.tied_embeddings  # the table comes as the head's, too
     listed = sum(t.numel() for t in tensors if t.dim() < 2 or t.shape[1] > 1)
     assert listed == num_weights + tied * pair.weights["embed.weight"].numel()
-    out = HostCopies(model)
+    out = OffloadedWeights(model)
     assert all(t.untyped_storage().nbytes() == 0 for t in tensors)
     out.bring_back()
     assert all(torch.equal(a, b) for a, b in zip(bits(tensors), before, strict=True))
