@@ -85,11 +85,9 @@ class Stored:
 
     def named(self, kind: str) -> Part:
         hf, gguf = self.name.stored(kind)
-        within = (
-            self.part.hf_within
-            if kind == "weight"
-            else replace(self.part.hf_within, transposed=False)
-        )
+        within = self.part.hf_within
+        if kind != "weight":
+            within = replace(within, transposed=False)
         return replace(self.part, hf=hf, gguf=gguf, hf_within=within)
 
 
