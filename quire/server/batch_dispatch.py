@@ -173,7 +173,7 @@ class Dispatcher:
         self._changed.set()
 
     def _judge(self) -> None:
-        """After a death, with no rows in flight: update the suspects, and find the culprit."""
+        """After a death, with no rows in flight: update the suspects, and keep a found culprit."""
         if not self._died_with:
             return
         note(f"the engine died with {len(self._died_with)} rows of batches; they are tried again")

@@ -2,7 +2,7 @@
 that `quire show` and `quire report` read it.
 
 These calls block, and only one thread may make them at a time. The input in the directory is a hard
-link to the uploaded file, so the directory stays complete when that file is deleted.
+link to the uploaded file (or a copy), so the directory stays complete when that file is deleted.
 """
 
 from __future__ import annotations

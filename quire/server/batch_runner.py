@@ -120,8 +120,8 @@ class BatchRun:
         )
 
     async def _is_open(self, job: BatchJob) -> bool:
-        """Open the job. One that cannot be read waits, since its files may be repaired; False if
-        its time is over."""
+        """Open the job. If it cannot be read, raise CorruptJob and run again, since its files may
+        be repaired; False if an early end is asked for."""
         try:
             await self._context.on_thread(job.open)
         except CorruptJob:
@@ -277,7 +277,7 @@ class BatchRun:
             return
         except Exception as error:  # a row without a record would keep its batch from ending
             fault = fault_of_row(error, "its line was read or its answer made")
-            if fault is error:  # what the engine is to blame for
+            if fault is error:  # an error of the engine, not of the row
                 raise
             self._result(row, error=str(fault), error_type="row_error")
             return

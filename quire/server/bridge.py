@@ -108,7 +108,7 @@ class Bridge:
         self._set("draining")
 
     async def drained(self) -> None:
-        """Wait until no row runs any more."""
+        """Wait until no interactive row runs any more; rows of batches are not waited for."""
         while any(one.lane == "interactive" for one in self._readings.values()):
             await asyncio.sleep(0.02)
 

@@ -1,7 +1,8 @@
 """One SQLite file with the records of files and batches.
 
-The bytes of files are beside it, and the rows of a batch in its job directory. It records which of
-them exist and who owns them. One thread writes and one reads; a write that returned is on disk.
+The bytes of files are beside it, and the rows of a batch in its job directory. The database records
+which of them exist and who owns them. One thread writes and one reads; a write that returned is on
+disk.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class EngineLife:
         command: Sequence[str] = COMMAND,
         hear: Callable[[str], None],
     ) -> EngineLife:
-        """Start it. `hear` gets each line that it writes to stderr."""
+        """Start the process. `hear` gets each line that it writes to stderr."""
         board = Board.create()
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -70,7 +70,7 @@ class EngineLife:
             pipe.write(msgspec.json.encode(message) + b"\n")
 
     async def messages(self) -> AsyncIterator[Message]:
-        """The engine's messages, until it closes its output."""
+        """The engine's messages, until it closes its output or sends a broken one."""
         pipe, lines = self._process.stdout, Lines(decode, self._stderr.keep)
         while pipe is not None and (data := await pipe.read(_CHUNK)):
             try:

@@ -1,4 +1,4 @@
-"""Makes of the body for a batch of messages the lines from which every batch is read.
+"""Turns the body for a batch of messages into the lines from which every batch is read.
 
 A body of hundreds of megabytes is never in memory as objects: it is written to disk as it arrives
 and checked there, and each request is copied unchanged. An error that would prevent matching a

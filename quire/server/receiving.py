@@ -1,5 +1,5 @@
-"""Writes the bytes of an upload to disk, with limits of size and time, and hashes them; they are
-durable when it returns.
+"""Writes the bytes of an upload to disk, with limits of size and time, and hashes them. A file is
+durable when `receive` returns.
 
 Another thread writes, in pieces of a mebibyte, so that a slow disk does not block other requests.
 """

@@ -1,4 +1,4 @@
-"""Makes of a RequestOutput the plain Output that goes to the server."""
+"""Turns a RequestOutput into the plain Output that goes to the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes of rows prompts as token ids, and parameters. Any thread may call it."""
+"""Turns rows into prompts of token ids and parameters. Any thread may call it."""
 
 from __future__ import annotations
 
