@@ -1,4 +1,4 @@
-"""Makes of a list of choices the token sequences that the model scores.
+"""Turns a list of choices into the token sequences that the model scores.
 
 A choice is written in its canonical tokens: those that the tokenizer makes of its text. An answer
 counts for the longest choice that it begins with. So it counts for at most one choice, also if one

@@ -177,6 +177,6 @@ def completion_texts(
 def marked_text(
     tokenizer: Tokenizer, prompt_ids: Sequence[int] | Ints, output_ids: Sequence[int] | Ints
 ) -> str:
-    """The same text with all special tokens, which mark reasoning and calls for some models."""
+    """The text with all special tokens, which mark reasoning and calls, unseparated by spaces."""
     shown = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
     return completion_text(tokenizer, prompt_ids, output_ids, **shown)

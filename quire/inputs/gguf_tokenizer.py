@@ -55,8 +55,8 @@ _NAMED = {
 
 
 class _Ends(NamedTuple):
-    """The end tokens of texts if the file does not say, and the number of end-of-text tokens
-    between the two texts of a pair."""
+    """Whether texts get tokens at their beginning and end if the file does not say, and the number
+    of end-of-text tokens between the two texts of a pair."""
 
     bos: bool = False
     eos: bool = False
@@ -123,7 +123,7 @@ def _is_encoder(metadata: Mapping[str, Any]) -> bool:
 
 
 def _marks_between(metadata: Mapping[str, Any]) -> int:
-    """The number of end tokens between two texts: two for RoBERTa, which is also named bert."""
+    """The end tokens between two texts: two for (XLM-)RoBERTa, which is also named bert."""
     return 2 if metadata.get("general.architecture") in ("bert", "jina-bert-v3") else 1
 
 

@@ -14,7 +14,7 @@ from quire.params.rules import fail
 from quire.request import Ints, NamedTokens
 from quire.sampling_params import SamplingParams
 
-MOST_BYTES = 2 << 30  # of the prompt logprobs of a request: a prompt times a vocabulary has no end
+MOST_BYTES = 2 << 30  # of a request's prompt logprobs, which may be a prompt times a vocabulary
 # Bytes for one logprob: in arrays, or in flat lists.
 _ARRAY_BYTES, _FLAT_BYTES = 8, 100
 

@@ -8,8 +8,8 @@
   <|tool_calls_section_begin|>  functions.f:0<|tool_call_argument_begin|>{"x": 1}    (Kimi K2)
   <|tool_call_start|>, <function_calls>  [f(x=1)]                       (LFM2, OLMo 3)
 
-and JSON between others. A value that is not written as JSON is what its parameter says: a text
-stays one, though it be all digits. A text is cut at its marks once, and no piece is read twice.
+and JSON between others. A value that is not JSON gets the type of its parameter: a string stays
+one, even if it is all digits. A text is cut at its marks once, and no piece is read twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from quire.inputs.pythonic import read_pythonic_calls
 from quire.outputs import ToolCall
 
-# Of each function its parameters that are texts, and whether they may be null.
+# Function -> its parameters that take a string -> whether they may be null.
 Offered = Mapping[str, Mapping[str, bool]]
 Calls = list[ToolCall]
 
@@ -34,8 +34,8 @@ _decode = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands around calls, and what reads them: None for what is no call. A call ends where
-    the next one opens, or with the answer, if nothing closes it."""
+    """The marks around calls, and the function that reads their text (None: no call). A call
+    without a closing mark ends at the next opening mark, or with the answer."""
 
     opening: str
     closing: str
@@ -43,7 +43,7 @@ class Marks:
 
 
 def offered_functions(tools: Iterable[Any] | None) -> Offered | None:
-    """What there is to call, by the schemas of tools; None where there are none."""
+    """The functions that the schemas of tools offer; None if there are no tools."""
     if not tools:
         return None
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
@@ -55,7 +55,7 @@ def offered_functions(tools: Iterable[Any] | None) -> Offered | None:
 
 
 def read_marked(text: str, marks: Iterable[Marks], offered: Offered) -> tuple[str, Calls]:
-    """What the calls leave of the text, and the calls."""
+    """The text without the calls, and the calls."""
     by_opening = {each.opening: each for each in marks}
     found = list(re.finditer("|".join(map(re.escape, by_opening)), text))
     stops = [*(each.start() for each in found[1:]), len(text)]
@@ -70,7 +70,7 @@ def read_marked(text: str, marks: Iterable[Marks], offered: Offered) -> tuple[st
 
 
 def call_of(value: Any) -> ToolCall | None:
-    """A call from its JSON; arguments may be JSON once more, as text."""
+    """A call from its JSON; arguments may be JSON in a string."""
     if not isinstance(value, dict):
         return None
     inner = value.get("function", value)
@@ -87,7 +87,7 @@ def call_of(value: Any) -> ToolCall | None:
 
 
 def json_at(text: str, start: int) -> tuple[Any, int] | None:
-    """The JSON value that begins here or behind white space, and where it ends."""
+    """The JSON value at this place, after white space, and where it ends; None if there is none."""
     while text[start : start + 1].isspace():
         start += 1
     try:
@@ -97,7 +97,7 @@ def json_at(text: str, start: int) -> tuple[Any, int] | None:
 
 
 def _json_calls(body: str, offered: Offered) -> Calls | None:
-    """Objects or lists of them, one behind the other; what is behind them is dropped."""
+    """Objects or lists of them, one after the other; text after them is dropped."""
     values, at = list[Any](), 0
     while (read := json_at(body, at)) is not None:
         values += read[0] if isinstance(read[0], list) else [read[0]]
@@ -108,7 +108,7 @@ def _json_calls(body: str, offered: Offered) -> Calls | None:
 
 
 def _tagged(body: str, offered: Offered) -> Calls | None:
-    """Between <tool_call> and </tool_call>: as the first sign shows."""
+    """The text between <tool_call> and </tool_call>; its first character shows its form."""
     inside = body.strip()
     if inside.startswith("<function="):
         return _functions(inside, offered)
@@ -214,7 +214,7 @@ def _attribute(part: str) -> tuple[str, str]:
 
 
 def _value(raw: str, function: str, parameter: str, offered: Offered) -> Any:
-    """What was written without quotes: JSON, unless the parameter is a text or it reads as none."""
+    """A value written without quotes: JSON, unless its parameter is a string or it is not valid."""
     texts = offered.get(function, {})
     if parameter in texts:
         return None if texts[parameter] and raw.strip() in _NULL else raw
@@ -232,7 +232,7 @@ def _texts(schema: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _types(schema: Any) -> Iterator[str]:
-    """Of a schema and its options; what is no schema says nothing."""
+    """The types of a schema and of its options; a value that is no schema has none."""
     options = [schema]
     if isinstance(schema, Mapping):
         options += [one for key in ("anyOf", "oneOf") for one in _list(schema.get(key))]

@@ -163,8 +163,8 @@ class RequestMaker:
         return made
 
     def look(self, given: Any) -> QuireError | None:
-        """Read the headers of a prompt's media, on any thread, so that `make` need not wait for a
-        decoder. Returns their error, if there is one."""
+        """Fetch a prompt's media and read their headers, on any thread, so that `make` need not
+        wait. Returns their error, if there is one."""
         wrong = attempt(self._looked_at, given)
         return naming_prompt(wrong, 0) if isinstance(wrong, QuireError) else None
 

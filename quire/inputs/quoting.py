@@ -60,7 +60,7 @@ class SpecialTokens:
         self._may_begin = re.compile(f"[{firsts}]" if firsts else "(?!)").search
 
     def found(self, text: str) -> Iterator[int]:
-        """The places where a special token begins, and where the text ends with a part of one."""
+        """The places where a special token begins, and where the beginning of one ends the text."""
         if not self._may_begin(text):
             return
         lowered = text.translate(_LOWER)

@@ -1,5 +1,5 @@
-"""thinking_token_budget: the tags that open and end the thoughts of an answer, for a limit on their
-number of tokens. Thoughts are at the beginning of an answer, as in reasoning.py."""
+"""thinking_token_budget: the tags that open and end the thoughts of an answer, to limit their
+number of tokens. An answer has thoughts at its beginning or none, as in reasoning.py."""
 
 from __future__ import annotations
 
