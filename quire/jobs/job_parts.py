@@ -1,4 +1,4 @@
-"""Makes of a job's options the rows to ask and the first message to an engine: for a run, for a
+"""Turns a job's options into the rows to ask and the first message to an engine: for a run, for a
 worker of a joined job, and for a plan."""
 
 from __future__ import annotations

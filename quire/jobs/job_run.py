@@ -206,7 +206,7 @@ class JobRun(Watcher):
         """Write the output and the final manifest; returns how many rows failed."""
         write = write_transcripts if self._manifest.kind == "transcribe" else write_output
         if self._manifest.kind == "batch":
-            from quire.jobs.batch import write_batch as write  # with all words of OpenAI's bodies
+            from quire.jobs.batch import write_batch as write  # seldom needed
         try:
             with signals.at_once():
                 write(self._job_dir, self._manifest, journal.index, work.num_rows)

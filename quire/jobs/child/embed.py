@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddingEngine(JobEngine):
-    """Embeds rows with a session. Parameters of all rows are checked before the first row."""
+    """Embeds rows with a session. Parameters that all rows share are checked before any row."""
 
     def __init__(self, session: Session, opening: Message, board: Board, files: Message) -> None:
         super().__init__(session, board, files)

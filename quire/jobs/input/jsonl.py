@@ -17,7 +17,7 @@ LONGEST_ROW = 32 << 20  # bytes
 _ARRAYS = "only a file whose name ends in .json is read as one, or with --format json"
 _BOM = b"\xef\xbb\xbf"
 _CR_ALONE = re.compile(rb"\}[ \t]*\r[ \t]*\{")  # between two rows, and nowhere in one
-# The beginning of a JSON file that is one object, or an array, over several lines.
+# An object, or an array of objects, that continues in the next line, as no row does.
 _SPREAD = re.compile(rb'\s*\{([^\n]*[,{\[])?[ \t\r]*\n(\s*"|[ \t]+[{\[])')
 _SPREAD_ARRAY = re.compile(rb"\s*\[[ \t\r]*\n\s*\{")
 

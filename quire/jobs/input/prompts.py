@@ -1,4 +1,4 @@
-"""Makes of a row what the engine is asked: a prompt, a conversation, or a context with endings.
+"""Turns a row into a request for the engine: a prompt, a conversation, or a context with endings.
 
 Parts that are the same for all rows (system message, examples) are sent to the engine once, as a
 Preamble.
