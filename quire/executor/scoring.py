@@ -45,12 +45,13 @@ class ScoredTargets:
     positions: Longs
     tokens: Longs
     named: Longs
-    slices: tuple[tuple[int, int], ...]
+    slices: tuple[tuple[int, int], ...]  # (slice, number of its targets), in order of targets
     num_top: int
     as_asked: bool
 
     def pieces(self, num_lines: int) -> Iterator[Piece]:
-        """The targets in pieces of at most `num_lines`."""
+        """The targets in pieces of at most `num_lines`. Positions [3 3 4], tokens [7 8 9] ->
+        positions [3 4], shared lines [0], tokens [7 9 8], places [0 2 1]."""
         for at in range(0, len(self.tokens), num_lines):
             positions, first, lines = np.unique(
                 self.positions[at : at + num_lines], return_index=True, return_inverse=True

@@ -13,7 +13,8 @@ NO_SOUND = -1
 
 
 class SoundPages:
-    """Places for sounds, of as many blocks as a sound's rows take, and the place of each sound."""
+    """Places for sounds, of as many blocks as a sound's rows take, and the place of each sound.
+    pages [layers, 2, places * blocks of each, heads, S, D]; place i has the blocks tables[i]."""
 
     def __init__(
         self,

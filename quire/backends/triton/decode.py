@@ -39,7 +39,7 @@ _PROGRAMS_PER_CORE = 2
 _MOST_PER_CORE = 32
 LONG = 1024
 _ITEMS_AT_ONCE = 16
-_MERGED_VALUES = 2048  # numbers of parts that the merging program holds
+_MERGED_VALUES = 2048  # values of parts that the merging program holds at once
 _HEADS_AT_ONCE = 4  # of a row that one program merges with its prefixes
 
 

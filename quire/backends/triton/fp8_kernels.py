@@ -21,7 +21,7 @@ from quire.backends.triton.jit import part
 
 SCALE_BYTES = tl.constexpr(4)
 LARGEST = tl.constexpr(448.0)  # of float8_e4m3
-# Smaller numbers become 0; it also bounds the divisor of a scale.
+# The least scale: far smaller numbers become 0, and nothing is divided by less.
 LEAST_SCALE = tl.constexpr(1.0e-12)
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 

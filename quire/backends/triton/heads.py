@@ -1,6 +1,6 @@
 """From the packed qkv projection to q and the KV cache, in one launch.
 
-For each token: q and k are normed by head if the model does that and rotated, and k and v are
+For each token: q and k are normed by head (if the model does that) and rotated, and k and v are
 written to the token's slot. Slot -1 (or no slot: padding) stores nothing.
 """
 

@@ -49,11 +49,11 @@ class PartsRoom(Protocol):
 class PrefixSize:
     """The size of a work list, which is part of a graph's key."""
 
-    queries: int
+    queries: int  # of a tile: 64 or 128
     items: int
-    members: int
-    blocks: int
-    parts: int
+    members: int  # rows in groups, counted per level
+    blocks: int  # of all groups together
+    parts: int  # that members may get
 
     @staticmethod
     def of(shape: HeadShape, num_rows: int, *, queries: int = 64, blocks: int = 4096) -> PrefixSize:

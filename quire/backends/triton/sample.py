@@ -32,14 +32,14 @@ _UNUSED_BITS = {"torch.bfloat16": 16, "torch.float16": 13, "torch.float32": 0}
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The sampling parameters of rows, on the device."""
+    """The sampling parameters of rows, on the device: one entry for each row."""
 
-    temperature: Tensor
-    top_k: Tensor
-    log_min_p: Tensor
-    top_p: Tensor
-    noise_key: Tensor
-    sample: Tensor
+    temperature: Tensor  # float32, 0 = take the likeliest
+    top_k: Tensor  # int32, 0 = off
+    log_min_p: Tensor  # float32, log(min_p), -inf = off
+    top_p: Tensor  # float64, 1 = off
+    noise_key: Tensor  # int64, the 64 bits of the key
+    sample: Tensor  # int32, the number of the sibling
 
     @staticmethod
     def greedy(num_rows: int, device: torch.device) -> SamplingColumns:

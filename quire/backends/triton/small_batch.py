@@ -4,8 +4,8 @@ With few rows a product costs as much as reading its weights, and launches cost 
 everything between two products is part of one of them. A product that adds to the residual stream
 also writes the stream times the weight of the next norm, and the sums of squares of what it wrote,
 tile by tile. The product that reads the stream adds up these sums while it multiplies, and then
-divides its results (which float16 might not hold: only bfloat16 and float32). One program
-multiplies with gate and up, and computes activation(gate) * up.
+norms its results (which float16 might not hold: only bfloat16 and float32). One program multiplies
+with gate and up, and computes activation(gate) * up.
 
 The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
 and `normed` for the logits. If the GPU supports it, each product is launched while the kernel
@@ -54,7 +54,7 @@ class Product:
     """The constants of one kind of product."""
 
     rows: int
-    outer: int  # columns of the result: half the lines of the weight
+    outer: int  # columns of the result: half the lines of the weight, if gated
     inner: int
     dtype: torch.dtype
     normed: bool

@@ -36,8 +36,8 @@ def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Til
     held = queries * padded_width(shape)
     if shape.fp8_kv:
         keys = min(128, _keys_within(shape, 2 * _DECODE_TILE_BYTES))
-        # fp8 has half the bytes and needs twice the instructions for each, so fewer instructions
-        # count. Programs of one warp have no barriers, but only many of them keep the memory busy.
+        # fp8 has half the bytes and needs twice the instructions for each, so these limit the
+        # speed. Programs of one warp have no barriers, but only many of them keep the memory busy.
         if held > 1024:  # more than two warps hold in registers
             return Tile(queries, min(64, keys), 4, 3)
         alone = num_rows >= MANY_ROWS and padded_width(shape) >= 128

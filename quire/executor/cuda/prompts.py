@@ -120,7 +120,7 @@ class Computed:
 
 
 class Prompts:
-    """Computes the slices of plans."""
+    """Computes the slices of plans whose rows all draw with the device's own sampling."""
 
     def __init__(
         self, parts: Parts, media: PassMedia, *, most_tokens: int, captured: Captured
