@@ -1,8 +1,8 @@
 """PEFT's names of an adapter's tensors. No torch.
 
 `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight` is the matrix A of the module
-`model.layers.0.self_attn.q_proj`. Adapters of bare models leave the inner `model.`
-out; those of models that also see have `language_model.` in it.
+`model.layers.0.self_attn.q_proj`. Adapters of bare models leave the inner `model.` out; those of
+models that also see have `language_model.` in it.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Sites:
     """All sites of a model: parts by module, sites by name, and modules that exist but are not
     supported. `stacks`: tensors for all experts, by module and tensor. `norms`: modules of norms.
     `biases`: names of biases. `experts_add_only`: experts support A and B only. `is_tied`: head and
-    embedding are one."""
+    embedding are one matrix."""
 
     parts: Mapping[str, tuple[SitePart, ...]]
     sites: Mapping[str, Site]

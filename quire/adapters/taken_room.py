@@ -1,5 +1,5 @@
-"""Memory that adapters take beside the slots that are allocated at the start: for heads, embeddings
-and an adapter's own numbers, and for A and B of experts. No torch.
+"""Memory that adapters take beside the slots that are allocated at the start: for own heads,
+embeddings and other numbers, and for A and B of experts, heads and embeddings. No torch.
 
 It is allocated when the first adapter with such numbers is loaded, and stays: numbers of the same
 shapes and dtypes use it again.

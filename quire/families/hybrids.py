@@ -52,7 +52,7 @@ def read_hybrid(fields: Fields, *, kv_heads: int, mlp: MlpPlan | ExpertsPlan) ->
 def read_gated_experts(
     fields: Fields, *, count: int, per_token: int, renormalise: bool = True
 ) -> ExpertsPlan:
-    """Experts of width 512, and a shared expert with a gate. The arguments are defaults."""
+    """Experts, by default 512 wide, and a shared one with a gate; arguments are defaults."""
     experts = read_count(fields, count)
     return ExpertsPlan(
         experts,

@@ -110,7 +110,7 @@ def _width(spec: PoolerSpec, hidden_size: int) -> int:
 
 
 def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
-    """[1, H] by the kind of pooling, or all states."""
+    """[1, H] of the states that a kind of pooling needs, or of all states of a text."""
     made: Floats
     match pooling:
         case "mean":
