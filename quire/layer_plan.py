@@ -1,6 +1,6 @@
 """LayerPlan: what one layer of a decoder computes, part by part. Knows nothing of torch.
 
-Every field is a fact about the architecture; the names of families stand in quire/families alone.
+Every field is a fact about the architecture; only quire/families has names of families.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary positions: the first `dims` numbers of a head are turned, the others are not.
+    """Rotary positions: the first `dims` numbers of a head are rotated, the others are not.
 
     Numbers i and i + dims / 2 of a head are a pair. In the files of a model whose pairs are
     `interleaved`, numbers 2 i and 2 i + 1 are a pair; loading moves them apart. `axes`: which of
-    three coordinates turns pair i, where positions have three; empty where they have one."""
+    three coordinates rotates pair i, where positions have three; empty where they have one."""
 
     theta: float
     dims: int
@@ -115,7 +115,7 @@ class QueryGrowth:
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
     """Keys and values of all heads are computed from one row per token, and only that row is kept:
-    `kv_rank` numbers, after a norm, then `rope_dims` numbers that are turned.
+    `kv_rank` numbers, after a norm, then `rope_dims` numbers that are rotated.
 
     A head's key is a product of the first part (`plain_dims` numbers) followed by the second part;
     its value is another product of the first part (`value_dims` numbers). Queries have both parts
@@ -158,18 +158,18 @@ class AttentionPlan:
     num_kv_heads: int
     head_dim: int
     scale: float  # multiplied with every product of a query and a key
-    rope: Rope | None  # None: nothing is turned
+    rope: Rope | None  # None: nothing is rotated
     window: int | None = None  # how many tokens back a query sees, itself included; None = all
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     qkv_bias: bool = False
     k_bias: bool = True  # False: keys have no bias even with qkv_bias
     o_bias: bool = False
-    # Norms of q and k before they are turned: of each head, or of all heads as one row.
+    # Norms of q and k before they are rotated: of each head, or of all heads as one row.
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
     whole: WholeHeads | None = None  # None: these are all heads
     sinks: bool = False  # every head has one more key: a learned score, with value 0
-    # The attention's result is multiplied, before the product back, with sigmoids of a product.
+    # The attention's result is multiplied with sigmoids of a product, before the product back.
     output_gate: bool = False
     query_growth: QueryGrowth | None = None  # None: queries do not depend on the position
     latent: LatentPlan | None = None  # None: a key and a value are kept for each KV head
@@ -181,7 +181,7 @@ class AttentionPlan:
 
     @property
     def angle_dims(self) -> int:
-        """Numbers of a head that are turned in pairs by an angle, which may be 0 everywhere."""
+        """Numbers of a head that are rotated in pairs by an angle, which may be 0 everywhere."""
         return self.head_dim if self.latent is None else self.latent.rope_dims
 
     @property
@@ -198,7 +198,7 @@ class AttentionPlan:
 
     @property
     def head_norm(self) -> NormPlan | None:
-        """The RMSNorm of single heads of q and k; kernels that turn heads compute it, too."""
+        """The RMSNorm of single heads of q and k; kernels that rotate heads compute it, too."""
         norm = self.qk_norm
         known = norm is not None and norm.kind == "rms" and self.qk_norm_over == "head"
         return norm if known else None

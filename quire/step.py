@@ -4,10 +4,10 @@ Plain frozen data, numbers and numpy arrays that are not written after they are 
 can go to another process or into a file (steps/codec.py). Things that cannot are named by a number
 and found in the executor's Handles. Plans run in their order: a block freed in plan i may be taken
 in plan i + 1.
+
 Within one plan the order is: ends, starts, assigned blocks, copies, chosen tokens, encoded media
 (those `forgotten` first), then the forward pass. In the pass every slice and decode row writes its
-KV before any of them reads, so a slice may read blocks that an earlier slice of the same plan
-fills.
+KV before any of them reads, so a slice may read blocks that an earlier slice of the plan fills.
 """
 
 from __future__ import annotations
