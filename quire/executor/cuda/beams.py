@@ -19,7 +19,7 @@ from quire.steps.handles import Handles
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateLetter:
+class CandidateCopy:
     """Candidates that are being copied to the host."""
 
     lines: Ints
@@ -61,19 +61,19 @@ class CudaBeams:
 
     def rank(
         self, plan: StepPlan, lines: Tensor, rows: Ints, first: Ints, logits: Tensor
-    ) -> CandidateLetter:
+    ) -> CandidateCopy:
         """The candidates of some lines of a block, for these rows; `first`: lines in the result."""
         some = logits.index_select(0, lines)[:, : self._columns.vocab_size]
         tokens, logprobs = candidates(some, rows, plan.masks, plan.num_candidates, self._handles)
         sent = self._host_copies.send(tokens.to(torch.int32)), self._host_copies.send(logprobs)
-        return CandidateLetter(first, *sent)
+        return CandidateCopy(first, *sent)
 
 
-def joined_candidates(letters: Sequence[CandidateLetter]) -> Candidates | None:
+def joined_candidates(copies: Sequence[CandidateCopy]) -> Candidates | None:
     """The candidates of all blocks of a plan."""
-    if not letters:
+    if not copies:
         return None
-    read = [letter.read() for letter in letters]
+    read = [copy.read() for copy in copies]
     return Candidates(
         np.concatenate([one.lines for one in read]),
         np.concatenate([one.tokens for one in read]),

@@ -42,16 +42,16 @@ class Asking:
     def __bool__(self) -> bool:
         return len(self.lines) > 0
 
-    def send(self, host_copies: HostCopies, upload: Upload, entries: Tensor) -> DrawnLetter:
+    def send(self, host_copies: HostCopies, upload: Upload, entries: Tensor) -> DrawnCopy:
         """Copy entries [K, lines, ENTRY] to the host; they may be overwritten at once."""
         width = 2 + 2 * int(self.num_top.max())
         asked = upload.take(f"asking {self.name}")
         block = entries[:, :, :width].index_select(1, asked)
-        return DrawnLetter(host_copies.send(block), self.lines, self.num_top)
+        return DrawnCopy(host_copies.send(block), self.lines, self.num_top)
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLetter:
+class DrawnCopy:
     """Entries [K, lines, 2 + 2 k] of these lines of a result, being copied to the host."""
 
     host_copy: HostCopy

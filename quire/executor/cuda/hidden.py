@@ -17,7 +17,7 @@ _FIELDS = ("tokens", "summed", "lengths")
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenLetter:
+class HiddenCopy:
     """Hidden states that are being copied to the host."""
 
     wanted: Wanted
@@ -39,9 +39,9 @@ def pack_hidden(prefill: Sequence[Slice], query_starts: Longs, upload: Upload) -
 
 def send_hidden(
     wanted: Wanted | None, upload: Upload, hidden: Tensor, host_copies: HostCopies
-) -> list[HiddenLetter]:
+) -> list[HiddenCopy]:
     """Called after the layers of the pass."""
     if wanted is None:
         return []
     fields = (upload.take(f"hidden {name}") for name in _FIELDS)
-    return [HiddenLetter(wanted, host_copies.send(wanted.of_pass(hidden, *fields)))]
+    return [HiddenCopy(wanted, host_copies.send(wanted.of_pass(hidden, *fields)))]

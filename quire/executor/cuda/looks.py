@@ -105,7 +105,7 @@ class Looks:
         """Called after a draw, with the token of each line, and what the row made of it
         (row_schema.py)."""
         lookers, upload, extras = self._lookers, self._upload, self._extras
-        extras.more_letters += lookers.more.score(self._more, upload, logits, tokens, step)
+        extras.more_copies += lookers.more.score(self._more, upload, logits, tokens, step)
         if step < self._num_kept:
             lookers.draws.keep(self._late, self._later, upload, logits, made)
         if len(self._searched) and step == 0:

@@ -33,7 +33,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class MoreLetter:
+class MoreCopy:
     """Scores of the tokens that lines of a result drew in step `step`, being copied to the host."""
 
     lines: Ints
@@ -72,7 +72,7 @@ class MoreScores:
 
     def score(
         self, groups: Sequence[Group], upload: Upload, logits: Tensor, tokens: Tensor, step: int
-    ) -> list[MoreLetter]:
+    ) -> list[MoreCopy]:
         """Called after the draw, with logits [lines, vocab or more] of the block."""
         copies, vocab = [], self._columns.vocab_size
         some = max(1, AT_ONCE // vocab)
@@ -86,7 +86,7 @@ class MoreScores:
                 )
                 made = self._scored(values, tokens.index_select(0, mine), group.asked, ids)
                 sent = tuple(self._host_copies.send(column) for column in made)
-                copies.append(MoreLetter(group.lines[at : at + some], step, sent))
+                copies.append(MoreCopy(group.lines[at : at + some], step, sent))
         return copies
 
     @staticmethod

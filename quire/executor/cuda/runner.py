@@ -158,8 +158,8 @@ class CudaRunner:
             made = self._prompts.run(laid_out, upload, bring_masks, drawn)
             blocks.insert(0, made.block)
             self._send_entries(laid_out.asking, upload, made.entries, extras)
-            extras.score_letters += self._scoring.run(packed, upload, made.hidden)
-            extras.hidden_letters += send_hidden(wanted, upload, made.hidden, self._host_copies)
+            extras.score_copies += self._scoring.run(packed, upload, made.hidden)
+            extras.hidden_copies += send_hidden(wanted, upload, made.hidden, self._host_copies)
         return self._sent(blocks, extras, late, 1 if guessed is None else guessed.lines_each)
 
     def _looks(
@@ -186,7 +186,7 @@ class CudaRunner:
         self, asking: Asking, upload: Upload, entries: Tensor | None, extras: Extras
     ) -> None:
         if asking and entries is not None:
-            extras.drawn_letters.append(asking.send(self._host_copies, upload, entries))
+            extras.drawn_copies.append(asking.send(self._host_copies, upload, entries))
 
     @torch.inference_mode()
     def end_all(self) -> None:

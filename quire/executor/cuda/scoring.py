@@ -28,7 +28,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreLetter:
+class ScoreCopy:
     """Scores being copied: [targets, 2 + 2 k] in float64, which represents ids and float32 exactly.
 
     A line is logprob, rank, and ids and logprobs of the k other tokens.
@@ -64,7 +64,7 @@ class CudaScoring:
             packed.append(Packed(asked, tuple(names), places))
         return packed
 
-    def run(self, packed: Iterable[Packed], upload: Upload, hidden: Tensor) -> list[ScoreLetter]:
+    def run(self, packed: Iterable[Packed], upload: Upload, hidden: Tensor) -> list[ScoreCopy]:
         """Called after the layers of the pass."""
         copies = []
         for one in packed:
@@ -74,5 +74,5 @@ class CudaScoring:
                 made = self._scorer.piece(one.asked, hidden, **arrays)
                 columns = (c[:, None] if c.dim() == 1 else c for c in made.columns())
                 lines.append(torch.cat([column.double() for column in columns], 1))
-            copies.append(ScoreLetter(one, self._host_copies.send(torch.cat(lines))))
+            copies.append(ScoreCopy(one, self._host_copies.send(torch.cat(lines))))
         return copies

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire.errors import EngineError
-from quire.executor.cuda.beams import CandidateLetter, joined_candidates
-from quire.executor.cuda.drawn_scores import DrawnLetter
-from quire.executor.cuda.hidden import HiddenLetter
+from quire.executor.cuda.beams import CandidateCopy, joined_candidates
+from quire.executor.cuda.drawn_scores import DrawnCopy
+from quire.executor.cuda.hidden import HiddenCopy
 from quire.executor.cuda.host_copies import HostCopy
-from quire.executor.cuda.more_scores import MoreLetter
+from quire.executor.cuda.more_scores import MoreCopy
 from quire.executor.cuda.sampler_draws import LateTokens
-from quire.executor.cuda.scoring import ScoreLetter
+from quire.executor.cuda.scoring import ScoreCopy
 from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.request import Ints
 from quire.sampling.sampled import Sampled, joined_blocks
@@ -27,11 +27,11 @@ class Extras:
     """What rows get beside their tokens, if they want it."""
 
     logprobs: list[DrawnScores] = field(default_factory=list)
-    drawn_letters: list[DrawnLetter] = field(default_factory=list)
-    more_letters: list[MoreLetter] = field(default_factory=list)  # step by step
-    score_letters: list[ScoreLetter] = field(default_factory=list)
-    hidden_letters: list[HiddenLetter] = field(default_factory=list)
-    candidates: list[CandidateLetter] = field(default_factory=list)
+    drawn_copies: list[DrawnCopy] = field(default_factory=list)
+    more_copies: list[MoreCopy] = field(default_factory=list)  # step by step
+    score_copies: list[ScoreCopy] = field(default_factory=list)
+    hidden_copies: list[HiddenCopy] = field(default_factory=list)
+    candidates: list[CandidateCopy] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
 
@@ -70,11 +70,11 @@ class CudaStep:
         failed = np.flatnonzero((tokens == FAILED).any(axis=1))
         drawn = joined_blocks(self.extras.logprobs)
         logprobs = [_of_real_tokens(block, counts) for block in drawn]
-        for sent in self.extras.drawn_letters:
+        for sent in self.extras.drawn_copies:
             logprobs += sent.read(tokens, counts, order)
-        more = [one for sent in self.extras.more_letters for one in sent.read(tokens, counts)]
+        more = [one for sent in self.extras.more_copies for one in sent.read(tokens, counts)]
         logprobs += joined_blocks(more)
-        scored = {i: one for sent in self.extras.score_letters for i, one in sent.read().items()}
+        scored = {i: one for sent in self.extras.score_copies for i, one in sent.read().items()}
         return StepResult(
             tokens,
             counts,
@@ -84,7 +84,7 @@ class CudaStep:
             self.extras.errors,
             self.extras.held,
             joined_candidates(self.extras.candidates),
-            {i: one for sent in self.extras.hidden_letters for i, one in sent.read().items()},
+            {i: one for sent in self.extras.hidden_copies for i, one in sent.read().items()},
             passes,
             guessed,
         )
