@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.grammar.door import refusing
+from quire.grammar.door import errors_as_refusals
 from quire.grammar.explain import refusal
 from quire.grammar.limits import GrammarLimits, parser_limits
 from quire.grammar.source import read_source, source_key
@@ -16,7 +16,7 @@ def check_readable(params: StructuredOutputsParams) -> None:
     if params.structural_tag is not None or params.choice is not None:
         return
     limits, key = GrammarLimits(), source_key(params, StructuredOutputsConfig())
-    with refusing(key.kind):
+    with errors_as_refusals(key.kind):
         source = read_source(key, (), limits)
         if not source.needs_trial and (error := _asked(source.text, limits)):
             raise refusal(error, source, lambda text: _asked(text, limits))
