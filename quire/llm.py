@@ -34,7 +34,7 @@ class LLM(PoolingMethods, LLMControls, NotBuiltMethods):
     ...     outputs = llm.generate(["The capital of France is"], SamplingParams(max_tokens=8))
 
     `model` is a Hub id, a directory, a GGUF file or an alias. Options are those of docs/api.md;
-    what is not given is chosen from the model and the machine, and said. Use it as a context
+    missing ones are chosen for the model and the machine, and notes name them. Use it as a context
     manager, or `close()` it, to free its memory at once.
     """
 

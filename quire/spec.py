@@ -31,7 +31,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True, slots=True)
 class LogitsPlan:
-    """What is done to the head's products: a bias is added, a factor, then a softcap applied."""
+    """Applied to the head's products in this order: a bias, a factor (`scale`), a softcap."""
 
     scale: float = 1.0
     softcap: float | None = None
@@ -85,7 +85,7 @@ class ModelSpec:
 
     @property
     def rope(self) -> Rope:
-        """The first of `ropes` that turns anything: the only one in most models."""
+        """The first of `ropes` that rotates anything: the only one in most models."""
         return next((rope for rope in self.ropes if rope is not None), Rope(10_000.0, 0))
 
     # Heads are the same in every layer; models/registry.py makes sure of that.
@@ -146,7 +146,7 @@ class ModelSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it equals a `plain_decoder`, however its heads are turned."""
+        """Whether it equals a `plain_decoder`, for any rotary positions."""
         first, attention = self.layers[0], self.layers[0].attention
         if not isinstance(first.mlp, MlpPlan) or attention.rope is None:
             return False
@@ -216,7 +216,7 @@ def plain_decoder(
     **facts: Any,
 ) -> ModelSpec:
     """A decoder whose layers differ only in their windows: RMSNorm before both branches, silu
-    gates, whole heads turned. `facts` are other fields of the spec."""
+    gates, whole heads rotated. `facts` are other fields of the spec."""
     norm = NormPlan(norm_eps)
     attention = AttentionPlan(
         num_heads,
@@ -270,7 +270,7 @@ class EncoderSpec:
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
     num_experts: int = 0  # feed-forwards of a layer that `has_experts`
-    num_chosen: int = 0  # how many of them each token is given to
+    num_chosen: int = 0  # how many of them compute each token
     expert_period: int = 0
     eos_ids: tuple[int, ...] = ()
     dtype: str = "float32"

@@ -24,7 +24,7 @@ LoraFolder = Annotated[Path | None, typer.Option(help=_FOLDER_HELP, exists=True,
 GIB = 1 << 30
 # Not in QUIRE_HOME, which may be deleted at any time: these are files of users.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
-# Python's switch interval (0.005 by default): a request may wait several times for other threads.
+# Python's switch interval (5 ms by default): a request may wait several times for other threads.
 SWITCH_SECONDS = 0.0005
 
 

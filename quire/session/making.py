@@ -24,7 +24,7 @@ def make_scheduler(model: LoadedModel, lengths: OutputLengths, guides: Guides) -
         caching=config.enable_prefix_caching,
         windows=model.facts.windows,
     )
-    # As many rows as the executor has room for, or one per token of KV, which is a few per cent.
+    # As many rows as the executor has room for, or one for each token of KV: a few per cent of it.
     kept = model.facts.shelf_rows or model.facts.num_blocks * config.block_size
     return Scheduler(
         pool,

@@ -1,4 +1,4 @@
-"""Decode steps on the device, repeated without the host."""
+"""Decode steps of rows for which the device draws by itself, repeated without the host."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def read(config: MediaConfig) -> ShapedImages:
 def read_shaped(
     config: MediaConfig, said: Fields, pad: str, bounds: tuple[int, int], colours: tuple[Any, Any]
 ) -> ShapedImages:
-    """`bounds` of an area, and what numbers are made with, where nothing is said."""
+    """Defaults: `bounds` of an image's pixels, and `colours` (means, deviations)."""
     vision, (least, most) = config.model.inner("vision_config"), bounds
     return ShapedImages(
         pad=pad,

@@ -13,8 +13,7 @@ _FETCHED = 4 << 20  # an estimate of what is fetched: the bytes of a large photo
 
 
 def windows(prompts: Iterable[Any], most: int) -> Iterator[list[Any]]:
-    """Windows of at most `most` prompts. A window also ends with the prompt at which its media
-    reach MOST_HELD bytes."""
+    """Windows of at most `most` prompts, which also end once their media reach MOST_HELD bytes."""
     some, held = list[Any](), 0
     for prompt in prompts:
         some.append(prompt)

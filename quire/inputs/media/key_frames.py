@@ -75,8 +75,7 @@ def sought_frames(container: Any, wanted: Sequence[int]) -> Iterator[Any]:
 def _from_key_frame(
     container: Any, stream: Any, times: _Times, wanted: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield frames with numbers from the current place on. Raise Unsure unless that is a key frame
-    at or before `wanted`, without gaps after it."""
+    """Yield frames with numbers from the current place, a key frame at or before `wanted`, on."""
     first = due = -1  # the numbers of the key frame and of the next frame
     for packet in container.demux(stream):
         if due < 0:

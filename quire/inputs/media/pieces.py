@@ -18,8 +18,8 @@ _LOOK_BACK = 5.0  # seconds before a piece's end in which the quietest moment is
 
 
 def cuts(blocks: Iterable[Samples], rate: int, seconds: float) -> Iterator[tuple[float, float]]:
-    """The start and end of each piece, in seconds, of a sound that comes in blocks. A piece is at
-    most `seconds` long, and is cut in the middle of the quietest tenth of a second near its end."""
+    """The start and end of each piece in seconds, of a sound in blocks: at most `seconds` long, cut
+    in the middle of the quietest tenth of a second near its end."""
     most, step = int(seconds * STEPS), rate // STEPS
     begun, ahead = 0, np.zeros(0, np.float32)
     for block in blocks:
