@@ -5,14 +5,14 @@
         --kernels torch --share 0.25
 
 Every operation of the model, drawing and scheduling are timed where they are called; what an
-operation calls is not counted twice. Beside the seconds stand the operations done, as a share of
-the best rate that the same arithmetic reaches here with many rows, and the bytes that must at least
-be moved, as a share of what copying memory reaches: whichever share is near one is the limit. More
-than one means that caches served or, for attention, that it computed in bfloat16: its share is of
-what float32 reaches.
-With one thread seconds are of CPU time, so that other programs matter little; with more they are
-of the clock. The first run warms up, the best of the others counts. `--kernels torch` computes
-without the native library, as where no compiler is. Words of the form key=value are options of
+operation calls is not counted twice. Beside the seconds are two shares: the arithmetic done, as a
+share of the best rate that the same arithmetic reaches here with many rows, and the bytes that must
+at least be moved, as a share of the speed of copying memory. A share near one is the limit. A share
+above one means that data came from caches or, for attention, that it computed in bfloat16, since
+its share is of the rate of float32.
+With one thread seconds are CPU time, so that other programs matter little; with more they are real
+time. The first run warms up, the best of the others counts. `--kernels torch` computes without the
+native library, as quire does without a compiler. Words of the form key=value are options of
 `LLM`, such as kv_cache_dtype=float32 or batch_invariant=True.
 """
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu.py small profile large start --out results --seconds 540
 
-    small    the table of Qwen3-0.6B, large: of Llama-3.1-8B, other: of Llama-3.2-1B, which
-             nothing was tuned for and nobody else was measured with, experts: of Qwen3-30B-A3B
+    small    the table of Qwen3-0.6B, large: of Llama-3.1-8B, other: of Llama-3.2-1B, for
+             which nothing was tuned and no other engine measured, experts: of Qwen3-30B-A3B
              (random weights, bf16)
     profile  one decode step of 0.6B at 256 and 1,024 rows, kernel by kernel
     start    a new process to 4 x 32 tokens, 0.6B and 8B: kernels not compiled yet, then compiled

@@ -2,14 +2,14 @@
 
     python benchmarks/gpu_check.py [--table] [--out results/gpu-check]
 
-    right, about four minutes: every test that has something to say on a GPU (kernels at real
+    right, about four minutes: every test for which a GPU makes a difference (kernels at real
         shapes, the CUDA executor against the CPU's engine, ranks, fallback), side by side where
         pytest-xdist is installed
     table, about ten minutes: the workloads of the 0.6B shape, features and grammars beside plain
         rows, and starts
 
-Ends with 1 if anything was wrong or not run, with 2 where it cannot run. What pytest said and every
-part of the table are also written to the folder.
+The exit code is 1 if anything was wrong or not run, and 2 if the script cannot run. The output of
+pytest and every part of the table are also written to the folder.
 """
 
 from __future__ import annotations

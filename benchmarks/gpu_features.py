@@ -7,8 +7,8 @@
              512
     kernels  where the time of a decode step goes with some of them, kernel by kernel
 
-Each part is written as it ends; within `--seconds` what is left is named and left out. Without a
-GPU `--rows 4 --tokens 4 --tiny` rehearses it.
+Each part is written as it ends; parts for which `--seconds` leave no time are named and left out.
+`--rows 4 --tokens 4 --tiny` tries the script without a GPU.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu_lora_products.py qwen3-0.6b llama-3.1-8b --rows 256
 
-`plain` is the product by the library, `apart` that and two launches behind it, `behind` a product
-with A behind the weight and one launch (triton/adapters.py), `A` that product alone; --columns are
-the widths of an expanding program to try. Every copy of a weight and of its adapters is read in
-turn, so that none is found in the cache.
+`plain` is the library's product, `apart` that product and two launches after it, `behind` a product
+with A behind the weight and one launch after it (triton/adapters.py), and `A` that product alone.
+--columns are the widths of an expanding program to try. Every copy of a weight and of its adapters
+is read in turn, so that none is found in the cache.
 """
 
 from __future__ import annotations

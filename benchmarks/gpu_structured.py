@@ -5,8 +5,8 @@
 The shape of the default model with random weights and a vocabulary of its size, made here: all
 letters, pairs and triples of letters, and as many longer pieces as there is room for. Seconds per
 token over those of free rows, the last of two runs. `--schemas 504` writes an answer to each of so
-many schemas instead, and says which are not valid (where jsonschema is installed; elsewhere
-`--judge FILE` does so afterwards). Without a GPU `--rows 4 --tokens 4 --tiny` rehearses it.
+many schemas instead, and says which are not valid (if jsonschema is installed; otherwise
+`--judge FILE` does so afterwards). `--rows 4 --tokens 4 --tiny` tries the script without a GPU.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_timeline.py qwen3-0.6b --workloads mixed tail --runs 2 --out timelines
 
-Of the last run of each: how long the host took before the first plan, then by kind and size of
-plan their number, steps, milliseconds on the device, and milliseconds that it waited for them.
-`--out` gets every plan as a line of JSON.
+For the last run of each workload: how long the host took before the first plan, then for each kind
+and size of plan their number, their steps, milliseconds on the device, and milliseconds for which
+the device waited. `--out` gets every plan as a line of JSON.
 """
 
 from __future__ import annotations

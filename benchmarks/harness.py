@@ -1,4 +1,4 @@
-"""What benchmarks share: their command line, seconds that may be spent, parts that run in turn."""
+"""What benchmarks share: their command line, their limit of seconds, parts that run in turn."""
 
 from __future__ import annotations
 

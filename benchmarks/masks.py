@@ -4,10 +4,10 @@
 
 Scheduler, grammars and matchers are real and go as on a GPU; the executor draws by chance from the
 masks, and the time that takes is not counted. A draw depends on its row and its place alone, so two
-versions that are right print the same digest of all tokens. `schedule` and `commit` are of the
-processor, in the engine's thread; what llguidance's matchers take beside is in `all threads`.
-`masks` is how long the executor waits for them, having nothing else to do: with one core for the
-matchers nearly all of their work, with many of them a fraction of it.
+versions that are right print the same digest of all tokens. `schedule` and `commit` are
+processor time of the engine's thread; that of llguidance's matchers is in `all threads`.
+`masks` is how long the executor waits for masks without other work: with one core for the matchers
+nearly all of their work, with many cores a fraction of it.
 
     python benchmarks/masks.py --rows 256 --device 1.5 0.008
 
@@ -208,7 +208,7 @@ class Cost:
     digest: str
     schedule: float  # of the engine's thread, as is commit
     commit: float
-    busy: float  # of all threads, drawing aside
+    busy: float  # of all threads, without drawing
     masks: float
     slices: float  # rows in a step that compute forced tokens, or begin
 

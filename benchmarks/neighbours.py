@@ -5,11 +5,11 @@
 Three engines, each in a process of its own, take the same work in turn while as many processes as
 `--neighbours` says do nothing but compute, so that whatever else the machine does slows all three:
 
-  shared   every operation is shared among all threads, which wait awake for 300,000 looks
-  quire    as it is: threads sleep after a short while, and work is shared while that is faster
+  shared   every operation is shared among all threads, which wait in a loop of 300,000 looks
+  quire    unchanged: threads sleep after a short while, and work is shared while that is faster
   alone    one thread
 
-Seconds are of the clock, the middle of `--runs` rounds; ratios are taken round by round. Answers
+Seconds are real time, the median of `--runs` rounds; ratios are taken round by round. Answers
 must be the same everywhere. Figures say something only if nothing else runs on the machine.
 """
 

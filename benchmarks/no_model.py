@@ -1,10 +1,10 @@
-"""The command `quire` over a device that computes nothing: what is left is the host's.
+"""The command `quire` with a device that computes nothing: only the host's time is left.
 
     python -m benchmarks.no_model serve DIRECTORY --no-key
 
 Everything but the executor is the real thing, with the limits of a large GPU. A pass takes the
 seconds that QUIRE_PASS names, "0.002+0.000003" for two milliseconds and three microseconds a token,
-as a GPU would: the host may do something else meanwhile. Nothing named: no time at all.
+as a GPU would: the host may do something else meanwhile. Without QUIRE_PASS it takes no time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Passing:
 
 @dataclass(slots=True)
 class NoModel:
-    """An executor that draws words by chance and takes the time that it is told."""
+    """An executor that draws words by chance and takes the time that QUIRE_PASS names."""
 
     fixed: float = 0.0  # seconds of a pass
     each: float = 0.0  # and of a token in it

@@ -1,4 +1,4 @@
-"""Two replicas against one, a core each: how much of the second engine is won.
+"""Two replicas compared with one, a core each: how much the second engine adds.
 
     OMP_NUM_THREADS=1 python benchmarks/replicas.py --rows 480 --rounds 3
 
@@ -8,9 +8,9 @@ the processors meanwhile, `children` what the engines took.
 
     OMP_NUM_THREADS=1 python benchmarks/replicas.py --apart
 
-What this machine can give at most: an engine alone, then two processes that know nothing of each
-other and begin together, each with half of the rows. Nothing is dealt there, so what is missing
-from 2 is what the cores share (memory, caches, other guests), and no replica can win it back.
+The most that this machine can give: one engine, then two separate processes that begin together,
+each with half of the rows. No rows are dealt out there, so what is missing from 2 is lost because
+the cores share memory and caches with each other and with other programs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def stolen() -> float:
 
 
 def alone(asked: argparse.Namespace) -> None:
-    """One of the processes of `--apart`: measures each time it is told to by a line."""
+    """One of the processes of `--apart`: measures each time that it reads a line."""
     llm = LLM(asked.model)
     measure(llm, asked.rows // 8, 8)
     print("ready", flush=True)
@@ -90,7 +90,7 @@ def alone(asked: argparse.Namespace) -> None:
 
 
 class Apart:
-    """A process with an engine of its own, which measures when it is told to."""
+    """A process with an engine of its own, which measures on command."""
 
     def __init__(self, command: list[str]) -> None:
         pipe = subprocess.PIPE

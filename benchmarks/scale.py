@@ -4,8 +4,8 @@
     python -m benchmarks.scale --quick    a small part of it
 
 A replica is a continuous batch: it runs `capacity` rows, a step takes fixed + row x rows seconds,
-and a row is through after as many steps as it has tokens. Nothing is measured here: all figures
-are of the model, and say what dealing, recalls, copies, chunks and claims are worth.
+and a row ends after as many steps as it has tokens. Nothing is measured here: all figures are
+simulated, and show what dealing, recalls, copies, chunks and claims gain or cost.
 """
 
 from __future__ import annotations

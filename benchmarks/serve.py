@@ -11,7 +11,7 @@ of it, and the rest is the host's (benchmarks/no_model.py):
 
   batch    the same lines by `quire batch`, less what it takes for the first of them, and as a
            batch over HTTP, from the file's upload to "completed"; in turn, twice, the best of each:
-           the seconds of the one over those of the other (1 is no loss)
+           the seconds of the first divided by those of the second (1 is no loss)
   first    to the first token of a stream, and from each token to the next, one request after the
            other: on an idle server, and beside a batch that would take all of it; p50, p99 and the
            ratio of the p99s
