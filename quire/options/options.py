@@ -280,8 +280,8 @@ class Options:
     limit_mm_per_prompt: dict[str, int] | None = honoured(
         {},
         checks.limit_mm_per_prompt,
-        "How many media of each kind a prompt may have, by default 999; with 0 the model's part "
-        "for that kind is not loaded.",
+        "How many media of each kind a prompt may have, by default 999; with 0 for all kinds the "
+        "model's encoder of media is not loaded.",
     )
     language_model_only: bool = honoured(
         False, checks.flag, "Only text is read; the parts for media are not loaded."
