@@ -320,7 +320,7 @@ def _bad_id(at: int, value: int, what: str) -> InvalidPrompt:
 _reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))
 
 
-def attempt(function: Callable[..., Any], *args: Any) -> Any:
+def result_or_error(function: Callable[..., Any], *args: Any) -> Any:
     """The function's result or error: a prompt may be any object, whose methods may raise any
     exception."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from quire.errors import (
@@ -24,11 +25,11 @@ from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import CallMedia, MediaReader
 from quire.inputs.parse import (
     ParsedPrompt,
-    attempt,
     is_single,
     merge_prompts,
     naming_prompt,
     parse_prompt,
+    result_or_error,
     split_prompts,
 )
 from quire.inputs.quoting import ChatText
@@ -139,22 +140,20 @@ class RequestMaker:
         `wanted` gives further fields of a Request: what is wanted of its answer.
         """
         encoding = read_tokenization(tokenization_kwargs)
-        parsed = [
-            given if isinstance(given, QuireError) else attempt(self._parsed, given)
-            for given in prompts
-        ]
+        read = self._parsed
+        parsed = [p if isinstance(p, QuireError) else result_or_error(read, p) for p in prompts]
         if self._media is not None:
             with self._media.for_call(media_options or {}) as call:
                 parsed = self._with_media(self._media, call, parsed)
         distinct = {id(each): each for each in params}
-        resolved = {key: attempt(self._resolve, each) for key, each in distinct.items()}
+        resolved = {key: result_or_error(self._resolve, each) for key, each in distinct.items()}
         encoded = self._encode(parsed, encoding)
         made: list[Request | QuireError] = []
         for i, (prompt, ids) in enumerate(zip(parsed, encoded, strict=True)):
             meaning = resolved[id(params[i])]
             failed = next((x for x in (prompt, ids, meaning) if isinstance(x, QuireError)), None)
             number, priority = first_number + i, priorities[i] if priorities else 0
-            result = failed or attempt(
+            result = failed or result_or_error(
                 *(self._request, prompt, ids, params[i], meaning, encoding),
                 *(number, priority, arrival, wanted),
             )
@@ -165,7 +164,7 @@ class RequestMaker:
     def look(self, given: Any) -> QuireError | None:
         """Fetch a prompt's media and read their headers, on any thread, so that `make` need not
         wait. Returns their error, if there is one."""
-        wrong = attempt(self._looked_at, given)
+        wrong = result_or_error(self._looked_at, given)
         return naming_prompt(wrong, 0) if isinstance(wrong, QuireError) else None
 
     def _looked_at(self, given: Any) -> None:
@@ -183,10 +182,8 @@ class RequestMaker:
     ) -> list[ParsedPrompt | QuireError]:
         """The prompts of a call with their media read."""
         call.look_ahead([p.media for p in parsed if isinstance(p, ParsedPrompt) and p.media])
-        return [
-            p if isinstance(p, QuireError) else attempt(self._grown_by_media, media, call, p)
-            for p in parsed
-        ]
+        grown = partial(self._grown_by_media, media, call)
+        return [p if isinstance(p, QuireError) else result_or_error(grown, p) for p in parsed]
 
     def _grown_by_media(
         self, media: MediaReader, call: CallMedia, prompt: ParsedPrompt

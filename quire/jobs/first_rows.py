@@ -15,7 +15,7 @@ from quire.jobs.input.templates import RowTemplate
 from quire.jobs.job_parts import make_work
 from quire.jobs.options import STDIN, JobOptions
 from quire.jobs.store.manifest import Manifest
-from quire.jobs.supervise.ahead import Ahead
+from quire.jobs.supervise.rows_ahead import RowsAhead
 from quire.params.rules import show
 
 NUM_ROWS = 1000
@@ -32,7 +32,7 @@ def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputF
     work = make_work(options, manifest, files, ())
     first: tuple[InputRow, BadRow] | None = None
     num_rows, is_unread = 0, False
-    with closing(Ahead(work.first_rows(NUM_ROWS), work.patience)) as ahead:
+    with closing(RowsAhead(work.first_rows(NUM_ROWS), work.evaluation_limit)) as ahead:
         for row, error in ahead.wait():
             if error is None or (error.kind not in _LACKS and row.error is None):
                 return

@@ -23,7 +23,7 @@ from quire.jobs.job_run import JobReport, run_job
 from quire.jobs.join.worker import join_job
 from quire.jobs.options import JobOptions, as_tuple, parse_shard
 from quire.jobs.run_options import ENGINE_FLAGS, with_flags
-from quire.jobs.supervise.ahead import Ahead
+from quire.jobs.supervise.rows_ahead import RowsAhead
 from quire.jobs.supervise.supervisor import COMMAND
 from quire.jobs.transcripts import check_alone
 from quire.jobs.vectors import COLUMN
@@ -160,7 +160,7 @@ def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) ->
 def _planned_rows(work: Work) -> tuple[list[WorkRow], int]:
     """The rows to plan, and how many of all cannot be asked."""
     rows, num_bad = list[WorkRow](), 0
-    with closing(Ahead(work.rows(), work.patience)) as ahead:
+    with closing(RowsAhead(work.rows(), work.evaluation_limit)) as ahead:
         for row in ahead.wait():
             if row.error is not None:
                 num_bad += 1

@@ -30,10 +30,10 @@ from quire.jobs.store.place import claim
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import RecordReader, ResultIndex
 from quire.jobs.store.stamps import FileStamp, Hashing, model_stamps
-from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.failures import Failures, failures_of
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress, Watcher
+from quire.jobs.supervise.rows_ahead import RowsAhead
 from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import COMMAND, Supervisor
@@ -74,7 +74,7 @@ def run_job(
     files: list[InputFile] = []
     with ExitStack() as leaving:  # closes each of these, even if another one raises
         lock = leaving.enter_context(JobLock.take(job_dir))
-        leaving.callback(job_setup.tidy, job_dir)
+        leaving.callback(job_setup.remove_empty_job, job_dir)
         leaving.callback(lambda: job_setup.drop_refused(options, job_dir, files))
         with StopSignals() as signals:
             with signals.at_once():  # reading stdin or fetching from the Hub may take long
@@ -176,7 +176,7 @@ class JobRun(Watcher):
     def _begin(self) -> None:
         """Write the manifest, in place of an earlier one."""
         if self._options.overwrite:
-            job_setup.forget(self._job_dir, self._files)
+            job_setup.remove_old_files(self._job_dir, self._files)
         self._manifest.save(self._job_dir)
         claim(Path(self._manifest.output), self._job_dir)
 
@@ -198,9 +198,9 @@ class JobRun(Watcher):
         self._hash("inputs", manifest.inputs)
         return journal
 
-    def _rows(self, journal: Journal, work: Work) -> Ahead[WorkRow | ResultRecord]:
+    def _rows(self, journal: Journal, work: Work) -> RowsAhead[WorkRow | ResultRecord]:
         rows = reused(work.rows(), self._job_dir, journal.older, self._lock.epoch)
-        return Ahead(rows, work.patience)
+        return RowsAhead(rows, work.evaluation_limit)
 
     def _finish(self, journal: Journal, work: Work, signals: StopSignals) -> int:
         """Write the output and the final manifest; returns how many rows failed."""

@@ -66,7 +66,7 @@ def job_directory(options: JobOptions) -> Path:
     return job_dir
 
 
-def tidy(job_dir: Path) -> None:
+def remove_empty_job(job_dir: Path) -> None:
     """Remove a directory in which no job was begun, with only the lock file in it. The lock is
     still held: a process that waits for it finds the file gone, and makes the directory again."""
     if job_dir.is_dir() and [path.name for path in job_dir.iterdir()] == [LOCK]:
@@ -132,7 +132,7 @@ def check_output(manifest: Manifest, output: Path) -> None:
     )
 
 
-def forget(job_dir: Path, files: Sequence[InputFile]) -> None:
+def remove_old_files(job_dir: Path, files: Sequence[InputFile]) -> None:
     """Remove the files of the earlier job, except the lock and newly spooled rows; files that no
     job makes stay. The manifest is removed last: wherever this is killed, the same command can
     begin again with what is left."""

@@ -18,7 +18,7 @@ from quire.errors import (
 from quire.inputs.chat import render_conversations
 from quire.inputs.cut_encoder import CutEncoder, Text
 from quire.inputs.known_tokens import check_encoded
-from quire.inputs.parse import ParsedPrompt, attempt, naming_prompt, parse_prompt
+from quire.inputs.parse import ParsedPrompt, naming_prompt, parse_prompt, result_or_error
 from quire.inputs.prompt import Encoding, read_tokenization
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenizer import Tokenizer
@@ -97,7 +97,7 @@ class PoolingReader:
         skip_cache: bool = False,
     ) -> list[Made]:
         """A request, or an error, for each prompt in order."""
-        parsed = [attempt(_parsed, given, self._vocab_size) for given in prompts]
+        parsed = [result_or_error(_parsed, given, self._vocab_size) for given in prompts]
         texts: list[Text] = [
             self._lower(one.text or "")
             for one in parsed

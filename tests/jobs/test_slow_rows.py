@@ -16,8 +16,8 @@ from quire.errors import JobStopped
 from quire.jobs.input.rows import BadRow
 from quire.jobs.job import Job
 from quire.jobs.output import output as job_output
-from quire.jobs.supervise.ahead import MOST_ITEMS, Ahead
-from quire.jobs.supervise.patience import Patience
+from quire.jobs.supervise.evaluation_limit import EvaluationLimit
+from quire.jobs.supervise.rows_ahead import MOST_ITEMS, RowsAhead
 from tests.jobs.driving import command, read_lines, records, run, started, wait_until, write_rows
 from tests.jobs.instant import InstantEngine
 
@@ -62,46 +62,46 @@ def test_a_row_that_comes_to_no_end_costs_itself(tmp_path: Path, options: tuple[
 
 
 def test_an_evaluation_in_time_is_left_alone_and_one_that_is_not_ends() -> None:
-    patience = Patience(0.05)
+    limit = EvaluationLimit(0.05)
     made: list[object] = []
 
     def evaluate() -> None:
         for number in range(2000):
-            made.append(patience.allow(lambda number=number: number))  # type: ignore[misc]
+            made.append(limit.allow(lambda number=number: number))  # type: ignore[misc]
         try:
-            patience.allow(lambda: [None for _ in iter(int, 1)])
+            limit.allow(lambda: [None for _ in iter(int, 1)])
         except BadRow as error:
             made.append(error.kind)
-        made.append(patience.allow(lambda: "after"))
+        made.append(limit.allow(lambda: "after"))
 
     thread = threading.Thread(target=evaluate)
     thread.start()
     while thread.is_alive():
-        patience.look()
+        limit.look()
     assert made == [*range(2000), "template_error", "after"]
 
 
 def test_an_evaluation_that_is_ended_too_late_leaves_nothing_behind() -> None:
     """Whatever moment it is ended at, the thread goes on as if nothing had been, or is told."""
-    patience, described = Patience(3600), [0, 0]
+    limit, described = EvaluationLimit(3600), [0, 0]
 
     def evaluate() -> None:
         for _ in range(3000):
             try:
-                described[patience.allow(lambda: 0)] += 1
+                described[limit.allow(lambda: 0)] += 1
             except BadRow:
                 described[1] += 1
 
     thread = threading.Thread(target=evaluate)
     thread.start()
     while thread.is_alive():
-        patience.look(at_once=True)
+        limit.look(at_once=True)
     assert sum(described) == 3000
 
 
 def test_an_evaluation_that_swallows_its_end_is_told_again() -> None:
     """As happens where the end falls into a finaliser or into what the collector calls."""
-    patience, ends = Patience(0.05), list[str]()
+    limit, ends = EvaluationLimit(0.05), list[str]()
 
     def endless() -> None:
         while True:
@@ -114,13 +114,13 @@ def test_an_evaluation_that_swallows_its_end_is_told_again() -> None:
 
     def evaluate() -> None:
         with pytest.raises(BadRow):
-            patience.allow(endless)
+            limit.allow(endless)
         ends.append("over")
 
     thread = threading.Thread(target=evaluate, daemon=True)
     thread.start()
     while thread.is_alive():
-        patience.look()
+        limit.look()
     assert ends == ["_Overdue", "_Overdue", "over"]
 
 
@@ -133,7 +133,7 @@ def test_rows_made_ahead_are_few_in_order_and_end_with_their_error() -> None:
             yield number
         raise OSError("the disk is gone")
 
-    ahead = Ahead(rows(), Patience())
+    ahead = RowsAhead(rows(), EvaluationLimit())
     assert wait_until(lambda: len(began) == MOST_ITEMS)
     time.sleep(0.05)
     assert len(began) == MOST_ITEMS
@@ -149,12 +149,12 @@ def test_whoever_closes_early_is_not_kept_waiting() -> None:
 
     def rows() -> Generator[int]:
         try:
-            yield patience.allow(lambda: sum(1 for _ in iter(int, 1)))
+            yield limit.allow(lambda: sum(1 for _ in iter(int, 1)))
         finally:
             closed.append(True)
 
-    patience = Patience(3600)
-    ahead = Ahead(rows(), patience)
+    limit = EvaluationLimit(3600)
+    ahead = RowsAhead(rows(), limit)
     assert next(ahead) is None
     began = time.monotonic()
     ahead.close()

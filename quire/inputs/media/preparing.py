@@ -25,7 +25,7 @@ MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class BackgroundEncoder:
     """Encodes prepared items on other threads, into rows of `row_bytes` bytes each."""
 
     encode: Callable[[Encode], Arrays]
@@ -117,7 +117,7 @@ class MediaPool:
         # Whether an item (by serial) has stored output. If that is missed later, it is made then.
         self.holds: Callable[[int], bool] = lambda serial: False
         # In a server: encodes on other threads, so that the engine's thread need not.
-        self.aside: Aside | None = None
+        self.aside: BackgroundEncoder | None = None
 
     def prepare(self, request: Request) -> Preparing | None:
         """Prepare the media of a request; None if there is nothing to wait for."""

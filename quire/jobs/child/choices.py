@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
 from quire.jobs.child.job_engine import JobEngine, answered
-from quire.jobs.child.requests import attempt, refuse_far_too_long
+from quire.jobs.child.requests import refuse_far_too_long, result_or_error
 from quire.jobs.input.prompts import Preamble
 from quire.replicas.board import Board
 from quire.replicas.child.driving import NumberedRequests
@@ -51,7 +51,7 @@ class ContinuationEngine(JobEngine):
         return [self._request(row) for row in rows]
 
     def _request(self, row: Message) -> Request | QuireError:
-        return attempt(lambda: self._made(row))
+        return result_or_error(lambda: self._made(row))
 
     def _made(self, row: Message) -> Request:
         endings, context = row["continuations"], self._preamble.text(row["prompt"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quire.jobs.child.job_engine import JobEngine, answered, each_apart, of_the_good
-from quire.jobs.child.requests import attempt, refuse_far_too_long
+from quire.jobs.child.job_engine import JobEngine, all_or_one_by_one, answered, skipping_errors
+from quire.jobs.child.requests import refuse_far_too_long, result_or_error
 from quire.jobs.vectors import encode_vector, pooling_params
 from quire.replicas.board import Board
 from quire.replicas.child.feed import Rows
@@ -36,8 +36,10 @@ class EmbeddingEngine(JobEngine):
 
     def _requests(self, rows: Rows) -> list[Made]:
         first = self._session.intake.take_numbers(len(rows))
-        texts = [attempt(lambda row=row: self._text(row)) for row in rows]  # type: ignore[misc]
-        return of_the_good(texts, lambda good: each_apart([*enumerate(good, first)], self._read))
+        texts = [result_or_error(lambda row=row: self._text(row)) for row in rows]  # type: ignore[misc]
+        return skipping_errors(
+            texts, lambda good: all_or_one_by_one([*enumerate(good, first)], self._read)
+        )
 
     def _text(self, row: Message) -> str:
         text: str = row["prompt"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
-from quire.jobs.child.job_engine import JobEngine, answered, each_apart, of_the_good
+from quire.jobs.child.job_engine import JobEngine, all_or_one_by_one, answered, skipping_errors
 from quire.jobs.child.requests import EngineRequest, RequestReader
 from quire.jobs.input.prompts import Preamble
 from quire.params.lora import LoRARequest
@@ -43,7 +43,9 @@ class SessionEngine(JobEngine):
         self._with_probs = bool(opening.get("choice_probs"))
 
     def _requests(self, rows: Rows) -> Sequence[Request | Refused | QuireError]:
-        return of_the_good(self._reader.read(rows), lambda made: each_apart(made, self._made))
+        return skipping_errors(
+            self._reader.read(rows), lambda made: all_or_one_by_one(made, self._made)
+        )
 
     def _made(self, asked: Sequence[EngineRequest]) -> Sequence[Request | Refused]:
         """The session's own request for each."""

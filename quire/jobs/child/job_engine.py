@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.errors import NotSupported, QuireError
-from quire.jobs.child.requests import attempt, failed
+from quire.jobs.child.requests import failed, result_or_error
 from quire.replicas.board import Board
 from quire.replicas.child.driving import Driver, NumberedRequests, timings_of
 from quire.replicas.child.feed import Feed, Rows
@@ -96,7 +96,7 @@ def answered(
     }
 
 
-def of_the_good(
+def skipping_errors(
     found: Sequence[Given | QuireError],
     make: Callable[[list[Given]], Sequence[Made | QuireError]],
 ) -> list[Made | QuireError]:
@@ -105,11 +105,11 @@ def of_the_good(
     return [each if isinstance(each, QuireError) else next(made) for each in found]
 
 
-def each_apart(
+def all_or_one_by_one(
     given: Sequence[Given], make: Callable[[Sequence[Given]], Sequence[Made]]
 ) -> Sequence[Made | QuireError]:
     """Makes all at once; where that fails, makes one after the other to find the faulty one."""
-    found = attempt(lambda: make(given))
+    found = result_or_error(lambda: make(given))
     if not isinstance(found, QuireError):
         return found
-    return [found] if len(given) == 1 else [each_apart([one], make)[0] for one in given]
+    return [found] if len(given) == 1 else [all_or_one_by_one([one], make)[0] for one in given]

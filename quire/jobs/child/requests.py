@@ -78,7 +78,7 @@ def row_error(error: BaseException) -> QuireError:
     return fault_of_row(error, "it was made into a request")
 
 
-def attempt(make: Callable[[], Made]) -> Made | QuireError:
+def result_or_error(make: Callable[[], Made]) -> Made | QuireError:
     """What the call makes of a row, or the error that this row ends with."""
     try:
         return make()
@@ -220,7 +220,7 @@ class RequestReader:
         made: list[EngineRequest | QuireError] = []
         chats: list[tuple[int, ChatText]] = []
         for i, row in enumerate(rows):
-            found = attempt(lambda row=row: self._read(row))  # type: ignore[misc]
+            found = result_or_error(lambda row=row: self._read(row))  # type: ignore[misc]
             if isinstance(found, EngineRequest) and isinstance(found.prompt, _Rendered):
                 chats.append((i, found.prompt.chat))
             made.append(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quire.errors import QuireError
 from quire.inputs.transcript_params import transcript_params, wanted_of
 from quire.jobs.child.job_engine import JobEngine, answered
-from quire.jobs.child.requests import attempt
+from quire.jobs.child.requests import result_or_error
 from quire.replicas.board import Board
 from quire.replicas.child.feed import Rows
 from quire.replicas.wire import Message
@@ -37,7 +37,7 @@ class TranscriptEngine(JobEngine):
 
     def _request(self, row: int) -> Request | Refused | QuireError:
         prompt, params = self._transcriber.asked(self._pieces[row])
-        made = attempt(lambda: self._session.intake.window([prompt], [params], None))
+        made = result_or_error(lambda: self._session.intake.window([prompt], [params], None))
         return made if isinstance(made, QuireError) else made[0]
 
     def _answer(self, row: int, output: RequestOutput) -> Message | None:

@@ -16,7 +16,7 @@ from quire.jobs.input.plain import askable
 from quire.jobs.input.rows import BadRow, InputRow
 from quire.jobs.input.templates import RowTest
 from quire.jobs.store.keys import ContentHash, KeyTable, row_seed
-from quire.jobs.supervise.patience import Patience
+from quire.jobs.supervise.evaluation_limit import EvaluationLimit
 from quire.params.rules import show
 
 LONGEST_ID = 1 << 16  # characters that name a row
@@ -100,7 +100,7 @@ class Work:
         self._reserved = reserved
         self._where = None if selection.where is None else RowTest(selection.where, "--where")
         self._ids = None if selection.id_column is None else KeyTable()
-        self.patience = Patience()  # limits the time of each template evaluation
+        self.evaluation_limit = EvaluationLimit()  # limits the time of each template evaluation
         self.num_selected = 0  # input rows so far
         self.finished = False
 
@@ -174,7 +174,7 @@ class Work:
 
     def _counts(self, values: Mapping[str, Any]) -> bool:
         where = self._where
-        return where is None or self.patience.allow(lambda: where.holds(values))
+        return where is None or self.evaluation_limit.allow(lambda: where.holds(values))
 
     def _work_row(
         self, number: int, key: str, values: Mapping[str, Any], i: int, error: BadRow | None
@@ -183,7 +183,7 @@ class Work:
             return WorkRow(number, key, "", {}, error)
         seed = row_seed(self._seed, key) if self._settings[i].draws else None
         try:
-            asked = self.patience.allow(lambda: askable(self._asking.ask(values)))
+            asked = self.evaluation_limit.allow(lambda: askable(self._asking.ask(values)))
             content, size = self._hashes[i].of(asked, seed)
         except BadRow as bad:
             return WorkRow(number, key, "", {}, bad)

@@ -30,9 +30,9 @@ from quire.jobs.store.manifest import Manifest
 from quire.jobs.store.record import ResultRecord
 from quire.jobs.store.segments import scan
 from quire.jobs.store.stamps import model_stamps
-from quire.jobs.supervise.ahead import Ahead
 from quire.jobs.supervise.metrics import MetricsFile
 from quire.jobs.supervise.progress import Progress, Watcher
+from quire.jobs.supervise.rows_ahead import RowsAhead
 from quire.jobs.supervise.starting import EngineStarts
 from quire.jobs.supervise.stopping import StopSignals
 from quire.jobs.supervise.supervisor import Supervisor
@@ -60,7 +60,7 @@ def join_job(
             try:
                 manifest, files, chunks = agreed(options, command, job_dir)
             finally:
-                job_setup.tidy(job_dir)
+                job_setup.remove_empty_job(job_dir)
         if manifest.status == "finished":
             return _merged(job_dir, signals)
         began = time.monotonic()
@@ -137,7 +137,7 @@ class JoinWorker(Watcher):
             return
         opening = opening_message(self._manifest, self._options)
         starts = EngineStarts.of(self._options, opening, engine_command, self.note)
-        rows = Ahead(self._rows(), self._work.patience)
+        rows = RowsAhead(self._rows(), self._work.evaluation_limit)
         try:
             Supervisor(
                 self._journal,

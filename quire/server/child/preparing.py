@@ -15,7 +15,7 @@ from quire.inputs.shortening import kept_end, kept_part, num_kept
 from quire.inputs.thoughts import after_thoughts
 from quire.inputs.tokenizer import Tokenizer, check_text
 from quire.inputs.transcript_params import wanted_of
-from quire.jobs.child.requests import SharedParams, attempt, refuse_far_too_long
+from quire.jobs.child.requests import SharedParams, refuse_far_too_long, result_or_error
 from quire.outputs import RequestOutput
 from quire.params.pooling import PoolingParams
 from quire.replicas.wire import Message
@@ -85,7 +85,7 @@ class Preparing:
     def prepare_each(self, rows: Sequence[Message]) -> list[Prepared | QuireError]:
         """The request or the error of each row. Their texts are encoded together, which is faster
         than one by one."""
-        begun = [attempt(partial(self._begin, row)) for row in rows]
+        begun = [result_or_error(partial(self._begin, row)) for row in rows]
         texts = [one.text for one in begun if isinstance(one, _Begun) and one.text is not None]
         encoded = iter(self._encode(texts))
 
@@ -93,7 +93,9 @@ class Preparing:
             if not isinstance(one, _Begun):
                 return one
             ids = None if one.text is None else next(encoded)
-            return ids if isinstance(ids, QuireError) else attempt(partial(self._finish, one, ids))
+            if isinstance(ids, QuireError):
+                return ids
+            return result_or_error(partial(self._finish, one, ids))
 
         return [finished(one) for one in begun]
 

@@ -20,7 +20,7 @@ from quire.errors import EngineError, InvalidRequest, QuireError, RowError
 from quire.inputs.reasoning import opens_reasoning
 from quire.inputs.thinking import ThoughtReader
 from quire.inputs.thoughts import begins_in_format
-from quire.jobs.child.requests import attempt, error_text, error_type
+from quire.jobs.child.requests import error_text, error_type, result_or_error
 from quire.outputs import RequestOutput
 from quire.replicas.board import Board, Phase
 from quire.replicas.child.heartbeat import Heartbeat
@@ -297,7 +297,7 @@ def _attempt(make: Callable[[], Made]) -> Made | QuireError:
     """The result of the call, or the error that its row ends with, of any type: an exception on a
     pool's thread would be lost, and the row's reader would wait for ever."""
     try:
-        return attempt(make)
+        return result_or_error(make)
     except (MemoryError, EngineError) as error:
         # Only for the log: the text may name files of this machine or quote a library.
         note(f"a row could not be prepared: {reason(error)}")

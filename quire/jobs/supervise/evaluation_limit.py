@@ -24,7 +24,7 @@ class _Overdue(BaseException):
     """Raised in the evaluating thread; no template can catch it."""
 
 
-class Patience:
+class EvaluationLimit:
     """Runs evaluations in one thread; `look`, from another, ends the one that takes too long."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

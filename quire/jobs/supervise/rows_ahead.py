@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
 
-from quire.jobs.supervise.patience import Patience
+from quire.jobs.supervise.evaluation_limit import EvaluationLimit
 
 Item = TypeVar("Item")
 MOST_ITEMS, MOST_BYTES = 512, 4 << 20  # prepared and not taken yet
@@ -17,12 +17,12 @@ _FAREWELL = 2.0  # seconds that `close` waits for the thread to end
 _NEXT = 0.1  # seconds after which `close` interrupts the row that the thread evaluates
 
 
-class Ahead(Generic[Item]):
+class RowsAhead(Generic[Item]):
     """The items of an iterator, made by a thread and taken here without waiting: None if the next
     one is not ready yet. An error of the iterator is raised here, after the items before it."""
 
-    def __init__(self, items: Generator[Item], patience: Patience) -> None:
-        self._items, self._patience = items, patience
+    def __init__(self, items: Generator[Item], evaluation_limit: EvaluationLimit) -> None:
+        self._items, self._evaluation_limit = items, evaluation_limit
         self._ready: deque[Item] = deque()
         self._bytes_made = self._bytes_taken = 0  # each is written by one thread only
         self._changed = threading.Condition()  # wakes the thread when there is room
@@ -45,7 +45,7 @@ class Ahead(Generic[Item]):
         if not ended:
             if self._asleep:
                 self._wake()
-            self._patience.look()
+            self._evaluation_limit.look()
             return None
         error, self._error = self._error, None
         if error is not None:
@@ -67,7 +67,7 @@ class Ahead(Generic[Item]):
         while self._thread.is_alive() and (waited := time.monotonic() - started) < _FAREWELL:
             self._wake()
             if waited > _NEXT:
-                self._patience.look(at_once=True)
+                self._evaluation_limit.look(at_once=True)
             self._thread.join(0.05)
         self._ready.clear()
 
