@@ -167,7 +167,7 @@ class Simulation:
             heapq.heappush(self._events, (end, number))
 
     def _land(self, number: int, row: int) -> None:
-        task, others = self._feeder.land(number, row)
+        task, others = self._feeder.take_answered(number, row)
         if task is not None:
             self.answered_by[row] = number
         for other in others:

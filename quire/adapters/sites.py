@@ -161,7 +161,7 @@ def _norm(name: str, weight: Weight) -> SitePart:
     (part,) = weight.parts
     sizes = (0, 0, part.rows, 1)
     return SitePart(
-        _module(part.hf), name, *sizes, part.order, Within(), transposed=False, less=part.hf_less
+        _module(part.hf), name, *sizes, part.order, Within(), transposed=False, less=part.hf_added
     )
 
 

@@ -49,13 +49,13 @@ class NewWeights:
         self._targets: dict[str, list[_Target]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for weight in weights_of(spec):
-            first = 0
+            place, first = places[weight.name], 0
             for part in weight.parts:
                 shape, within = (part.rows, *weight.shape[1:]), part.hf_within
                 first += part.zeros
                 self._shapes[part.hf] = within.whole(shape, (within.expert or 0) + 1)
                 self._targets.setdefault(part.hf, []).append(
-                    _Target(places[weight.name], first, part.rows, within, part.order, part.hf_less)
+                    _Target(place, first, part.rows, within, part.order, part.hf_added)
                 )
                 first += part.rows
         self._is_tied = spec.tied_embeddings

@@ -18,7 +18,7 @@ from quire.base.shared_setting import SharedSetting
 
 _USUAL = torch.float32
 # Public methods, which scripts with other defaults may call.
-_DOORS = ("start", "submit", "result", "reset", "close", "sleep", "wake_up", "load_weights")
+_PUBLIC = ("start", "submit", "result", "reset", "close", "sleep", "wake_up", "load_weights")
 
 Kind = TypeVar("Kind", bound=type)
 Work = TypeVar("Work", bound=Callable[..., Any])
@@ -60,7 +60,7 @@ def by_usual_defaults(work: Work) -> Work:
 
 def computes_by_usual_defaults(kind: Kind) -> Kind:
     """The class, with its public methods run with torch's own defaults."""
-    for name in _DOORS:
+    for name in _PUBLIC:
         if name in vars(kind):
             setattr(kind, name, by_usual_defaults(vars(kind)[name]))
     return kind

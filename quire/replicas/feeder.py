@@ -130,11 +130,11 @@ class Feeder:
         for task in tasks:
             load.send(task, now)
 
-    def land(self, replica: int, number: int) -> tuple[Task | None, list[int]]:
+    def take_answered(self, replica: int, number: int) -> tuple[Task | None, list[int]]:
         """A replica answered a row. Returns the row if it had no answer yet, and the other replicas
         that have it, which may cancel it."""
         load = self._loads.get(replica)
-        task = None if load is None else load.land(number, self._clock(), answered=True)
+        task = None if load is None else load.remove(number, self._clock(), answered=True)
         if task is None:
             return None, []
         if number not in self._copied:
@@ -143,7 +143,7 @@ class Feeder:
         others = [
             other
             for other, load in self._loads.items()
-            if load.land(number, self._clock(), answered=False) is not None
+            if load.remove(number, self._clock(), answered=False) is not None
         ]
         return task, others
 
@@ -152,7 +152,7 @@ class Feeder:
         self._recalling.discard(replica)
         load = self._loads.get(replica)
         for number in reversed(list(numbers)):
-            task = None if load is None else load.land(number, self._clock(), answered=False)
+            task = None if load is None else load.remove(number, self._clock(), answered=False)
             if task is not None and not self._has_it_elsewhere(number):
                 self._pool.put(task, back=True)
 
@@ -162,7 +162,7 @@ class Feeder:
         for replica, load in self._loads.items():
             had[replica] = list(load.out)
             for number in had[replica]:
-                load.land(number, now, answered=False)
+                load.remove(number, now, answered=False)
         for known in (self._copied, self._recalled, self._recalling):
             known.clear()
         self._pool = Pool(in_order=self._num_replicas == 1)

@@ -44,7 +44,7 @@ class Load:
         self.cost += task.cost
         self.num_bytes += task.size
 
-    def land(self, number: int, now: float, *, answered: bool) -> Task | None:
+    def remove(self, number: int, now: float, *, answered: bool) -> Task | None:
         """The row is gone from here: it was answered, or taken away."""
         self._count(now)
         out = self.out.pop(number, None)

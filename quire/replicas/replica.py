@@ -185,7 +185,7 @@ class Replica:
         return []
 
     def _result(self, message: Message) -> list[tuple[int, int]]:
-        task, others = self._feeder.land(self.number, message["row"])
+        task, others = self._feeder.take_answered(self.number, message["row"])
         if task is None:
             return []
         if "error_type" in message:

@@ -12,7 +12,7 @@ from quire.server.batch_dispatch import Dispatcher
 from quire.server.batch_engine import BatchEngine
 from quire.server.database import Database
 from quire.server.storage import Storage
-from quire.server.threads import Made, to_its_end
+from quire.server.threads import Made, run_uncancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class BatchContext:
     num_rows: dict[str, int]  # "completed" and "failed", of all batches since the server began
 
     async def on_thread(self, call: Callable[..., Made], *given: Any) -> Made:
-        return await to_its_end(call, *given, threads=self.threads)
+        return await run_uncancelled(call, *given, threads=self.threads)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from quire.server.engine_totals import EngineTotals
 from quire.server.limits import AT_ONCE
 from quire.server.metrics import Metrics
 from quire.server.queueing import Queueing
-from quire.server.row_reading import RowReading, written
+from quire.server.row_reading import RowReading, encoded_row
 from quire.server.services import LOCAL, EngineStats, Lane, Settings, State
 from quire.server.wire import Message
 
@@ -235,7 +235,7 @@ class Bridge:
             whose = {"tenant": key_id, "salt": salt_of(row, key_id)}
             message = {**row, "id": self._next, "lane": lane, **whose}
             once = message.pop("once", False)
-            reading = RowReading(self._next, written(message), lane, is_asked_once=once)
+            reading = RowReading(self._next, encoded_row(message), lane, is_asked_once=once)
             self._readings[reading.number] = reading
             if self.state in ("ready", "draining") and self._life is not None:
                 self._ask(reading)

@@ -26,7 +26,7 @@ from quire.params.rules import show
 from quire.server.reading import refuse_no_json
 from quire.server.receiving import Limits, Writer, write_body
 from quire.server.storage import Storage
-from quire.server.threads import to_its_end
+from quire.server.threads import run_uncancelled
 
 MOST_REQUESTS, MOST_BODY = 100_000, 256 << 20
 NEW_MESSAGE_BATCH = plain_body(
@@ -66,8 +66,8 @@ async def receive_requests(request: Request, storage: Storage, limits: Limits) -
         arriving = Writer(body, bounds)
         await write_body(request, arriving, lambda data: (data,))
         writer = Writer(lines, Limits(limits.room, limits.room))
-        count = await to_its_end(_write_lines, body, arriving.size, writer)
-        await to_its_end(storage.keep, kept, lines)
+        count = await run_uncancelled(_write_lines, body, arriving.size, writer)
+        await run_uncancelled(storage.keep, kept, lines)
     return Lines(kept, writer.size, writer.sha256, count)
 
 

@@ -19,7 +19,7 @@ from quire.openai_api.errors import NO_RETRY, ApiError, bad, server_error
 from quire.server.multipart import Form, FormReader
 from quire.server.reading import refuse_encoded
 from quire.server.storage import Storage
-from quire.server.threads import to_its_end
+from quire.server.threads import run_uncancelled
 
 FORM_REFUSALS = frozenset({400, 408, 413, 415, 507})  # with those of FormReader
 _PIECE = 1 << 20
@@ -75,7 +75,7 @@ async def receive(
         writer = Writer(number, limits)
         await write_body(request, writer, reader.feed)
         form = reader.finish()
-        await to_its_end(storage.keep, name, number)
+        await run_uncancelled(storage.keep, name, number)
     return Received(name, form, writer.size, writer.sha256)
 
 
@@ -91,8 +91,8 @@ async def write_body(
         for piece in read(data):
             writer.add(piece)
         if writer.waiting >= _PIECE:
-            await to_its_end(writer.write)
-    await to_its_end(writer.write)
+            await run_uncancelled(writer.write)
+    await run_uncancelled(writer.write)
 
 
 class Writer:

@@ -47,7 +47,7 @@ class RowReading:
         return self._came.pop(0)
 
 
-def written(message: Mapping[str, Any]) -> msgspec.Raw:
+def encoded_row(message: Mapping[str, Any]) -> msgspec.Raw:
     """The encoded message of a row; ApiError for text that cannot be encoded, so that only this row
     fails and not those that are sent together with it."""
     try:

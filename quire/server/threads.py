@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 Made = TypeVar("Made")
 
 
-async def to_its_end(
+async def run_uncancelled(
     call: Callable[..., Made], *given: Any, threads: Executor | None = None
 ) -> Made:
     """The result of the call. A caller that is cancelled still waits for its end: the caller then

@@ -18,7 +18,7 @@ from quire.families.media.rules import HeardRules, MediaRules
 from quire.inputs.media.allowed import MediaOptions
 from quire.inputs.media.children import MediaChildren
 from quire.inputs.media.expanding import Rules
-from quire.inputs.media.preparing import Aside, MediaPool, Preparing
+from quire.inputs.media.preparing import BackgroundEncoder, MediaPool, Preparing
 from quire.inputs.media.reader import MediaReader
 from quire.inputs.tokenizer import Tokenizer
 from quire.options import Options
@@ -247,7 +247,8 @@ class SessionMedia:
                 row_bytes = executor.load_tower()
                 # Where a decoder attends to sounds, plans take keys and values, not rows.
                 if row_bytes is not None and not self.reader.crossed:
-                    self.reader.pool.aside = Aside(executor.shelf.encode_aside, row_bytes)
+                    encode = executor.shelf.encode_aside
+                    self.reader.pool.aside = BackgroundEncoder(encode, row_bytes)
 
     @property
     def sound_rate(self) -> int | None:

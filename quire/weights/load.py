@@ -170,7 +170,7 @@ def _stored_pieces(weight: Weight, sources: Sequence[Source], files: ModelFiles)
         order = _given_order(part, files)
         if part.order is not None:
             order = part.order.after(order)
-        less = part.hf_less if files.kind == "hf" else 0.0
+        less = part.hf_added if files.kind == "hf" else 0.0
         first += part.zeros
         is_minus_exp = part.gguf_minus_exp and files.kind == "gguf"
         yield Piece(first, part.rows, source, order, less, is_minus_exp=is_minus_exp)
@@ -197,7 +197,7 @@ def stored_weights(
         whole = torch.empty(first.hf_within.whole(shape, experts))
         for part, shape, source in pieces:
             out = torch.empty(shape)
-            less = 0.0 if files.kind == "hf" else -part.hf_less
+            less = 0.0 if files.kind == "hf" else -part.hf_added
             minus_exp = part.gguf_minus_exp and files.kind == "gguf"
             order = _given_order(part, files)
             fill_rows(out, Piece(0, part.rows, source, order, less, is_minus_exp=minus_exp))

@@ -20,8 +20,8 @@ class Part:
     """One stored tensor that fills some rows of a weight.
 
     `gguf_order`: the order of its rows in GGUF files, relative to Hugging Face. `order`: the order
-    in which quire wants Hugging Face's rows. `hf_less`: added to Hugging Face's numbers; GGUF files
-    contain it already. `*_within`: the part of the stored tensor that it is. `zeros`: so many rows
+    in which quire wants Hugging Face's rows. `hf_added`: added to numbers of Hugging Face; in GGUF
+    files it is already. `*_within`: the part of the stored tensor that it is. `zeros`: so many rows
     before it are not stored. `hf_else`, `gguf_else`: other places in files. `gguf_minus_exp`: GGUF
     files have -exp of the numbers."""
 
@@ -30,7 +30,7 @@ class Part:
     rows: int
     gguf_order: RowOrder | None = None
     order: RowOrder | None = None
-    hf_less: float = 0.0
+    hf_added: float = 0.0
     hf_within: Within = WHOLE
     gguf_within: Within = WHOLE
     zeros: int = 0
@@ -72,7 +72,7 @@ def normed(
     for kind in ("weight", "bias") if plan.bias else ("weight",):
         made = single(name, (size,), stored, kind=kind)
         less = 1.0 if plan.one_plus and kind == "weight" else 0.0
-        part = replace(made.parts[0], order=order, hf_less=less)
+        part = replace(made.parts[0], order=order, hf_added=less)
         yield replace(made, parts=(part,), is_wide=plan.is_wide)
 
 

@@ -96,7 +96,7 @@ def test_a_row_that_two_replicas_have_is_no_suspect_and_lands_once() -> None:
     [short] = [r for r, rows in dealt.items() if len(rows) == 1]
     long = 1 - short
     clock.now = 1.0
-    made.land(short, dealt[short][0])
+    made.take_answered(short, dealt[short][0])
     clock.now = 9.0  # the other one is far too late by now
     copied = numbers(made.copies())
     assert set(copied) == {short} and set(copied[short]) == set(dealt[long])
@@ -104,9 +104,9 @@ def test_a_row_that_two_replicas_have_is_no_suspect_and_lands_once() -> None:
     first, second = copied[short]
     made.take_back(long, [second])
     assert made.num_waiting == 0  # the copy is still out
-    task, others = made.land(short, first)
+    task, others = made.take_answered(short, first)
     assert task is not None and others == [long]
-    assert made.land(long, first) == (None, [])  # the second result counts for nothing
+    assert made.take_answered(long, first) == (None, [])  # the second result counts for nothing
     assert made.lose(long, dealt[long]) == []  # the other row is still with `short`
     assert len(made) == 1
 
@@ -116,7 +116,7 @@ def test_rows_that_have_not_begun_are_asked_back_once() -> None:
     dealt = numbers(made.deal())
     clock.now = 1.0
     for row in dealt[0]:
-        made.land(0, row)
+        made.take_answered(0, row)
     [(victim, asked)] = made.recalls().items()
     assert victim == 1 and asked and set(asked) < set(dealt[1])
     assert made.recalls() == {}  # until it has answered

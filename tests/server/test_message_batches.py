@@ -14,7 +14,7 @@ import pytest
 
 from quire.server import message_batch_input, message_batch_routes
 from quire.server.database import VERSION, Database
-from quire.server.threads import to_its_end
+from quire.server.threads import run_uncancelled
 from tests.server.stored import KEYS, MODEL, Client, FakeEngine, chats, served, serving
 
 BATCHES = "/v1/messages/batches"
@@ -276,7 +276,7 @@ def test_files_are_not_closed_while_a_thread_writes_them() -> None:
     held = threading.Event()
 
     async def main() -> None:
-        writing = asyncio.create_task(to_its_end(held.wait, 20))
+        writing = asyncio.create_task(run_uncancelled(held.wait, 20))
         await asyncio.sleep(0.01)
         writing.cancel()
         done, _ = await asyncio.wait((writing,), timeout=0.05)
