@@ -153,7 +153,7 @@ MAY_CATCH_ANYTHING = {
     "quire/cli/exits.py",
     "quire/executor/shelf.py",
     "quire/grammar/child.py",
-    "quire.jobs.supervise.rows_ahead.py",
+    "quire/jobs/supervise/rows_ahead.py",
     "quire/inputs/media/child.py",
     "quire/inputs/media/image_files.py",
     "quire/jobs/input/arrow_values.py",
