@@ -9,7 +9,7 @@ from typing import Any
 from quire.jobs.input.plain import as_text
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=as_text, allow_nan=False)
-# What ends a line for str.splitlines, httpx and others like them, though JSON leaves it in a text.
+# JSON allows these characters in a string, but str.splitlines and httpx take them for line ends.
 _LINE_ENDS = {end.encode(): b"\\u%04x" % ord(end) for end in "\x85\u2028\u2029"}
 
 
@@ -27,7 +27,7 @@ def json_line(row: Any) -> bytes:
 
 
 def on_one_line(data: bytes) -> bytes:
-    """JSON without what a reader may take for the end of a line."""
+    """The JSON with the characters escaped that some readers take for the end of a line."""
     if not data.isascii():
         for end, escaped in _LINE_ENDS.items():
             data = data.replace(end, escaped)
