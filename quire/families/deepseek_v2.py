@@ -1,5 +1,5 @@
 """DeepSeek V2: latent attention, and experts chosen by a softmax within the best groups. Its GGUF
-files look like those of DeepSeek V3 and are read by deepseek_v3.py. No torch."""
+files look like those of the next version, and the file of that family reads them. No torch."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def read_processor_config(directory: Path) -> dict[str, Any]:
 
 
 def _of_tekken(tekken: Mapping[str, Any]) -> dict[str, Any]:
-    """What Mistral's own format says of images, which comes without a processor's file."""
+    """The size of images from tekken.json, in the format that comes without a processor's file."""
     image = tekken.get("image") or tekken.get("multimodal")
     longest = image.get("max_image_size") if isinstance(image, dict) else None
     return {} if longest is None else {"size": {"longest_edge": longest}}
