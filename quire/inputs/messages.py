@@ -76,7 +76,8 @@ def checked_messages(
         in_parts, wrap = template.takes_parts, not template.takes_text
     else:
         in_parts = wrap = content_format == "openai"
-    shape = _Shape(in_parts, wrap, template.takes_none, marked, interleaved)
+    older = "function_call" in template.source
+    shape = _Shape(in_parts, wrap, template.takes_none, marked, interleaved, older)
     return [_message(m, index, shape) for index, m in enumerate(messages)]
 
 
@@ -90,6 +91,7 @@ class _Shape:
     none: bool
     marked: bool
     interleaved: bool
+    older: bool  # the template reads function_call itself
 
 
 def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
@@ -107,7 +109,8 @@ def _message(given: Any, index: int, shape: _Shape) -> dict[str, Any]:
             f'{where} has no "role"; say who speaks: "system", "user", "assistant" or "tool"',
             message.get("role"),
         )
-    _modernise(message)
+    if not shape.older:
+        _modernise(message)
     if "content" not in message and not message.get("tool_calls"):
         raise _wrong(f'{where} has neither "content" nor "tool_calls"')
     message["content"] = _content(message.get("content"), where, shape)

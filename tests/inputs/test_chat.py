@@ -143,6 +143,8 @@ def test_calls_and_refusals_of_older_clients_are_read() -> None:
     made = render(older, QWEN_TOOLS, tools=TOOLS)
     assert made == render(newer, QWEN_TOOLS, tools=TOOLS)
     assert "東京" in made.split("</tools>")[1] and "I will not." in made and answer in made
+    reads_older = "{% for m in messages %}{{ m.role }} {{ m.function_call }};{% endfor %}"
+    assert render(older[1:3], reads_older) == f"assistant {call};function ;"
 
 
 def test_arguments_given_as_json_text_are_read() -> None:
