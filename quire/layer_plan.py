@@ -63,13 +63,19 @@ class Rope:
 
     Numbers i and i + dims / 2 of a head are a pair. In the files of a model whose pairs are
     `interleaved`, numbers 2 i and 2 i + 1 are a pair; loading moves them apart. `axes`: which of
-    three coordinates rotates pair i, where positions have three; empty where they have one."""
+    three coordinates rotates pair i, where positions have three; empty where they have one.
+    `turning`: only so many of the pairs rotate, the first ones; None: all."""
 
     theta: float
     dims: int
     scaling: RopeScaling | None = None
     interleaved: bool = False
     axes: tuple[int, ...] = ()
+    turning: int | None = None
+
+
+# A rope (None: nothing rotates), and how many numbers of a head have an angle, which may be 0.
+Rotation = tuple[Rope | None, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +181,29 @@ class AttentionPlan:
     latent: LatentPlan | None = None  # None: a key and a value are kept for each KV head
 
     @property
+    def heads(self) -> tuple[object, ...]:
+        """What kernels are made for: layers that agree in this share them."""
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim, self.latent
+        return (*sizes, self.scale, self.softcap, self.sinks)
+
+    @property
     def kv_tensors(self) -> int:
         """Tensors kept for each KV head: its keys and its values, or one for both."""
         return 2 if self.latent is None else 1
 
     @property
+    def kv_numbers(self) -> int:
+        """Numbers of each of these tensors for one token."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def angle_dims(self) -> int:
         """Numbers of a head that are rotated in pairs by an angle, which may be 0 everywhere."""
         return self.head_dim if self.latent is None else self.latent.rope_dims
+
+    @property
+    def rotation(self) -> Rotation:
+        return self.rope, self.angle_dims
 
     @property
     def product_width(self) -> int:

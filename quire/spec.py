@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any, ClassVar, Literal
 
 from quire.layer_plan import (
@@ -17,6 +18,7 @@ from quire.layer_plan import (
     MlpPlan,
     NormPlan,
     Rope,
+    Rotation,
     mlp_of,
 )
 
@@ -74,21 +76,22 @@ class ModelSpec:
         return any(state is not None for state in self.states)
 
     @property
-    def num_attending(self) -> int:
-        """Layers that have keys and values."""
-        return self.states.count(None)
-
-    @property
-    def ropes(self) -> tuple[Rope | None, ...]:
+    def rotations(self) -> tuple[Rotation, ...]:
         """The different rotary positions that layers have, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
 
     @property
     def rope(self) -> Rope:
-        """The first of `ropes` that rotates anything: the only one in most models."""
-        return next((rope for rope in self.ropes if rope is not None), Rope(10_000.0, 0))
+        """The first rope that rotates anything: the only one in most models."""
+        ropes = (rope for rope, _ in self.rotations if rope is not None)
+        return next(ropes, Rope(10_000.0, 0))
 
-    # Heads are the same in every layer; models/registry.py makes sure of that.
+    @property
+    def attentions(self) -> tuple[AttentionPlan, ...]:
+        """The different plans of attention that layers have, in the order of their first layers."""
+        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+
+    # The heads of the first layer, which name the model in reports; of a plain decoder, of all.
     @property
     def num_heads(self) -> int:
         return self.layers[0].attention.num_heads
@@ -116,10 +119,20 @@ class ModelSpec:
         return self.norm.eps
 
     @property
+    def kv_heads(self) -> tuple[tuple[int, int], ...]:
+        """One entry per layer: its KV heads, and the numbers of one."""
+        return tuple((one.attention.num_kv_heads, one.attention.head_dim) for one in self.layers)
+
+    @property
+    def place_numbers(self) -> int:
+        """Numbers of keys of a token in a place of a block: a multiple of every layer's."""
+        return lcm(*(count * width for count, width in self.kv_heads))
+
+    @property
     def kv_values_per_token(self) -> int:
         """Numbers of KV that one token adds, over all layers."""
-        heads = self.num_kv_heads * self.head_dim
-        return self.layers[0].attention.kv_tensors * self.num_attending * heads
+        attending = (layer.attention for layer in self.layers if layer.state is None)
+        return sum(one.kv_tensors * one.kv_numbers for one in attending)
 
     @property
     def body_weights(self) -> int:
@@ -138,7 +151,8 @@ class ModelSpec:
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step: `tokens` computed, `context` = the sum over these
         tokens of how many positions each attends to, `sampled` rows of logits."""
-        attention = 4 * self.num_attending * self.num_heads * self.head_dim
+        heads = (one.attention for one in self.layers if one.state is None)
+        attention = 4 * sum(one.num_heads * one.head_dim for one in heads)
         # A state is read twice and written once by every token.
         states = 6 * sum(state.matrix_numbers for state in self.states if state is not None)
         drawn = 2 * self.head_weights * sampled
@@ -170,6 +184,15 @@ class ModelSpec:
         """The same model with the attention of every layer changed."""
         layers = tuple(replace(one, attention=change(one.attention)) for one in self.layers)
         return replace(self, layers=layers)
+
+    def by_heads(self) -> tuple[ModelSpec, ...]:
+        """A spec for each kind of heads, with only the layers that have them."""
+        heads: dict[tuple[object, ...], list[LayerPlan]] = {}
+        for layer in self.layers:
+            heads.setdefault(layer.attention.heads, []).append(layer)
+        if len(heads) == 1:
+            return (self,)
+        return tuple(replace(self, layers=tuple(layers)) for layers in heads.values())
 
     def with_windows(self, *windows: int | None) -> ModelSpec:
         """The same model with these windows, one per layer."""

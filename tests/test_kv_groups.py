@@ -59,7 +59,7 @@ def test_layers_that_keep_states_are_groups_of_their_own() -> None:
 def test_few_tables_and_few_empty_places(num_layers: int, num_tables: int, num_empty: int) -> None:
     groups = kv_groups(gemma(num_layers), 32768)
     assert len(groups) == num_tables
-    assert memory.layers_in_block(groups) * num_tables - num_layers == num_empty
+    assert memory.places_in_block(groups) * num_tables - num_layers == num_empty
 
 
 def test_every_layer_is_in_one_group_of_its_window() -> None:

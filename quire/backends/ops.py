@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quire.layer_plan import Activation, DeltaNetPlan, ExpertsPlan, LayerPlan
+from quire.layer_plan import Activation, AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,17 @@ class HeadShape:
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     sinks: bool = False  # whether every head has one more key with value 0 (AttentionStep.attend)
     values_in_keys: int = 0  # values are the first so many numbers of keys; 0: stored apart
+
+    @classmethod
+    def of(
+        cls, plan: AttentionPlan, block_size: int, dtype: torch.dtype, *, fp8_kv: bool = False
+    ) -> HeadShape:
+        """The heads of a layer's attention."""
+        return cls(
+            *(plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size, dtype, fp8_kv),
+            *(plan.scale, plan.softcap, plan.sinks),
+            values_in_keys=0 if plan.latent is None else plan.latent.kv_rank,
+        )
 
     @property
     def group(self) -> int:
@@ -189,7 +200,11 @@ class PlannedAttention(AttentionStep, Protocol):
 
 
 class Kernels(Protocol):
-    """All ops of one device."""
+    """All ops of one device. Attention is planned for one shape of heads; all else is the same for
+    every shape."""
+
+    def of_heads(self, shape: HeadShape) -> Kernels:
+        """These kernels for heads of this shape, for models whose layers differ."""
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
         """The parts of a layer without a kernel here, in words: plain torch computes them."""

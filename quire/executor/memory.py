@@ -18,34 +18,42 @@ from quire.backends.fp8 import FP8, block_shape
 from quire.cache.groups import ONE_GROUP, Windows, blocks_held, most_tokens
 from quire.config import EngineConfig
 from quire.errors import NotEnoughMemory
-from quire.layers.kv_groups import KVGroup, kv_groups
+from quire.layers.kv_groups import Heads, KVGroup, kv_groups
 from quire.spec import ModelSpec
 
 CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 
 def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The layers of a model, grouped by their windows."""
+    """The layers of a model, grouped by their windows, and by their heads where these differ."""
     states = [state is not None for state in spec.states]
-    return kv_groups(spec.windows, config.max_model_len, states)
+    heads = spec.kv_heads if len(set(spec.kv_heads)) > 1 else ()
+    return kv_groups(spec.windows, config.max_model_len, states, heads)
 
 
 def windows_of(groups: Sequence[KVGroup]) -> Windows:
     return tuple(group.window for group in groups)
 
 
-def layers_in_block(groups: Sequence[KVGroup]) -> int:
-    """The layers that a block has room for: those of the largest group."""
-    return max(len(group.layers) for group in groups)
+def places_in_block(groups: Sequence[KVGroup]) -> int:
+    """The places of a block: those that the largest group needs."""
+    return max(group.num_places for group in groups)
+
+
+def _block_shape(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The shape of a place's keys in one block. Layers with other heads see it in another shape."""
+    heads = set(spec.kv_heads)
+    count, width = heads.pop() if len(heads) == 1 else (1, spec.place_numbers)
+    return block_shape(count, block_size, width, dtype)
 
 
 def block_bytes(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
 ) -> int:
     """Bytes of one block, with the scales of fp8: for a group's layers, or all layers."""
-    num_layers = layers_in_block(groups) if groups else spec.num_layers
-    shape = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    kept = num_layers * spec.layers[0].attention.kv_tensors
+    num_places = places_in_block(groups) if groups else spec.num_layers
+    shape = _block_shape(spec, block_size, dtype)
+    kept = num_places * spec.layers[0].attention.kv_tensors
     return kept * math.prod(shape) * dtype.itemsize
 
 
@@ -112,15 +120,14 @@ def make_cache(
     device: torch.device,
     groups: Sequence[KVGroup] = (),
 ) -> Tensor:
-    """Keys and values, not initialised: [layers, 2, blocks, kv_heads, block_size, head_dim], or
-    [layers, 1, ...] if values are a part of keys. With groups: the layers that a block has room
-    for.
+    """Keys and values, not initialised: [places, 2, blocks, kv_heads, block_size, head_dim], or
+    [places, 1, ...] if values are a part of keys. Without groups each layer has a place.
 
     In fp8 the last two dimensions are one (backends/fp8.py), and all bytes are 0, as none may be
     NaN."""
-    block = block_shape(spec.num_kv_heads, block_size, spec.head_dim, dtype)
-    num_layers = layers_in_block(groups) if groups else spec.num_layers
-    shape = (num_layers, spec.layers[0].attention.kv_tensors, count, *block)
+    block = _block_shape(spec, block_size, dtype)
+    num_places = places_in_block(groups) if groups else spec.num_layers
+    shape = (num_places, spec.layers[0].attention.kv_tensors, count, *block)
     try:
         if dtype == FP8:
             return torch.zeros(shape, dtype=torch.uint8, device=device).view(FP8)
@@ -134,9 +141,29 @@ def make_cache(
 
 
 def caches_by_layer(cache: Tensor, groups: Sequence[KVGroup]) -> tuple[Tensor, ...]:
-    """Each layer's part of the cache: [2 or 1, blocks, kv_heads, block_size, head_dim]."""
-    places = {layer: place for group in groups for place, layer in enumerate(group.layers)}
-    return tuple(cache[places[layer]] for layer in range(len(places)))
+    """Each layer's part of the cache: [2 or 1, blocks, kv_heads, block_size, head_dim], with as
+    many times more blocks as layers share a place."""
+    found: dict[int, Tensor] = {}
+    for group in groups:
+        for index, layer in enumerate(group.layers):
+            place = cache[index // group.parts]
+            found[layer] = place if group.heads is None else _seen_as(place, group.heads)
+    return tuple(found[layer] for layer in range(len(found)))
+
+
+def own_caches(spec: ModelSpec, cache: Tensor) -> tuple[Tensor, ...]:
+    """As `caches_by_layer`, for a cache without groups, or with one place for one layer at a
+    time."""
+    if len(set(spec.kv_heads)) == 1:
+        return tuple(cache[min(i, len(cache) - 1)] for i in range(spec.num_layers))
+    places = (cache[min(i, len(cache) - 1)] for i in range(spec.num_layers))
+    return tuple(map(_seen_as, places, spec.kv_heads))
+
+
+def _seen_as(place: Tensor, heads: Heads) -> Tensor:
+    """A place [kept, blocks, any, block_size, any] as layers with these heads see it."""
+    (count, width), block_size = heads, place.shape[3]
+    return place.view(place.shape[0], -1, count, block_size, width)
 
 
 def _mib(size: int) -> str:

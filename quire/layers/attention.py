@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,23 +26,28 @@ from quire.layers.overlay import Overlay
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
-# The attention of a pass is planned once for each kind: the group of layers whose block tables are
-# read, and the window.
-Kind = tuple[int, int | None]
+
+class Kind(NamedTuple):
+    """What the attention of a pass is planned for, once for all layers that have it in common: the
+    block table that is read, the window, and the heads."""
+
+    table: int
+    window: int | None
+    shape: HeadShape
 
 
-def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
-    """What the kernels need of a batch, for one group of layers."""
+def attention_inputs(batch: Batch, table: int = 0) -> AttentionInputs:
+    """What the kernels need of a batch, for the layers that read one block table."""
     return AttentionInputs(
         query_starts=batch.query_starts,
         context_lens=batch.context_lens,
-        tables=batch.tables[group],
-        slots=batch.slots[group],
+        tables=batch.tables[table],
+        slots=batch.slots[table],
         num_prefill=batch.num_prefill,
         prefixes=tuple(
-            (prefix.blocks[group], prefix.members)
+            (prefix.blocks[table], prefix.members)
             for prefix in batch.prefixes
-            if group < len(prefix.blocks)
+            if table < len(prefix.blocks)
         ),
         longest_query=batch.longest_query,
         longest_context=batch.longest_context,
@@ -51,8 +57,8 @@ def attention_inputs(batch: Batch, group: int = 0) -> AttentionInputs:
 @dataclass(frozen=True, slots=True)
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, cos and sin of each
-    rope, slots by group of layers, the planned attention by kind, encoder rows that replace
-    embeddings (`overlay`), the states of groups that keep some, and encoded sounds (`heard`)."""
+    rope, slots by block table, the planned attention by kind, encoder rows that replace embeddings
+    (`overlay`), states by block table, and encoded sounds (`heard`)."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
@@ -100,7 +106,7 @@ class Attention:
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
-        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
+        self.table = 0  # its block table, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
 
     @property
@@ -110,7 +116,7 @@ class Attention:
 
     @property
     def kind(self) -> Kind:
-        return self.group, self.window
+        return Kind(self.table, self.window, self.shape)
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads

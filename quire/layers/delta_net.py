@@ -32,7 +32,7 @@ class DeltaNet:
     def __init__(self, shape: HeadShape, rule: DeltaRule, parts: DeltaNetParts) -> None:
         """`shape`: the heads of the layers with attention, whose blocks also hold the states."""
         self.shape, self.rule, self.parts = shape, rule, parts
-        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
+        self.table = 0  # its block table, set by Decoder.use_groups
 
     @property
     def products(self) -> tuple[Linear, Linear]:
@@ -41,7 +41,7 @@ class DeltaNet:
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         parts, channels = self.parts, self.rule.plan.channels
         qkvz, rates = parts.qkvz(x), parts.rates(x.float())
-        states = shared.states[self.group]
+        states = shared.states[self.table]
         read = states.take_up(self.rule, qkvz[:, :channels], rates, keys, values)
         normed = parts.norm(read.to(x.dtype)).flatten(1)
         gate = activated(qkvz[:, channels:].float(), "silu")

@@ -95,11 +95,11 @@ class LatentAttention:
         self.kernels, self.shape, self.plan, self.parts = kernels, shape, plan, parts
         self.rope, self.tp = rope, tp
         self.norms: HeadNorms | None = None  # the kernel that rotates norms no heads
-        self.group = 0  # the KVGroup of this layer, set by Decoder.use_groups
+        self.table = 0  # its block table, set by Decoder.use_groups
 
     @property
     def kind(self) -> Kind:
-        return self.group, None
+        return Kind(self.table, None, self.shape)
 
     @property
     def products(self) -> tuple[Linear, Linear]:
@@ -110,7 +110,7 @@ class LatentAttention:
         """`values` is not used: the values are a part of the rows in `keys`."""
         plan, parts, count = self.plan, self.parts, x.shape[0]
         turn = shared.turns[self.rope]
-        heads, slots = self.shape.num_heads, shared.slots[self.group]
+        heads, slots = self.shape.num_heads, shared.slots[self.table]
         given = parts.queries(x).view(count, heads, plan.query_dims)
         latents = LatentRows(given, parts.down(x), parts.norm, *turn)
         q = self.kernels.turn_latents(latents, slots, keys)

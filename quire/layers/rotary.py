@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, YarnRope
+from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, Rotation, YarnRope
 
 Turn = tuple[Tensor, Tensor]  # cos and sin
 STILL = Rope(1.0, 0)
@@ -20,6 +20,13 @@ STILL = Rope(1.0, 0)
 def frequencies(rope: Rope) -> Tensor:
     """Radians per position of each pair: theta^(-2i / dims), changed as `scaling` says. [dims /
     2]"""
+    made = _scaled(rope)
+    if rope.turning is not None:
+        made[rope.turning :] = 0
+    return made
+
+
+def _scaled(rope: Rope) -> Tensor:
     powers = torch.arange(0, rope.dims, 2, dtype=torch.int64).float() / max(1, rope.dims)
     periods = rope.theta**powers
     match rope.scaling:
@@ -74,17 +81,15 @@ def _yarn(periods: Tensor, rope: Rope, scaling: YarnRope) -> Tensor:
 
 
 class Rotary:
-    """The angles for all layers: one table for each rope of the model."""
+    """The angles for all layers: one table for each rotation of the model (ModelSpec.rotations)."""
 
-    def __init__(
-        self, ropes: Sequence[Rope | None], head_dim: int, max_len: int, device: torch.device
-    ) -> None:
-        self.ropes, self.device = tuple(ropes), device
-        self._tables = [Angles(rope or STILL, head_dim, max_len, device) for rope in ropes]
+    def __init__(self, rotations: Sequence[Rotation], max_len: int, device: torch.device) -> None:
+        self.rotations, self.device = tuple(rotations), device
+        self._tables = [Angles(rope or STILL, dims, max_len, device) for rope, dims in rotations]
 
     @property
     def has_axes(self) -> bool:
-        return any(rope is not None and rope.axes for rope in self.ropes)
+        return any(rope is not None and rope.axes for rope, _ in self.rotations)
 
     def reach(self, max_len: int) -> None:
         """Recompute the tables for positions below `max_len`. It is called when the size of the KV
@@ -93,8 +98,8 @@ class Rotary:
             table.reach(max_len)
 
     def __call__(self, positions: Tensor) -> tuple[Turn, ...]:
-        """Positions [T], or three coordinates [3, T] -> cos and sin of each rope, [T, head_dim /
-        2]."""
+        """Positions [T], or three coordinates [3, T] -> cos and sin [T, dims / 2] of each
+        rotation."""
         return tuple(table(positions) for table in self._tables)
 
 

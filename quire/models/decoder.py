@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.generic import softcapped
-from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention
+from quire.backends.ops import HeadShape, Kernels
 from quire.backends.two_way import TwoWayAttention
 from quire.errors import UnsupportedModel
 from quire.families.registry import family_named
@@ -20,7 +20,7 @@ from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
-from quire.layers.kv_groups import KVGroup
+from quire.layers.kv_groups import BlockTables, KVGroup
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.overlay import Overlay
@@ -82,29 +82,34 @@ class Decoder:
         return frozenset(kind for kind in kinds if kind is not None)
 
     @property
-    def state_groups(self) -> frozenset[int]:
-        return frozenset(one.attention.group for one in self.layers if one.attention.kind is None)
+    def state_tables(self) -> frozenset[int]:
+        return frozenset(one.attention.table for one in self.layers if one.attention.kind is None)
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
         """Assign the layers to these groups: they read and write KV under their group's block
-        table."""
+        table, or the one of their part of its places."""
+        tables = BlockTables.of(groups)
         for number, group in enumerate(groups):
-            for layer in group.layers:
-                self.layers[layer].attention.group = number
+            for index, layer in enumerate(group.layers):
+                self.layers[layer].attention.table = tables.table_of(number, index)
 
     def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
         """The last hidden states [T, H], normed. The cache of a layer is [2, N, kv_heads, S, D], or
         [1, ...] where values are a part of keys, and is addressed by the table of its group."""
-        plan, kinds = self.kernels.plan_attention, self.kinds
-        inputs = {group: attention_inputs(batch, group) for group, _ in kinds}
-        attention = {kind: plan(inputs[kind[0]], kind[1]) for kind in kinds}
+        kinds = self.kinds
+        inputs = {kind.table: attention_inputs(batch, kind.table) for kind in kinds}
+        attention = {
+            kind: self.kernels.of_heads(kind.shape).plan_attention(inputs[kind.table], kind.window)
+            for kind in kinds
+        }
         states = {
-            group: self.kernels.plan_states(attention_inputs(batch, group))
-            for group in self.state_groups
+            table: self.kernels.plan_states(attention_inputs(batch, table))
+            for table in self.state_tables
         }
         if batch.two_way:
+            spans = batch.two_way
             attention = {
-                kind: self._two_way(step, inputs[kind[0]], kind[1], batch)
+                kind: TwoWayAttention(step, kind.shape, inputs[kind.table], kind.window, spans)
                 for kind, step in attention.items()
             }
         turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
@@ -112,12 +117,6 @@ class Decoder:
         heard = batch.heard
         shared = Pass(batch.positions, turns, slots, attention, batch.overlay, states, heard)
         return self.compute(batch.token_ids, shared, cache)
-
-    def _two_way(
-        self, step: PlannedAttention, inputs: AttentionInputs, window: int | None, batch: Batch
-    ) -> PlannedAttention:
-        shape = self.layers[0].attention.shape
-        return TwoWayAttention(step, shape, inputs, window, batch.two_way)
 
     def compute(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The last hidden states of a pass whose attention is planned already (`shared`)."""
@@ -163,7 +162,8 @@ def build_model(
     not in memory together. `adapters`: makes the slots for LoRA adapters, if there are to be some.
     """
     family_named(spec.family)
-    _check_heads(spec)
+    if len({one.kv_tensors for one in spec.attentions}) > 1:
+        raise UnsupportedModel("layers that keep latents beside layers that keep keys and values.")
     parts = Parts(spec, weights, kernels, shape, tp, adapters)
     table = parts.matrix("embed.weight", spec.vocab_size, spec.hidden_size)
     norms = [parts.norm_before(index) for index in range(spec.num_layers + 1)]
@@ -184,30 +184,13 @@ def build_model(
         norms[0],
         layers,
         parts.adapted("head", head),
-        Rotary(spec.ropes, spec.layers[0].attention.angle_dims, max_len, table.device),
+        Rotary(spec.rotations, max_len, table.device),
         tp,
         vocab_size=spec.vocab_size,
         places=parts.places | tables,
         kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),
     )
-
-
-def _check_heads(spec: ModelSpec) -> None:
-    """Attention is planned once for all layers, so all must have the same heads."""
-    kinds = {
-        (
-            *(one.num_heads, one.num_kv_heads, one.head_dim, one.scale, one.softcap, one.sinks),
-            one.kv_tensors,
-        )
-        for one in (layer.attention for layer in spec.layers)
-    }
-    if len(kinds) > 1:
-        raise UnsupportedModel(
-            f"layers with {len(kinds)} kinds of heads (heads, KV heads, head_dim, scale, softcap, "
-            f"sinks, numbers kept for each): {sorted(kinds, key=str)}; quire has models whose "
-            "layers share one."
-        )
 
 
 def logits_finish(plan: LogitsPlan) -> Callable[[Tensor], Tensor]:
@@ -219,10 +202,5 @@ def logits_finish(plan: LogitsPlan) -> Callable[[Tensor], Tensor]:
 def head_shape(
     spec: ModelSpec, block_size: int, dtype: torch.dtype, *, fp8_kv: bool = False
 ) -> HeadShape:
-    """The attention heads of a spec, in the form that the kernels take."""
-    plan = spec.layers[0].attention
-    sizes = (plan.num_heads, plan.num_kv_heads, plan.head_dim, block_size)
-    return HeadShape(
-        *(*sizes, dtype, fp8_kv, plan.scale, plan.softcap, plan.sinks),
-        values_in_keys=0 if plan.latent is None else plan.latent.kv_rank,
-    )
+    """The attention heads of a spec's first layer, in the form that the kernels take."""
+    return HeadShape.of(spec.layers[0].attention, block_size, dtype, fp8_kv=fp8_kv)

@@ -56,8 +56,8 @@ class Model(Protocol):
         """The kinds of attention that must be planned for a pass."""
 
     @property
-    def state_groups(self) -> frozenset[int]:
-        """The groups of layers that keep states."""
+    def state_tables(self) -> frozenset[int]:
+        """The block tables of layers that keep states."""
 
     @property
     def dtype(self) -> torch.dtype:

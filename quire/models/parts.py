@@ -64,7 +64,8 @@ class Parts:
         tp: TensorParallel,
         adapters: AdapterSites | None = None,
     ) -> None:
-        """`adapters`: gives products slots for LoRA adapters; None if the model has no slots."""
+        """`shape`: the heads of the first layer. `adapters`: gives products slots for LoRA
+        adapters; None if the model has no slots."""
         self.spec, self.weights, self.kernels = spec, weights, kernels
         self.shape, self.tp, self.adapters = shape, tp, adapters
         self.places: Places = {}  # of all weights that were taken so far
@@ -227,13 +228,13 @@ class Parts:
             norms = HeadNorms(q, k, eps)
             if self.adapters is not None:
                 plain = [RMSNorm(self.kernels, one, eps) for one in (q, k)]
-                adapted = self.adapters.around_heads(names, plain, self.shape)
+                adapted = self.adapters.around_heads(names, plain, self._shape_of(plan))
         return Attention(
-            self.shape,
+            self._shape_of(plan),
             self.linear(f"{name}.qkv", num_all * width, hidden, bias=bias),
             self.linear(f"{name}.o", hidden, attended, bias=plan.o_bias),
             window=plan.window,
-            rope=self.spec.ropes.index(plan.rope),
+            rope=self.spec.rotations.index(plan.rotation),
             tp=self.tp,
             norms=norms,
             heads=self._heads(name, plan),
@@ -244,6 +245,10 @@ class Parts:
             else None,
             adapted=adapted,
         )
+
+    def _shape_of(self, plan: AttentionPlan) -> HeadShape:
+        model = self.shape
+        return HeadShape.of(plan, model.block_size, model.dtype, fp8_kv=model.fp8_kv)
 
     def latent_attention(
         self, name: str, plan: AttentionPlan, latent: LatentPlan
@@ -266,8 +271,9 @@ class Parts:
             to_values,
             self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),
         )
-        rope = self.spec.ropes.index(plan.rope)
-        return LatentAttention(self.kernels, self.shape, latent, parts, rope=rope, tp=self.tp)
+        rope = self.spec.rotations.index(plan.rotation)
+        shape = self._shape_of(plan)
+        return LatentAttention(self.kernels, shape, latent, parts, rope=rope, tp=self.tp)
 
     def _latent_queries(self, name: str, plan: AttentionPlan, latent: LatentPlan) -> RowOp:
         hidden, rows = self.spec.hidden_size, plan.num_heads * latent.query_dims
@@ -291,13 +297,13 @@ class Parts:
             pairs = zip("qk", sizes, strict=True)
             q, k = (self.tensor(f"{name}.{x}_norm.weight", size) for x, size in pairs)
             norms = HeadNorms(q, k, plan.qk_norm.eps)
-            return DividedWidths(self.shape, plan.whole, norms, self.tp)
+            return DividedWidths(self._shape_of(plan), plan.whole, norms, self.tp)
         q_norm, k_norm = (
             self.norm(f"{name}.{x}_norm", plan.qk_norm, size)
             for x, size in zip("qk", sizes, strict=True)
         )
         over = NormedWidths if plan.qk_norm_over == "width" else NormedHeads
-        return over(self.shape, q_norm, k_norm)
+        return over(self._shape_of(plan), q_norm, k_norm)
 
     def mlp(self, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
         if isinstance(plan, ExpertsPlan):

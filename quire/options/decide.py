@@ -270,6 +270,6 @@ def least_block_size(spec: ModelSpec, kv_bytes: int) -> int:
     states = [state.state_numbers for state in spec.states if state is not None]
     half = 4 * -(-max(states, default=0) // 2)  # half is kept beside the keys, half with the values
     size = LEAST
-    while size * spec.num_kv_heads * spec.head_dim * kv_bytes < half:
+    while size * spec.place_numbers * kv_bytes < half:
         size += min(size, TILE)
     return size

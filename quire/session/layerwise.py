@@ -7,7 +7,6 @@ all texts go through one layer, then the next layer takes its place in memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,11 @@ from torch import Tensor
 
 from quire.backends.cpu.fast import CpuKernels
 from quire.backends.linear import LinearOp
+from quire.backends.ops import HeadShape
 from quire.backends.plain import PlainLinear
-from quire.executor.cpu.accuracy import cache_alone, pass_alone
+from quire.executor.cpu.accuracy import caches_alone, pass_alone
+from quire.layers.attention import Kind
+from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape, logits_finish
@@ -55,15 +57,17 @@ class LayerwiseModel:
         """The last hidden states of each text, after the last norm."""
         spec, plans = self._spec, self._spec.layers
         longest = max(len(window) for window in windows)
-        rotary = Rotary(spec.ropes, plans[0].attention.angle_dims, longest, CPU)
-        kinds = frozenset((0, plan.attention.window) for plan in plans)
+        size = DEFAULT_BLOCK_SIZE
+        rotary = Rotary(spec.rotations, longest, CPU)
+        kinds = frozenset(
+            Kind(0, one.window, HeadShape.of(one, size, torch.float32)) for one in spec.attentions
+        )
         lengths = {len(window) for window in windows}
         passes = {
             n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)
         }
-        cache = cache_alone(
-            replace(spec, layers=plans[:1]), longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU
-        )
+        one_place = [KVGroup((0,))]
+        caches = caches_alone(spec, longest, size, torch.float32, CPU, one_place)
         residuals = self._embedded(windows)
         first = self._parts(self._norm_before(0)).norm_before(0)
         normed = [first(residual) for residual in residuals]
@@ -72,7 +76,8 @@ class LayerwiseModel:
             layer = parts.layer(index, plan, parts.norm_before(index + 1))
             for i, residual in enumerate(residuals):
                 shared = passes[len(windows[i])]
-                normed[i] = layer(normed[i], residual, shared, cache[0, 0], cache[0, -1])
+                kept = caches[index]
+                normed[i] = layer(normed[i], residual, shared, kept[0], kept[-1])
         return normed
 
     @torch.inference_mode()

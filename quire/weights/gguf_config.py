@@ -75,7 +75,7 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
 
 
 def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> ModelSpec:
-    if spec.rope.scaling is not None or len(spec.ropes) > 1:
+    if spec.rope.scaling is not None or len(spec.rotations) > 1:
         raise UnsupportedModel(f"{source}: rope_freqs.weight and a rope scaling at once")
     rope = replace(spec.rope, scaling=FactorRope(factors))
     return spec.with_attention(lambda attention: replace(attention, rope=rope))

@@ -67,6 +67,9 @@ class ReferenceKernels(CpuKernels):
     def activate(self, activation: Activation) -> RowOp:
         return lambda x: ACTIVATIONS[activation](x.float()).to(x.dtype)
 
+    def of_heads(self, shape: HeadShape) -> ReferenceKernels:
+        return self if shape == self.shape else type(self)(shape)
+
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> ReferenceAttention:
         return ReferenceAttention(self.shape, inputs, window)
 

@@ -53,6 +53,16 @@ PLAIN_MLP = replace(
 MIXTURE = replace(
     QWEN, layers=(replace(QWEN.layers[0], mlp=ExpertsPlan(128, 8, MlpPlan(768))),) * 2
 )
+# Wide heads without a window, smaller ones with a window.
+HEADED = replace(
+    QWEN.with_windows(*(512, None) * 14),
+    layers=tuple(
+        replace(one, attention=replace(one.attention, num_kv_heads=4, head_dim=512, scale=1.0))
+        if one.attention.window is None
+        else one
+        for one in QWEN.with_windows(*(512, None) * 14).layers
+    ),
+)
 CASES: dict[str, tuple[ModelSpec, Options]] = {
     "head_dim 128": (QWEN, Options()),
     "head_dim 64": (LLAMA, Options()),
@@ -77,6 +87,8 @@ CASES: dict[str, tuple[ModelSpec, Options]] = {
         Options(),
     ),
     "batch_invariant": (QWEN, Options(batch_invariant=True)),
+    "heads by layer": (HEADED, Options()),
+    "heads by layer, batch_invariant": (HEADED, Options(batch_invariant=True)),
 }
 asked: list[str] = []
 

@@ -111,14 +111,15 @@ def test_older_configs_say_the_same_in_other_words() -> None:
     assert spec == spec_from_hf({**GEMMA3, "model_type": "gemma3_text"})
     plain = spec_from_hf(CONFIG)
     assert plain.windows == (9, 9, 9, 9, 9, None)
-    assert [rope.theta for rope in plain.ropes if rope is not None] == [1e4, 1e6]
+    assert [rope.theta for rope, _ in plain.rotations if rope is not None] == [1e4, 1e6]
 
 
 def test_overrides_of_ropes_by_kind() -> None:
     given = {**GEMMA3, "model_type": "gemma3_text"}
     other = {kind: {"rope_theta": 7.0} for kind in ("full_attention", "sliding_attention")}
     assert spec_from_hf(given, {"rope_parameters": other}).rope.theta == 7.0
-    assert spec_from_hf({**CONFIG, "rope_theta": 9.0}, {"rope_theta": 7.0}).ropes[1].theta == 7.0  # type: ignore[union-attr]
+    spec = spec_from_hf({**CONFIG, "rope_theta": 9.0}, {"rope_theta": 7.0})
+    assert spec.rotations[1][0].theta == 7.0  # type: ignore[union-attr]
     with pytest.raises(UnsupportedModel, match="by kind of layer"):
         spec_from_hf(given, {"rope_theta": 7.0})
     with pytest.raises(UnsupportedModel, match="use_bidirectional_attention"):

@@ -43,7 +43,7 @@ def test_factors_of_a_file_divide_one_frequency_each() -> None:
 
 
 def test_the_table_has_every_position() -> None:
-    rotary = Rotary([ROPE], 8, 100, torch.device("cpu"))
+    rotary = Rotary([(ROPE, 8)], 100, torch.device("cpu"))
     [(cos, sin)] = rotary(torch.tensor([0, 99]))
     angles = 99 * frequencies(ROPE)
     assert torch.equal(cos[0], torch.ones(4)) and torch.equal(sin[0], torch.zeros(4))

@@ -47,7 +47,10 @@ ATTENTION: dict[str, list[Any]] = {
     "head_dim": [24],
     "scale": [0.1],
     "softcap": [1.5],
-    "rope": [None, Rope(100.0, 8), Rope(9.0, 16), Rope(100.0, 16, LinearRope(3.0))],
+    "rope": [
+        *(None, Rope(100.0, 8), Rope(9.0, 16), Rope(100.0, 16, LinearRope(3.0))),
+        Rope(100.0, 16, turning=3),
+    ],
     "window": [5],
     "qkv_bias": [True],
     "o_bias": [True],
@@ -143,8 +146,7 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in ATTENTION.items():
         for value in values:
             layer = replace(PLAIN, attention=replace(PLAIN.attention, **{name: value}))
-            same = name in ("num_heads", "num_kv_heads", "head_dim", "scale", "softcap", "sinks")
-            add(name, value, layer if same else PLAIN, layer)
+            add(name, value, PLAIN, layer)
     over = replace(PLAIN.attention, qk_norm=NORM, qk_norm_over="width")
     add("qk_norm_over", "width", replace(PLAIN, attention=over), PLAIN)
     wide = replace(over, qk_norm=NormPlan(1e-3, "layer"))
@@ -275,8 +277,7 @@ def unscaled(layer: LayerPlan) -> LayerPlan:
     return replace(layer, attention=replace(layer.attention, rope=bare))
 
 
-def test_layers_with_other_heads_are_refused_by_name() -> None:
-    other = replace(PLAIN, attention=replace(PLAIN.attention, num_kv_heads=1))
-    spec = replace(SPEC, layers=(PLAIN, other))
-    with pytest.raises(UnsupportedModel, match="2 kinds of heads"):
+def test_latents_beside_keys_and_values_are_refused_by_name() -> None:
+    spec = replace(SPEC, layers=(PLAIN, with_rows(ROWS)))
+    with pytest.raises(UnsupportedModel, match="latents beside"):
         built(spec, random_weights(spec), "torch")

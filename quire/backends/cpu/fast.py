@@ -36,6 +36,17 @@ class CpuKernels(Kernels):
 
     def __init__(self, shape: HeadShape) -> None:
         self.shape, self.scratch = shape, Scratch(shape.dtype)
+        self._others: dict[HeadShape, Kernels] = {}
+
+    def of_heads(self, shape: HeadShape) -> Kernels:
+        if shape == self.shape:
+            return self
+        if shape not in self._others:
+            self._others[shape] = self._made_for(shape)
+        return self._others[shape]
+
+    def _made_for(self, shape: HeadShape) -> Kernels:
+        return type(self)(shape)
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
         return ()

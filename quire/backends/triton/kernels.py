@@ -59,6 +59,14 @@ class TritonKernels:
     def __init__(self, shape: HeadShape) -> None:
         self.shape = shape
         self._buffers: DecodeBuffers | None = None
+        self._others: dict[HeadShape, TritonKernels] = {}
+
+    def of_heads(self, shape: HeadShape) -> TritonKernels:
+        if shape == self.shape:
+            return self
+        if shape not in self._others:
+            self._others[shape] = type(self)(shape)
+        return self._others[shape]
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
         return generic.row_norms_of(layer)

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
-from quire.executor.memory import make_cache
+from quire.executor.memory import make_cache, own_caches
 from quire.layers.attention import Kind, Pass
+from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Rotary
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
@@ -175,8 +176,8 @@ def hidden_states(model: Decoder, spec: ModelSpec, window: Sequence[int]) -> Ten
     """The last hidden states of one text, computed in a cache of its own."""
     shape, device = model.layers[0].attention.shape, model.rotary.device
     shared = pass_alone(len(window), model.kernels, shape, model.kinds, model.rotary)
-    cache = cache_alone(spec, len(window), shape.block_size, model.kv_dtype, device)
-    return model.compute(torch.tensor(window, device=device), shared, cache)
+    caches = caches_alone(spec, len(window), shape.block_size, model.kv_dtype, device)
+    return model.compute(torch.tensor(window, device=device), shared, caches)
 
 
 def pass_alone(
@@ -198,17 +199,23 @@ def pass_alone(
         longest_query=count,
         longest_context=count,
     )
-    planned = {window: kernels.plan_attention(inputs, window) for _, window in kinds}
-    attention = {kind: planned[kind[1]] for kind in kinds}
-    slots = (positions,) * (1 + max(group for group, _ in kinds))
+    attention = {
+        kind: kernels.of_heads(kind.shape).plan_attention(inputs, kind.window) for kind in kinds
+    }
+    slots = (positions,) * (1 + max(kind.table for kind in kinds))
     states = {0: kernels.plan_states(inputs)}
     return Pass(positions, rotary(positions), slots, attention, states=states)
 
 
-def cache_alone(
-    spec: ModelSpec, count: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A cleared KV cache for `pass_alone`."""
-    cache = make_cache(spec, -(-count // block_size), block_size, dtype, device)
+def caches_alone(
+    spec: ModelSpec,
+    count: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    groups: Sequence[KVGroup] = (),
+) -> tuple[Tensor, ...]:
+    """A cleared KV cache for `pass_alone`, by layer. `groups`: as for `make_cache`."""
+    cache = make_cache(spec, -(-count // block_size), block_size, dtype, device, groups)
     cache.view(torch.uint8).zero_()
-    return cache
+    return own_caches(spec, cache)

@@ -35,6 +35,7 @@ from quire.executor.samplers import MakeSampler, sampler_for
 from quire.executor.shelf import Shelf, Tower
 from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.layers.adapted import AdapterSites
+from quire.layers.kv_groups import BlockTables
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -183,7 +184,7 @@ class LocalExecutor:
         return Runner(
             model,
             make_cache(spec, count, config.block_size, cache_dtype, device, groups),
-            DeviceRows(config.max_num_seqs, device, len(groups)),
+            DeviceRows(config.max_num_seqs, device, BlockTables.of(groups)),
             self._make_sampler(config, spec.vocab_size, device, self.handles),
             config.block_size,
             handles=self.handles,

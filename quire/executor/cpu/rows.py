@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.executor.row_columns import RowColumns
+from quire.layers.kv_groups import ONE_TABLE, BlockTables
 from quire.request import Ints
 from quire.step import Assigned, Chosen, RowStart
 from quire.steps.row_schema import NOWHERE, Column, row_ints
@@ -18,11 +19,11 @@ from quire.steps.row_schema import NOWHERE, Column, row_ints
 class DeviceRows(RowColumns):
     """State of `num_rows` rows as tensors, one entry per row."""
 
-    def __init__(self, num_rows: int, device: torch.device, num_groups: int = 1) -> None:
-        """tables [num_groups, num_rows, width]: a block table for each group of layers."""
+    def __init__(self, num_rows: int, device: torch.device, seen: BlockTables = ONE_TABLE) -> None:
+        """tables [tables, num_rows, width]; `seen`: what each of them is of."""
         super().__init__(num_rows, device)
-        self.device = device
-        shape = (num_groups, num_rows, 16)
+        self.device, self.seen = device, seen
+        shape = (len(seen), num_rows, 16)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
 
     @property
@@ -42,7 +43,7 @@ class DeviceRows(RowColumns):
         if not len(assigned.rows):
             return
         self.tables = _widened(self.tables, int(assigned.indices.max()) + 1)
-        blocks = torch.from_numpy(assigned.blocks).to(self.device, torch.int32)
+        blocks = torch.from_numpy(self.seen.seen(assigned.blocks)).to(self.device, torch.int32)
         at = self._put(assigned.rows), self._put(assigned.indices)
         self.tables[:, *at] = blocks.view(len(self.tables), -1)
 

@@ -19,12 +19,12 @@ from quire.executor.adapters import RowAdapters
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.guessed import Draws, Lines, most_drawn, part_of
 from quire.executor.hidden import hidden_states
-from quire.executor.memory import caches_by_layer, windows_of
+from quire.executor.memory import caches_by_layer
 from quire.executor.pass_media import PassMedia
 from quire.executor.scoring import CPU_BYTES, Scorer, num_lines_of
 from quire.executor.shelf import Shelf
 from quire.layers.batch import Batch, make_batch
-from quire.layers.kv_groups import KVGroup
+from quire.layers.kv_groups import BlockTables, KVGroup
 from quire.models.model import Model
 from quire.request import Ints
 from quire.sampling.candidates import candidates
@@ -67,10 +67,10 @@ class Runner:
         self.model, self.cache, self.rows, self.sampler = model, cache, rows, sampler
         groups = groups or (KVGroup(tuple(range(len(cache)))),)
         model.use_groups(groups)
-        self._windows = windows_of(groups)
+        self._seen = BlockTables.of(groups)
         self._layer_caches = caches_by_layer(cache, groups)
         self._zeros = cache.shape[2] - 1
-        if any(window is not None for window in self._windows):
+        if any(window is not None for window in self._seen.windows):
             cache[:, :, self._zeros] = 0
         self.block_size, self.handles, self.adapters = block_size, handles, adapters
         self.media = PassMedia(shelf, len(rows.last_tokens))
@@ -152,7 +152,7 @@ class Runner:
             tables=self.rows.tables,
             block_size=self.block_size,
             padded=self.model.kernels.padded,
-            windows=self._windows,
+            seen=self._seen,
             zeros=self._zeros,
         )
         if self.adapters is not None:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.cache.groups import ONE_GROUP, Windows
 from quire.executor.cuda.automata import DeviceAutomata
 from quire.executor.cuda.device_edits import DeviceEdits, fits_edits, has_edits
 from quire.executor.cuda.upload import Upload
 from quire.executor.row_columns import RowColumns
+from quire.layers.kv_groups import ONE_TABLE, BlockTables
 from quire.params.row_sampling import RowSampling
 from quire.request import Ints
 from quire.step import Assigned, RowStart
@@ -73,8 +73,7 @@ class Drawing:
 class DeviceColumns(RowColumns):
     """The state of `num_rows` rows and their block tables.
 
-    ints [NUM_COLUMNS, num_rows + 1] int64; tables [groups, num_rows + 1, table_width] int32, one
-    for each group of layers.
+    ints [NUM_COLUMNS, num_rows + 1] int64; tables [tables, num_rows + 1, table_width] int32.
     """
 
     def __init__(
@@ -86,11 +85,11 @@ class DeviceColumns(RowColumns):
         device: torch.device,
         all_special: bool = False,
         logprobs_mode: str = "raw_logprobs",
-        windows: Windows = ONE_GROUP,
+        seen: BlockTables = ONE_TABLE,
         num_states: int = 0,
     ) -> None:
-        """`all_special`: all rows need the sampler. `windows`: of the groups of layers, those
-        without a window first. `num_states`: room for states of grammars."""
+        """`all_special`: all rows need the sampler. `seen`: what each block table is of.
+        `num_states`: room for states of grammars."""
 
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows + 1, dtype=dtype, device=device)
@@ -107,8 +106,8 @@ class DeviceColumns(RowColumns):
             sample=column(torch.int32),
             num_logprobs=column(torch.int32),
         )
-        self.num_full = windows.count(None)
-        shape = (len(windows), num_rows + 1, table_width)
+        self.seen = seen
+        shape = (len(seen), num_rows + 1, table_width)
         self.tables = torch.full(shape, NOWHERE, dtype=torch.int32, device=device)
         # Rows for which the sampler draws, and rows whose next token is planned only after the host
         # has the last one.
@@ -154,7 +153,7 @@ class DeviceColumns(RowColumns):
             upload.add(f"knob {i}", np.array(numbers))
         upload.add("assigned rows", assigned.rows)
         upload.add("assigned indices", assigned.indices)
-        upload.add("assigned blocks", assigned.blocks)
+        upload.add("assigned blocks", self.seen.seen(assigned.blocks))
 
     def _note(self, start: RowStart) -> None:
         """Note on the host which kernels the row needs."""

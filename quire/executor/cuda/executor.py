@@ -34,6 +34,7 @@ from quire.executor.shelf import Shelf, Tower
 from quire.executor.sound_pages import SoundPages
 from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.layers.adapted import AdapterSites
+from quire.layers.kv_groups import BlockTables
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -270,7 +271,7 @@ class CudaExecutor:
             device=device,
             all_special=bool(config.batch_processors),
             logprobs_mode=config.logprobs_mode,
-            windows=windows,
+            seen=BlockTables.of(groups),
             num_states=num_states_for(spec.vocab_size),
         )
         sampler = self._make_sampler(config, spec.vocab_size, device, self.handles)
@@ -289,9 +290,9 @@ class CudaExecutor:
             columns,
             sampler,
             TritonOps(
-                *(shape, columns, model.kinds),
+                *(columns, model.kinds, size),
                 max_rows=lines,
-                state_groups=model.state_groups,
+                state_tables=model.state_tables,
                 steady=config.batch_invariant,
             ),
             handles=self.handles,

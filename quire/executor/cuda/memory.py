@@ -18,7 +18,8 @@ from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, heard_rows, windows_of
-from quire.layer_plan import DeltaNetPlan
+from quire.layer_plan import AttentionPlan, DeltaNetPlan
+from quire.layers.kv_groups import BlockTables
 from quire.spec import ModelSpec
 from quire.step import MOST_TRIED
 from quire.steps.automata import num_states_for
@@ -46,18 +47,16 @@ SPARED = 0.08
 
 def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int:
     """The most bytes that passes use at once, beside weights and KV cache."""
-    heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    attended = spec.num_heads * spec.head_dim
     # The residual, its norm, and the widest moment: qkv with q and the attended values, or gate, up
     # and their product.
     around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
     mixed = max(map(_state_numbers, spec.states)) * 4 // dtype.itemsize
-    per_token = around + max(heads + 2 * attended, gates, mixed)
+    per_token = around + max(*map(_attention_numbers, spec.attentions), gates, mixed)
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
     activations = (most + CAPTURED_COPIES * captured) * per_token
     if config.kv_cache_dtype == "fp8":  # also here captured passes have their own memory
-        widened = MOST_WIDENED * 2 * spec.num_kv_heads * spec.head_dim
+        widened = MOST_WIDENED * 2 * spec.place_numbers
         activations += widened * (2 if captured else 1)
     # Logits of a step in two halves, which wait for masks, have their own memory.
     lines = (LOGITS_COPIES + 1) * config.max_num_seqs
@@ -65,7 +64,8 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     logits = lines * spec.vocab_size
     # Partial results of attention, float32; for all pieces if these are cut by position alone.
     each = most_pieces(config.max_model_len) if config.batch_invariant else 4
-    parts = each * config.max_num_seqs * attended * 4
+    attended = {(one.num_heads, one.head_dim) for one in spec.attentions}
+    parts = each * config.max_num_seqs * sum(n * width for n, width in attended) * 4
     entries = config.max_repeat * config.max_num_seqs * ENTRY * 4  # logprobs of a plan
     edits = (min(EDIT_BUCKETS[-1], config.max_num_seqs) * spec.vocab_size) * 4
     edits += arena_words(config.max_num_seqs) * 4
@@ -73,6 +73,11 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     edits += MASK_COPIES * (config.max_num_seqs + 1) * line
     edits += num_states_for(spec.vocab_size) * (line + STATE_BYTES) + TEXT_BYTES * spec.vocab_size
     return (activations + logits) * dtype.itemsize + parts + entries + edits + LIBRARIES
+
+
+def _attention_numbers(plan: AttentionPlan) -> int:
+    """Numbers of a token in attention: q, k and v, q again and what was attended."""
+    return (3 * plan.num_heads + 2 * plan.num_kv_heads) * plan.head_dim
 
 
 def _state_numbers(plan: DeltaNetPlan | None) -> int:
@@ -146,12 +151,14 @@ def _budget(
 def _beside_tables(budget: int, size: int, config: EngineConfig, spec: ModelSpec) -> int:
     """How many blocks of `size` bytes fit beside the tables of the longest sequence that they hold:
     cos and sin of each position in float32, and the block tables of all rows."""
-    windows = windows_of(groups_of(config, spec))
-    positions = config.block_size * 2 * 4 * (spec.head_dim // 2) * len(spec.ropes)
-    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1) * len(windows)
+    groups = groups_of(config, spec)
+    angles = sum(dims // 2 for _, dims in spec.rotations)
+    positions = config.block_size * 2 * 4 * angles
+    lists = TABLE_COPIES * 4 * (config.max_num_seqs + 1) * len(BlockTables.of(groups))
     longest = -(-config.max_model_len // config.block_size)
     count = budget // (size + positions + lists)
-    if count > longest or windows != ONE_GROUP:  # with windows, few blocks may hold a long sequence
+    # With windows, few blocks may hold a long sequence.
+    if count > longest or windows_of(groups) != ONE_GROUP:
         count = (budget - longest * (positions + lists)) // size
     return max(count, 1)
 

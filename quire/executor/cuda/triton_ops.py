@@ -85,18 +85,19 @@ class TritonOps:
 
     def __init__(
         self,
-        shape: HeadShape,
         columns: DeviceColumns,
         kinds: frozenset[Kind],
+        block_size: int,
         *,
-        state_groups: frozenset[int] = frozenset(),
+        state_tables: frozenset[int] = frozenset(),
         max_rows: int | None = None,
         steady: bool = False,
     ) -> None:
-        """`state_groups`: groups of layers that keep states; `steady`: attention gives a row the
-        same bits in any batch."""
-        self._shape, self._columns, self._kinds, self._steady = shape, columns, kinds, steady
-        self._state_groups = state_groups
+        """`state_tables`: block tables of layers that keep states; `steady`: attention gives a row
+        the same bits in any batch."""
+        self._columns, self._block_size, self._steady = columns, block_size, steady
+        self._kinds = sorted(kinds, key=lambda kind: kind.table)
+        self._state_tables = state_tables
         sampling_columns, rows = columns.sampling_columns, max_rows or columns.num_rows
         self._sampling = SamplingColumns(
             temperature=sampling_columns.temperature,
@@ -106,47 +107,59 @@ class TritonOps:
             noise_key=sampling_columns.noise_key,
             sample=sampling_columns.sample,
         )
-        device = columns.device
-        self._buffers: DecodeBuffers | SteadyBuffers
-        if steady:
-            longest = columns.tables.shape[2] * shape.block_size
-            self._buffers = SteadyBuffers.make(shape, rows, longest, device)
-        else:
-            parts = 0 if shape.values_in_keys else PrefixSize.of(shape, rows).parts
-            made_for = parts_shape(shape)
-            self._buffers = DecodeBuffers.make(made_for, rows, device, prefix_parts=parts)
+        shapes = dict.fromkeys(kind.shape for kind in self._kinds)
+        self._buffers = {shape: self._made_for(shape, rows) for shape in shapes}
         self._drawn = SampleBuffers(rows, columns.vocab_size, columns.device)
         self._beside: SampleBuffers | None = None
         self._editing: EditBuffers | None = None
         self._fed: dict[int, Fed] = {}
         self._starts: dict[int, Tensor] = {}  # 0, 1, 2 ...: each place has one token
-        self._work: dict[int, list[PrefixWork]] = {}  # one for each group without a window
+        # One for each table without a window: all its layers have the same heads.
+        self._work: dict[int, dict[int, PrefixWork]] = {}
         self._listed: dict[int, tuple[tuple[PrefixGroup, ...], bytes]] = {}
-        # By number of places, window, and for shared prefixes their size and the group of layers.
+        # By number of places, window, heads, and for shared prefixes their size and the table.
         self._attention: dict[
-            tuple[int, int | None, tuple[PrefixSize, int] | None], DecodeAttention | SteadyDecode
+            tuple[int, int | None, HeadShape, tuple[PrefixSize, int] | None],
+            DecodeAttention | SteadyDecode,
         ] = {}
+
+    def _made_for(self, shape: HeadShape, rows: int) -> DecodeBuffers | SteadyBuffers:
+        columns = self._columns
+        if self._steady:
+            longest = columns.tables.shape[2] * self._block_size
+            return SteadyBuffers.make(shape, rows, longest, columns.device)
+        parts = 0 if shape.values_in_keys else PrefixSize.of(shape, rows).parts
+        return DecodeBuffers.make(parts_shape(shape), rows, columns.device, prefix_parts=parts)
+
+    @property
+    def _full(self) -> dict[int, HeadShape]:
+        """The heads of layers that see everything, by their block tables."""
+        count = self._columns.seen.num_full
+        return {kind.table: kind.shape for kind in self._kinds if kind.table < count}
 
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
     ) -> PrefixSize | None:
-        if not groups or self._shape.values_in_keys:  # see latent.py
+        full = self._full
+        if not groups or not full or next(iter(full.values())).values_in_keys:  # see latent.py
             return None
-        works, num_full = self._work.get(num_places), self._columns.num_full
+        works, seen = self._work.get(num_places), self._columns.seen
         if works is None:
-            works = self._work[num_places] = [self._new_work(num_places) for _ in range(num_full)]
+            made = {table: self._new_work(shape, num_places) for table, shape in full.items()}
+            works = self._work[num_places] = made
         seats = b"".join(some.tobytes() for some in members)
         last = self._listed.get(num_places)
         # The scheduler passes the same tuple until its groups change.
         if last is None or last[0] is not groups or last[1] != seats:
-            for number, work in enumerate(works):
-                blocks = [group.blocks.reshape(num_full, -1)[number] for group in groups]
+            in_tables = [seen.seen(g.blocks, full=True).reshape(seen.num_full, -1) for g in groups]
+            for table, work in works.items():
+                blocks = [lines[table] for lines in in_tables]
                 work.fill(list(zip(blocks, members, strict=True)))
             self._listed[num_places] = groups, seats
-        return works[0].size
+        return next(iter(works.values())).size
 
-    def _new_work(self, num_places: int) -> PrefixWork:
-        shape, device = self._shape, self._columns.device
+    def _new_work(self, shape: HeadShape, num_places: int) -> PrefixWork:
+        device = self._columns.device
         if not self._steady:
             return PrefixWork(shape, num_places, device, PrefixSize.of(shape, num_places))
         from quire.backends.triton.steady_prefix import SteadyPrefixWork, steady_size
@@ -156,8 +169,7 @@ class TritonOps:
 
     def feed(self, places: DecodePlaces, prefixes: PrefixSize | None) -> Feed:
         fed, columns = self._fed_of(places.size), self._columns
-        size = self._shape.block_size
-        feed(columns.ints, places.rows, columns.tables, fed, block_size=size)
+        feed(columns.ints, places.rows, columns.tables, fed, block_size=self._block_size)
         return self._planned(fed, places.rows, prefixes)
 
     def feed_guesses(
@@ -171,7 +183,7 @@ class TritonOps:
             History(places.histories, places.lengths),
             LookUp(places.count, shortest, longest),
             *(fed, places.line_rows),
-            block_size=self._shape.block_size,
+            block_size=self._block_size,
         )
         return self._planned(fed, places.line_rows, prefixes, alone=False)
 
@@ -182,22 +194,23 @@ class TritonOps:
         columns, num_places = self._columns, len(rows)
         planned: dict[Kind, AttentionStep] = {}
         made: set[int] = set()
-        for group, window in sorted(self._kinds, key=lambda kind: kind[0]):
-            # Only groups without a window share prefixes.
-            shared = (prefixes, group) if prefixes and group < columns.num_full else None
-            attention, tables = self._attention_of(num_places, window, shared), columns.tables
-            if id(attention) not in made:  # groups with one window share the list of items
+        for kind in self._kinds:
+            table, num_full = kind.table, columns.seen.num_full
+            # Only layers without a window share prefixes.
+            work = self._work[num_places][table] if prefixes and table < num_full else None
+            attention = self._attention_of(num_places, kind, work)
+            tables, own_slots = columns.tables[table], fed.slots[table]
+            if id(attention) not in made:  # tables with one window share the list of items
                 made.add(id(attention))
-                attention.plan(fed.context_lens, tables[group], rows)
-            own = (fed.slots[group], tables[group])
-            planned[group, window] = PlannedDecode(attention, *own, alone)
+                attention.plan(fed.context_lens, tables, rows)
+            planned[kind] = PlannedDecode(attention, own_slots, tables, alone)
         slots = fed.slots.unbind()
         given = (fed.token_ids, fed.positions, slots, fed.rows, fed.next_at)
         return Feed(*given, planned, self._states(rows, fed))
 
     def _states(self, rows: Tensor, fed: Fed) -> dict[int, StateStep]:
         num_places = len(rows)
-        if not self._state_groups:
+        if not self._state_tables:
             return {}
         from quire.backends.triton.delta import TritonStates
 
@@ -205,10 +218,10 @@ class TritonOps:
             with torch.inference_mode(False):
                 made = torch.arange(num_places + 1, dtype=torch.int32, device=self._columns.device)
             self._starts[num_places] = made
-        given, size = (self._starts[num_places], fed.context_lens), self._shape.block_size
+        given, size = (self._starts[num_places], fed.context_lens), self._block_size
         return {
-            group: TritonStates(*given, self._columns.tables[group], size, rows, single=True)
-            for group in self._state_groups
+            table: TritonStates(*given, self._columns.tables[table], size, rows, single=True)
+            for table in self._state_tables
         }
 
     def draw(
@@ -321,20 +334,20 @@ class TritonOps:
         return self._fed[num_places]
 
     def _attention_of(
-        self, num_places: int, window: int | None, shared: tuple[PrefixSize, int] | None
+        self, num_places: int, kind: Kind, work: PrefixWork | None
     ) -> DecodeAttention | SteadyDecode:
-        key, buffers = (num_places, window, shared), self._buffers
+        shared = None if work is None else (work.size, kind.table)
+        key, buffers = (num_places, kind.window, kind.shape, shared), self._buffers[kind.shape]
         if key not in self._attention:
-            work = None if shared is None else self._work[num_places][shared[1]]
             with torch.inference_mode(False):
                 if isinstance(buffers, SteadyBuffers):
                     self._attention[key] = SteadyDecode(
-                        *(self._shape, buffers, num_places),
-                        window=window,
+                        *(kind.shape, buffers, num_places),
+                        window=kind.window,
                         prefixes=cast(Any, work),
                     )
                 else:
                     self._attention[key] = decode_attention(
-                        self._shape, buffers, num_places, window=window, prefixes=work
+                        kind.shape, buffers, num_places, window=kind.window, prefixes=work
                     )
         return self._attention[key]

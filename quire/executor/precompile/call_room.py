@@ -12,6 +12,7 @@ from quire.config import EngineConfig
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.memory import make_cache
 from quire.layer_plan import NormPlan
+from quire.layers.attention import Kind
 from quire.models.decoder import head_shape
 from quire.spec import ModelSpec
 
@@ -27,7 +28,9 @@ class CallRoom:
         fp8_kv = config.kv_cache_dtype == "fp8"
         self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
         self.windows = frozenset(spec.windows)
-        self.kinds = frozenset((0, window) for window in self.windows)
+
+    def kind(self, window: int | None) -> Kind:
+        return Kind(0, window, self.shape)
 
     def empty(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(size, dtype=dtype or self.dtype, device=self.device)

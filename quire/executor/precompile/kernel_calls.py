@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -27,16 +27,22 @@ from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE
 
+if TYPE_CHECKING:
+    from quire.executor.cuda.device_rows import DeviceColumns
+    from quire.executor.cuda.triton_ops import TritonOps
+
 
 class Calls(CallRoom):
     """One call of every kernel, on a few idle rows and blocks that are not in use."""
 
     def all(self) -> list[Callable[[], object]]:
         """quire's kernels for the first steps, the slowest to compile first."""
+        by_heads = self.by_heads
         by_window = [
             call
-            for window in self.windows
-            for call in (partial(self.prompts, window), partial(self.decode, window, ROWS))
+            for one in by_heads
+            for window in one.windows
+            for call in (partial(one.prompts, window), partial(one.decode, window, ROWS))
         ]
         return [
             *by_window,
@@ -44,11 +50,16 @@ class Calls(CallRoom):
             *self.small_batch(),
             *self.experts(),
             *self.states(),
-            self.heads,
+            *(one.heads for one in by_heads),
             self.norms,
             self.gates,
             self.ends_of_a_step,
         ]
+
+    @property
+    def by_heads(self) -> list[Calls]:
+        """The calls of each kind of heads among the layers."""
+        return [Calls(self.config, spec, self.device) for spec in self.spec.by_heads()]
 
     def of_torch(self) -> list[Callable[[], object]]:
         """Ops of torch that the first steps call."""
@@ -62,14 +73,17 @@ class Calls(CallRoom):
 
     def later(self) -> list[Callable[[], object]]:
         """Kernels that only some plans call: truncation, shared prefixes, many rows."""
+        decodes = [call for one in self.by_heads for call in one.later_decodes()]
+        return [partial(self.sample, truncated=True), *decodes]
+
+    def later_decodes(self) -> list[Callable[[], object]]:
         from quire.backends.triton.tiles import MANY_ROWS, decode_tile
 
         decodes: list[Callable[[], object]]
         if self.config.batch_invariant:  # one tile serves any number of rows
-            decodes = [partial(self.decode, w, ROWS, shared=True) for w in self.windows]
-            return [partial(self.sample, truncated=True), *decodes]
+            return [partial(self.decode, w, ROWS, shared=True) for w in self.windows]
         if self.shape.values_in_keys:  # one tile serves any number; no shared prefixes
-            return [partial(self.sample, truncated=True)]
+            return []
         sizes = (ROWS, MANY_ROWS) if self.config.max_num_seqs >= MANY_ROWS else (ROWS,)
         # Kernels depend on tiles, and tiles not always on the number of rows.
         done = {(decode_tile(self.shape, ROWS), False)}  # the first steps have this one
@@ -79,7 +93,7 @@ class Calls(CallRoom):
             if kind not in done:
                 done.add(kind)
                 decodes += [partial(self.decode, w, size, shared=shared) for w in self.windows]
-        return [partial(self.sample, truncated=True), *decodes]
+        return decodes
 
     def features(self) -> list[Callable[[], object]]:
         """Kernels for rows with edits or logprobs: compiled ahead, but not called ahead."""
@@ -112,9 +126,8 @@ class Calls(CallRoom):
         # The number of rows of the real buffers, on which some constants depend.
         max_rows = max(ROWS, self.config.max_num_seqs)
         steady = self.config.batch_invariant
-        ops = TritonOps(
-            self.shape, columns, frozenset({(0, window)}), max_rows=max_rows, steady=steady
-        )
+        kinds = frozenset({self.kind(window)})
+        ops = TritonOps(columns, kinds, self.shape.block_size, max_rows=max_rows, steady=steady)
         places = DecodePlaces.make(num_places, 1, columns.resting, self.device)
         prefixes = None
         if shared:
@@ -122,7 +135,7 @@ class Calls(CallRoom):
             prefixes = ops.list_prefixes(num_places, (PrefixGroup(ids[:1], ids),), [ids])
         fed = ops.feed(places, prefixes)
         q = self.empty(num_places, self.shape.num_heads, self.shape.head_dim)
-        fed.attention[0, window].attend(q, *self.cache(), self.sinks())
+        fed.attention[self.kind(window)].attend(q, *self.cache(), self.sinks())
 
     def small_batch(self) -> list[Callable[[], object]]:
         """The products for steps with few rows."""
@@ -180,48 +193,47 @@ class Calls(CallRoom):
 
         columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
         max_rows = max(ROWS, self.config.max_num_seqs)
-        ops = TritonOps(shape, columns, frozenset({(0, window)}), max_rows=max_rows)
+        kind = self.kind(window)
+        ops = TritonOps(columns, frozenset({kind}), shape.block_size, max_rows=max_rows)
         places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
         fed = ops.feed(places, None)
-        step, width = cast(PlannedDecode, fed.attention[0, window]), shape.head_dim
+        step, width = cast(PlannedDecode, fed.attention[kind]), shape.head_dim
         qkv = self.empty(ROWS, (shape.num_heads + 2 * shape.num_kv_heads) * width)
         turn = self.empty(ROWS, width // 2, dtype=torch.float32)
         norms = self.head_norms()
         step.attend_packed(qkv, turn, turn, *self.cache(), norms)
 
-    def sample(self, *, truncated: bool) -> None:
+    def ops(self, columns: DeviceColumns) -> TritonOps:
+        """For calls beside attention."""
         from quire.executor.cuda.triton_ops import TritonOps
 
-        ops = TritonOps(self.shape, self.columns(), self.kinds)
+        return TritonOps(columns, frozenset(), self.shape.block_size)
+
+    def sample(self, *, truncated: bool) -> None:
+        ops = self.ops(self.columns())
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         ops.draw(logits, nobody, nobody, truncated=truncated)
 
     def edits(self, *, truncated: bool) -> None:
-        from quire.executor.cuda.triton_ops import TritonOps
-
-        ops = TritonOps(self.shape, self.columns(), self.kinds)
+        ops = self.ops(self.columns())
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         ops.draw(logits, nobody, nobody, truncated=truncated, edited=nobody, ahead=truncated)
 
     def automata(self) -> None:
         """A grammar with one state, which no row follows."""
-        from quire.executor.cuda.triton_ops import TritonOps
-
         columns = self.columns(num_states=1)
         texts = np.zeros(self.spec.vocab_size + 1, np.int32), np.zeros(1, np.uint8)
         columns.automata.learn(TokenTexts(*texts, end_ids=()))
-        ops = TritonOps(self.shape, columns, self.kinds)
+        ops = self.ops(columns)
         ops.make_lines(0, 1)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         drawn = self.empty(ROWS, dtype=torch.int64)
         ops.walk(nobody, nobody, drawn, drawn.bool())
 
     def scores(self) -> None:
-        from quire.executor.cuda.triton_ops import TritonOps
-
-        ops = TritonOps(self.shape, self.columns(), self.kinds)
+        ops = self.ops(self.columns())
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         drawn, out = self.empty(ROWS, dtype=torch.int64), new_entries(1, ROWS, self.device)
@@ -292,10 +304,8 @@ class Calls(CallRoom):
         HostCopies(self.device).send(torch.cat([made, made])[None].to(torch.int32).clone())
 
     def ends_of_a_step(self) -> None:
-        from quire.executor.cuda.triton_ops import TritonOps
-
         columns = self.columns()
-        ops = TritonOps(self.shape, columns, frozenset())
+        ops = self.ops(columns)
         places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
         ops.feed(places, None)
         drawn = self.empty(ROWS, dtype=torch.int64)

@@ -8,8 +8,8 @@ them with kernel_calls.py. A wrong variant only costs time, as the right one is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 from quire.backends.ops import HeadShape
 from quire.backends.triton import (
@@ -90,10 +90,13 @@ class Steps:
     def shape(self) -> HeadShape:
         spec, config = self.spec, self.config
         fp8_kv = config.kv_cache_dtype == "fp8"
-        sizes = (spec.num_heads, spec.num_kv_heads, spec.head_dim, config.block_size)
         attention = spec.layers[0].attention
-        scores = (attention.scale, attention.softcap, attention.sinks)
-        return HeadShape(*sizes, self.dtype, fp8_kv, *scores)
+        return HeadShape.of(attention, config.block_size, self.dtype, fp8_kv=fp8_kv)
+
+    @property
+    def by_heads(self) -> list[Steps]:
+        """The steps of each kind of heads among the layers."""
+        return [replace(self, spec=spec) for spec in self.spec.by_heads()]
 
     @property
     def normed_by(self) -> Pointer | None:
@@ -106,29 +109,32 @@ class Steps:
 
     def first(self) -> list[Variant]:
         """Variants for the first steps, the slowest to compile first."""
-        return [
-            *self._attention(),
+        by_heads = self.by_heads
+        made = [
+            *(variant for one in by_heads for variant in one._attention()),
+            *self._small_batch(),
             *self._sampling(truncated=False),
             *self._experts(),
-            self._heads(),
+            *(one._heads() for one in by_heads),
             *self._ends_of_a_step(),
             *self._elementwise(),
-            Variant(make_tiles, (I64, I32, SOME, SOME), self._tiles_constants()),
+            *(one._tiles() for one in by_heads),
         ]
+        return _different(made)
 
     def later(self) -> list[Variant]:
         """Variants that only some plans need: truncation, shared prefixes, many rows."""
         own, vocab = self._own(), self.spec.vocab_size
         made = [*self._sampling(truncated=True), self._limits(own, vocab, self.dtype)]
-        made += self._later_attention()
+        made += (variant for one in self.by_heads for variant in one._later_attention())
         first = self.first()
-        return [one for at, one in enumerate(made) if one not in first and one not in made[:at]]
+        return [one for one in _different(made) if one not in first]
 
     def _attention(self) -> list[Variant]:
         if self.config.batch_invariant:
             return SteadyAttention(self.shape, self._own()).first(self._windows())
         prompts = map(self._prompts, self._windows())
-        return [*prompts, *self._decode(ROWS), *self._small_batch()]
+        return [*prompts, *self._decode(ROWS)]
 
     def _later_attention(self) -> list[Variant]:
         if self.config.batch_invariant:
@@ -169,10 +175,10 @@ class Steps:
             {"HAS_WINDOW": has_window, "SINKS": shape.sinks, **attend_constants(shape, tile)},
         )
 
-    def _tiles_constants(self) -> dict[str, Any]:
+    def _tiles(self) -> Variant:
         shape, steady_bits = self.shape, self.config.batch_invariant
         tile = steady_tiles(shape)[1] if steady_bits else prompt_tile(shape)
-        return prefill.tiles_constants(shape, tile)
+        return Variant(make_tiles, (I64, I32, SOME, SOME), prefill.tiles_constants(shape, tile))
 
     def _q_width(self) -> int:
         return self.spec.num_heads * self.spec.head_dim
@@ -262,6 +268,8 @@ class Steps:
         return Variant(draw, (*given, stride, self.spec.vocab_size, SOME), constants)
 
     def _small_batch(self) -> Iterator[Variant]:
+        if self.config.batch_invariant:
+            return
         own, products = self._own(), products_of(self.spec, self.dtype)
         for product in products:
             tile = thin_tile(product, self.shared_memory)
@@ -342,9 +350,13 @@ class Steps:
             {"COLUMNS": int(NUM_COLUMNS), **constants},
         )
         if not self.shape.fp8_kv:
-            block = spec.num_kv_heads * size * spec.head_dim
+            block = spec.place_numbers * size
             yield Variant(
                 blocks._copy_blocks,
                 (self._own(), I32, SOME, block),
                 {"BLOCK": blocks.AT_ONCE, "num_warps": 4},
             )
+
+
+def _different(variants: list[Variant]) -> list[Variant]:
+    return [one for at, one in enumerate(variants) if one not in variants[:at]]

@@ -23,7 +23,7 @@ def why_not_captured(model: TransformersModel, shape: HeadShape) -> str:
     """Why its passes are launched one by one; empty if they can be captured."""
     batch, cache = decode_rows(model, shape)
     inputs = attention_inputs(batch)
-    steps = {kind: model.kernels.plan_attention(inputs, kind[1]) for kind in model.kinds}
+    steps = {kind: model.kernels.plan_attention(inputs, kind.window) for kind in model.kinds}
     work, ids = PackedPass(cache, steps, None), batch.token_ids
 
     def step() -> torch.Tensor:

@@ -129,10 +129,10 @@ class TransformersModel:
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        return frozenset((0, window) for window in self.windows)
+        return frozenset(Kind(0, window, self._shape) for window in self.windows)
 
     @property
-    def state_groups(self) -> frozenset[int]:
+    def state_tables(self) -> frozenset[int]:
         return frozenset()  # the kernels compute none of the states here
 
     def use_groups(self, groups: Sequence[KVGroup]) -> None:
@@ -172,7 +172,7 @@ class TransformersModel:
 
     def _side_by_side(self, batch: Batch, cache: KVCache) -> Tensor:
         inputs = attention_inputs(batch)
-        steps = {kind: self.kernels.plan_attention(inputs, kind[1]) for kind in self.kinds}
+        steps = {kind: self.kernels.plan_attention(inputs, kind.window) for kind in self.kinds}
         kept = inputs if self._needs_inputs else None
         work = PackedPass(cache, steps, kept)
         return self.packed_pass(batch.token_ids, batch.positions, work)

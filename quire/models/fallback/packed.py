@@ -66,7 +66,7 @@ class PackedLayer:
             extras = Extras(call.scale, call.softcap, sinks)
             made = plain.attend(queries, keys, values, extras)
         else:
-            step = work.steps[0, call.window]
+            step = work.steps[Kind(0, call.window, self._shape)]
             if self._factor != 1:
                 queries = queries * self._factor
             queries = self._store(step, queries, own_keys, own_values, keys, values)

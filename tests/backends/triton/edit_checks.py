@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.backends.ops import HeadShape
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.upload import Upload
 from quire.params.row_sampling import RowSampling
@@ -77,7 +76,7 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
 
     rng = np.random.default_rng(seed)
     columns = DeviceColumns(num_rows, 8, vocab_size=vocab, device=place.device)
-    ops = TritonOps(HeadShape(2, 1, 16, 4, place.dtype), columns, frozenset())
+    ops = TritonOps(columns, frozenset(), 4)
     cpu = torch.device("cpu")
     sampler = Sampler(vocab_size=vocab, max_rows=num_rows, device=cpu, logprobs_mode="raw_logprobs")
     # Row numbers are not the lines'; half of the rows begin anew in the middle.
@@ -128,7 +127,7 @@ def check_ahead(place: Place, vocab: int, num_rows: int, num_masks: int, seed: i
 
     rng = np.random.default_rng(seed)
     columns = DeviceColumns(num_rows, 8, vocab_size=vocab, device=place.device)
-    ops = TritonOps(HeadShape(2, 1, 16, 4, place.dtype), columns, frozenset())
+    ops = TritonOps(columns, frozenset(), 4)
     cpu = torch.device("cpu")
     sampler = Sampler(vocab_size=vocab, max_rows=num_rows, device=cpu, logprobs_mode="raw_logprobs")
     rows = rng.permutation(num_rows).astype(np.int32)

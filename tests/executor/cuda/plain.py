@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
+from quire.backends.ops import AttentionInputs, HeadNorms
 from quire.cache.pool import BlockPool
 from quire.config import EngineConfig
 from quire.engine import Engine
@@ -28,6 +28,7 @@ from quire.executor.samplers import sampler_for
 from quire.executor.shelf import Shelf
 from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Kind
+from quire.layers.kv_groups import BlockTables
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.fallback.loaded import LoadedModule
@@ -93,13 +94,13 @@ class PlainOps(PlainGuesses):
 
     def __init__(
         self,
-        shape: HeadShape,
         columns: DeviceColumns,
         kinds: frozenset[Kind],
-        state_groups: frozenset[int] = frozenset(),
+        block_size: int,
+        state_tables: frozenset[int] = frozenset(),
     ) -> None:
-        assert not state_groups, "states are not in plain torch here"
-        self.shape, self.columns, self.kinds = shape, columns, kinds
+        assert not state_tables, "states are not in plain torch here"
+        self.columns, self.kinds, self.block_size = columns, kinds, block_size
 
     def list_prefixes(
         self, num_places: int, groups: tuple[PrefixGroup, ...], members: list[Ints]
@@ -115,7 +116,7 @@ class PlainOps(PlainGuesses):
         return self.lines(rows, columns.live(rows), tokens, position)
 
     def lines(self, rows: Tensor, live: Tensor, tokens: Tensor, position: Tensor) -> Feed:
-        columns, size = self.columns, self.shape.block_size
+        columns, size = self.columns, self.block_size
         block = columns.tables[:, rows, position // size].long()
         slots = torch.where(live, block * size + position % size, NOWHERE)
         inputs = [
@@ -135,8 +136,8 @@ class PlainOps(PlainGuesses):
             rows=torch.where(live, rows, NOWHERE).int(),
             next_at=(position + 1).int(),
             attention={
-                (group, window): RestingAttention(self.shape, inputs[group], window)
-                for group, window in self.kinds
+                kind: RestingAttention(kind.shape, inputs[kind.table], kind.window)
+                for kind in self.kinds
             },
         )
 
@@ -340,7 +341,7 @@ class PlainExecutor:
         )
         assert config.num_blocks is not None
         groups, size = groups_of(config, spec), config.block_size
-        self.windows = windows_of(groups)
+        self.windows, self.tables = windows_of(groups), BlockTables.of(groups)
         model.use_groups(groups)
         cache = make_cache(spec, config.num_blocks, size, shape.kv_dtype, device, groups)
         if fp8_kv:
@@ -354,7 +355,7 @@ class PlainExecutor:
             cache,
             columns,
             sampler,
-            self.make_ops(shape, columns, model.kinds, state_groups=model.state_groups),
+            self.make_ops(columns, model.kinds, size, state_tables=model.state_tables),
             handles=self.handles,
             block_size=config.block_size,
             max_repeat=config.max_repeat,
@@ -377,7 +378,7 @@ class PlainExecutor:
             device=device,
             all_special=bool(self.config.batch_processors),
             logprobs_mode=self.config.logprobs_mode,
-            windows=self.windows,
+            seen=self.tables,
             num_states=self.num_states,
         )
 

@@ -66,7 +66,7 @@ class RoundingOps(PlainOps):
         return replace(
             fed,
             attention={
-                kind: RoundingAttention(self.shape, step.inputs, kind[1])
+                kind: RoundingAttention(kind.shape, step.inputs, kind.window)
                 for kind, step in fed.attention.items()
             },
         )

@@ -128,7 +128,7 @@ def test_the_ends_of_a_step_with_guesses_are_what_plain_torch_says() -> None:
         columns = columns_of(8)
         # Row 3 may stop with its next token, which is 21; row 5 has one token left.
         places = guess_places(columns.resting)
-        ops = make(shape, columns, frozenset())
+        ops = make(columns, frozenset(), shape.block_size)
         fed = ops.feed_guesses(places, 1, 3, None)
         before = [fed.token_ids[fed.rows >= 0], fed.positions, fed.slots[0], fed.rows]
         before = [one.clone() for one in before]
@@ -149,7 +149,7 @@ def test_a_row_that_fails_after_a_right_guess_fails() -> None:
     places, shape = guess_places(columns.resting), HeadShape(2, 1, 16, 4, torch.float32)
     from quire.executor.cuda.triton_ops import TritonOps
 
-    ops = TritonOps(shape, columns, frozenset())
+    ops = TritonOps(columns, frozenset(), shape.block_size)
     fed = ops.feed_guesses(places, 1, 3, None)
     failed = torch.arange(32, device=DEVICE) == 5
     tokens = torch.full((32,), 8, device=DEVICE)

@@ -71,7 +71,7 @@ def test_the_ends_of_a_step_are_what_plain_torch_says() -> None:
         columns = columns_of(8)  # row 8 rests for ever
         places = DecodePlaces.make(8, 2, columns.resting, DEVICE)
         places.rows.copy_(rows)
-        ops = make(shape, columns, frozenset())
+        ops = make(columns, frozenset(), shape.block_size)
         fed = ops.feed(places, None)
         live = fed.rows >= 0  # the token and position of a row that rests mean nothing
         before = [fed.token_ids[live], fed.positions[live], fed.next_at[live]]

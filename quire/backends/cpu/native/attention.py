@@ -21,7 +21,7 @@ from quire.backends.ops import AttentionInputs, HeadNorms, HeadShape
 
 Longs = npt.NDArray[np.int64]
 TILE = 64  # keys, as in attention.c; shorter shared prefixes are ignored
-LARGEST_HEAD = 256  # QUIRE_MAX_HEAD
+LARGEST_HEAD = 512  # QUIRE_MAX_HEAD
 
 _Heads, _Attention = struct("quire_heads"), struct("quire_attention")
 _ITEM_WORDS = 6

@@ -19,7 +19,7 @@ from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
 from quire.backends.generic import row_norms_of
 from quire.backends.linear import LinearOp
-from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention, RowOp
+from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention, RowOp
 from quire.layer_plan import Activation, LayerPlan, mlp_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
@@ -52,6 +52,13 @@ class NativeKernels(CpuKernels):
     def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
         super().__init__(shape)
         self.library, self.room = library, Room()
+
+    def _made_for(self, shape: HeadShape) -> Kernels:
+        """Heads that C does not support are left to torch."""
+        if fits(shape):
+            return type(self)(shape, self.library)
+        invariant = isinstance(self, InvariantKernels)
+        return InvariantKernels(shape) if invariant else CpuKernels(shape)
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
         found = ["layer norms"] if layer.norm.kind == "layer" else []

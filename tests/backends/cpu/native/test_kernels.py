@@ -28,6 +28,7 @@ SHAPES = [
     (12, 1, 16, 1),
     (14, 2, 64, 48),
     (8, 1, 256, 16),
+    (4, 2, 512, 16),
     (71, 1, 32, 16),
     (3, 3, 80, 128),
 ]
@@ -253,7 +254,7 @@ def test_the_cpu_gets_them_where_they_can_be_had(monkeypatch: pytest.MonkeyPatch
     shape = HeadShape(4, 2, 16, 16, torch.float32)
     if the_library() is not None:
         assert isinstance(kernels_for("cpu", shape, batch_invariant=False), NativeKernels)
-    wide = HeadShape(2, 2, 512, 16, torch.float32)
+    wide = HeadShape(2, 2, 1024, 16, torch.float32)
     assert not fits(wide) and native_kernels(wide, batch_invariant=False) is None
     monkeypatch.setattr("quire.backends.cpu.native.kernels.library", lambda: None)
     for kept in (False, True):

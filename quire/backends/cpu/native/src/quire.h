@@ -13,7 +13,7 @@
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
 /* Must change with any prototype or struct; the loader refuses other numbers. */
-#define QUIRE_ABI 4
+#define QUIRE_ABI 5
 
 /* What the processor supports, and the system if it must save registers. */
 enum {
@@ -61,7 +61,7 @@ void quire_wait_for(const int64_t *count, int64_t enough);
 
 /* --- elementwise.c ------------------------------------------------------------------------- */
 
-enum { QUIRE_MAX_HEAD = 256 };
+enum { QUIRE_MAX_HEAD = 512 };
 
 /* For count rows: rows += added (unless NULL), out = rows / sqrt(mean(rows^2) + eps) * weight. All
  * numbers have one type. Strides are in numbers; out is contiguous. */
