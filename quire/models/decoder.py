@@ -28,7 +28,8 @@ from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
 from quire.models.model import KVCache
-from quire.models.parts import Parts, Places, Weights
+from quire.models.parts import Parts
+from quire.models.weight_parts import Places, Weights
 from quire.spec import LogitsPlan, ModelSpec
 
 

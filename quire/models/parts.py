@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from quire.backends.linear import Gate, WeightRows
-from quire.backends.ops import DeltaRule, HeadNorms, HeadShape, Kernels, RowNorm, RowOp
-from quire.errors import CorruptModel, UnsupportedModel
+from quire.backends.ops import DeltaRule, HeadNorms, RowOp
+from quire.errors import UnsupportedModel
 from quire.layer_plan import (
     AttentionPlan,
     DeltaNetPlan,
-    ExpertsPlan,
     LatentPlan,
     LayerPlan,
-    MlpPlan,
-    NormPlan,
 )
-from quire.layers.adapted import AdapterSites
 from quire.layers.attention import Attention, unchanged
 from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet, DeltaNetParts
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
-from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.heads import DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
     HeadProducts,
@@ -30,10 +22,8 @@ from quire.layers.latent import (
     LatentParts,
     NarrowQueries,
 )
-from quire.layers.linear import Linear, Matrix, PlainRows
-from quire.layers.mlp import GatedMLP, PlainMLP
-from quire.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from quire.layers.tp import TensorParallel
+from quire.layers.linear import Linear, Matrix
+from quire.layers.norm import NoNorm, Norm, RMSNorm
 from quire.models.layers import (
     Finish,
     FinishingLayer,
@@ -44,71 +34,12 @@ from quire.models.layers import (
     ParallelLayer,
     PlainLayer,
 )
-from quire.spec import ModelSpec
-
-# Where each weight of a built decoder is, by quire's name of it. With this a model can be given
-# other weights, or leave its device, without building anything again.
-Places = dict[str, tuple[WeightRows, ...]]
-Weights = dict[str, Tensor] | dict[str, Matrix]
+from quire.models.mlp_parts import feed_forward
+from quire.models.weight_parts import WeightParts
 
 
-class Parts:
-    """Takes weights out of a dict, checks their shapes, and makes the parts of layers from them."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights,
-        kernels: Kernels,
-        shape: HeadShape,
-        tp: TensorParallel,
-        adapters: AdapterSites | None = None,
-    ) -> None:
-        """`shape`: the heads of the first layer. `adapters`: gives products slots for LoRA
-        adapters; None if the model has no slots."""
-        self.spec, self.weights, self.kernels = spec, weights, kernels
-        self.shape, self.tp, self.adapters = shape, tp, adapters
-        self.places: Places = {}  # of all weights that were taken so far
-
-    def tensor(self, name: str, *shape: int) -> Tensor:
-        """A weight that stays a plain tensor."""
-        weight = self.matrix(name, *shape)
-        if not isinstance(weight, Tensor):
-            raise CorruptModel(f"the weight {name!r} is a packed matrix, not plain numbers.")
-        self.places[name] = (PlainRows(weight),)
-        return weight
-
-    def matrix(self, name: str, *shape: int) -> Matrix:
-        weight = self.weights.pop(name, None)
-        if weight is None:
-            raise CorruptModel(f"the weight {name!r} is missing.")
-        if tuple(weight.shape) != shape:
-            raise CorruptModel(
-                f"the weight {name!r} has shape {list(weight.shape)}, not {list(shape)}."
-            )
-        return weight
-
-    def linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
-        return self.adapted(name, self._linear(name, rows, columns, bias=bias))
-
-    def _linear(self, name: str, rows: int, columns: int, *, bias: bool) -> Linear:
-        weight = self.matrix(f"{name}.weight", rows, columns)
-        made = Linear(self.kernels, weight, self.tensor(f"{name}.bias", rows) if bias else None)
-        self.places[f"{name}.weight"] = (made,)
-        return made
-
-    def adapted(self, name: str, made: Linear) -> Linear:
-        """The product, with slots for LoRA adapters if it may have some."""
-        if self.adapters is not None:
-            made.multiply = self.adapters.around(name, made.multiply, made.bias)
-        return made
-
-    def _opened(self, name: str, gate: Gate, product: Linear) -> RowOp:
-        """The product followed by activation(gate) * up, with slots for LoRA adapters if it may
-        have some."""
-        if self.adapters is None:
-            return gate.behind(product)
-        return self.adapters.behind_gate(name, gate, product)
+class Parts(WeightParts):
+    """Makes the layers of a model."""
 
     def embedding(self, table: Matrix | Rows) -> Embedding:
         made = self._embedding(table)
@@ -128,21 +59,6 @@ class Parts:
             return ScaledEmbedding(self.kernels, table, spec.embedding_scale)
         return Embedding(self.kernels, table)
 
-    def norm(self, name: str, plan: NormPlan, size: int) -> Norm:
-        weight = self.tensor(f"{name}.weight", size)
-        bias = self.tensor(f"{name}.bias", size) if plan.bias else None
-        if bias is not None and plan.kind != "layer":
-            raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
-        made: RMSNorm | LayerNorm = RMSNorm(self.kernels, weight, plan.eps)
-        if plan.kind == "layer":
-            made = LayerNorm(self.kernels, weight, bias, plan.eps)
-        return made if self.adapters is None else self.adapters.around_norm(name, made)
-
-    def row_norm(self, name: str, plan: NormPlan, size: int) -> RowNorm:
-        if plan.kind != "rms" or plan.bias:
-            raise UnsupportedModel(f"{name}: a norm of kept rows that is no plain RMSNorm.")
-        return RowNorm(self.tensor(f"{name}.weight", size), plan.eps)
-
     def norm_before(self, index: int) -> Norm:
         """The norm before layer `index`, also the last step of the layer before; after all layers
         for index num_layers."""
@@ -159,7 +75,7 @@ class Parts:
 
     def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
         attention = self.mixer(f"layers.{index}.attn", plan)
-        mlp = self.mlp(f"layers.{index}.mlp", plan.mlp)
+        mlp = feed_forward(self, f"layers.{index}.mlp", plan.mlp)
         scale, norms = plan.branch_scale, plan.norms
         if plan.cross is not None:
             return self._hearing(index, plan, attention, mlp, next_norm)
@@ -228,9 +144,9 @@ class Parts:
             norms = HeadNorms(q, k, eps)
             if self.adapters is not None:
                 plain = [RMSNorm(self.kernels, one, eps) for one in (q, k)]
-                adapted = self.adapters.around_heads(names, plain, self._shape_of(plan))
+                adapted = self.adapters.around_heads(names, plain, self.shape_of(plan))
         return Attention(
-            self._shape_of(plan),
+            self.shape_of(plan),
             self.linear(f"{name}.qkv", num_all * width, hidden, bias=bias),
             self.linear(f"{name}.o", hidden, attended, bias=plan.o_bias),
             window=plan.window,
@@ -245,10 +161,6 @@ class Parts:
             else None,
             adapted=adapted,
         )
-
-    def _shape_of(self, plan: AttentionPlan) -> HeadShape:
-        model = self.shape
-        return HeadShape.of(plan, model.block_size, model.dtype, fp8_kv=model.fp8_kv)
 
     def latent_attention(
         self, name: str, plan: AttentionPlan, latent: LatentPlan
@@ -272,7 +184,7 @@ class Parts:
             self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),
         )
         rope = self.spec.rotations.index(plan.rotation)
-        shape = self._shape_of(plan)
+        shape = self.shape_of(plan)
         return LatentAttention(self.kernels, shape, latent, parts, rope=rope, tp=self.tp)
 
     def _latent_queries(self, name: str, plan: AttentionPlan, latent: LatentPlan) -> RowOp:
@@ -297,56 +209,10 @@ class Parts:
             pairs = zip("qk", sizes, strict=True)
             q, k = (self.tensor(f"{name}.{x}_norm.weight", size) for x, size in pairs)
             norms = HeadNorms(q, k, plan.qk_norm.eps)
-            return DividedWidths(self._shape_of(plan), plan.whole, norms, self.tp)
+            return DividedWidths(self.shape_of(plan), plan.whole, norms, self.tp)
         q_norm, k_norm = (
             self.norm(f"{name}.{x}_norm", plan.qk_norm, size)
             for x, size in zip("qk", sizes, strict=True)
         )
         over = NormedWidths if plan.qk_norm_over == "width" else NormedHeads
-        return over(self._shape_of(plan), q_norm, k_norm)
-
-    def mlp(self, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
-        if isinstance(plan, ExpertsPlan):
-            return self.experts(name, plan)
-        return self.feed_forward(name, plan)
-
-    def experts(self, name: str, plan: ExpertsPlan) -> Experts:
-        hidden, kernels, one = self.spec.hidden_size, self.kernels, plan.expert
-        if not one.gated:
-            raise UnsupportedModel("experts without a gate.")
-        pairs = [
-            (
-                self._linear(f"{name}.experts.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
-                self._linear(f"{name}.experts.{i}.down", hidden, one.width, bias=one.bias),
-            )
-            for i in range(plan.count)
-        ]
-        ups, downs = ([pair[side].multiply for pair in pairs] for side in (0, 1))
-        shared = None
-        if plan.shared is not None:
-            is_gated = plan.shared_gate
-            gate = self.linear(f"{name}.shared_gate", 1, hidden, bias=False) if is_gated else None
-            shared = SharedExpert(self.feed_forward(f"{name}.shared", plan.shared), gate)
-        op = kernels.make_experts(kernels.gate(one.activation), ups, downs)
-        if self.adapters is not None:
-            op = self.adapters.experts(f"{name}.experts", op, pairs)
-        return Experts(self._router(name, plan), op, pairs[0], shared, self.tp)
-
-    def _router(self, name: str, plan: ExpertsPlan) -> Router:
-        """The kernels make its product, so that the choice does not depend on the batch."""
-        hidden, biased = self.spec.hidden_size, plan.router_bias
-        product = self.linear(f"{name}.router", plan.count, hidden, bias=biased)
-        choice = self.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None
-        return Router(product, self.kernels.make_choice(plan, choice))
-
-    def feed_forward(self, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
-        hidden, inner, bias, kernels = self.spec.hidden_size, plan.width, plan.bias, self.kernels
-        if plan.activation == "clamped_silu" and not plan.gated:
-            raise UnsupportedModel(f"{name}: {plan.activation} without a gate.")
-        first = "gate_up" if plan.gated else "up"
-        up = self.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
-        down = self.linear(f"{name}.down", hidden, inner, bias=bias)
-        if plan.gated:
-            gate = Gate(plan.activation, kernels.gate(plan.activation))
-            return GatedMLP(self._opened(f"{name}.gate_up", gate, up), up, down, self.tp)
-        return PlainMLP(kernels.activate(plan.activation), up, down, self.tp)
+        return over(self.shape_of(plan), q_norm, k_norm)

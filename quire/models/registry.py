@@ -13,7 +13,7 @@ from quire.models.decoder import Decoder
 from quire.models.decoder import build_model as build_model
 from quire.models.fallback.loaded import LoadedModule
 from quire.models.model import ModuleModel
-from quire.models.parts import Weights
+from quire.models.weight_parts import Weights
 from quire.spec import ModelSpec
 
 

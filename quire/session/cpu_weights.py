@@ -11,7 +11,7 @@ from quire.backends.cpu.native.library import library
 from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.models.decoder import head_shape
-from quire.models.parts import Weights
+from quire.models.weight_parts import Weights
 from quire.options import DeviceFacts, Options
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.ranks.shares import ALONE, RankShare

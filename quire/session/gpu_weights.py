@@ -12,7 +12,7 @@ from quire.backends.quantised.grouped import GroupedMatrix
 from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import NotSupported
-from quire.models.parts import Weights
+from quire.models.weight_parts import Weights
 from quire.options.checks import CHECKPOINTS
 from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec

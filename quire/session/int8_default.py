@@ -22,8 +22,8 @@ from quire.executor.cpu.int8_probe import int8_arithmetic, int8_probe
 from quire.executor.probe import LEAST_GAIN, available_memory
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
-from quire.models.parts import Weights
 from quire.models.registry import build_model
+from quire.models.weight_parts import Weights
 from quire.options import Options
 from quire.options.checks import CHECKPOINTS
 from quire.options.decide import DEFAULT_BLOCK_SIZE

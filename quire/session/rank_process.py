@@ -30,7 +30,7 @@ from quire.weights.source import ModelFiles
 
 if TYPE_CHECKING:
     from quire.models.fallback.loaded import LoadedModule
-    from quire.models.parts import Weights
+    from quire.models.weight_parts import Weights
 
 
 @dataclass(frozen=True, slots=True)

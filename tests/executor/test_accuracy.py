@@ -13,8 +13,8 @@ from quire.backends.cpu.int8 import Int8Matrix, TorchInt8
 from quire.executor.cpu.accuracy import Accuracy, Tally, compare
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
-from quire.models.parts import Weights
 from quire.models.registry import build_model
+from quire.models.weight_parts import Weights
 from quire.weights.load import dummy_weights
 from tests.executor.test_invariance import loud, spec_of, texts_of
 

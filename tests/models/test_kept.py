@@ -14,8 +14,8 @@ from quire.backends.ops import PackedMatrix
 from quire.executor.cpu.accuracy import hidden_states
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
-from quire.models.parts import Weights
 from quire.models.registry import build_model
+from quire.models.weight_parts import Weights
 from quire.spec import ModelSpec
 from quire.weights.load import load_weights
 from quire.weights.load_kept import load_kept_weights

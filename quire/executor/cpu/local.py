@@ -40,8 +40,8 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
 from quire.models.model import Model, ModuleModel
-from quire.models.parts import Weights
 from quire.models.registry import build_any_model
+from quire.models.weight_parts import Weights
 from quire.spec import ModelSpec
 from quire.step import StepPlan, StepResult
 from quire.steps.handles import Handles

@@ -39,8 +39,8 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.fallback.loaded import LoadedModule
 from quire.models.model import ModuleModel
-from quire.models.parts import Weights
 from quire.models.registry import build_any_model
+from quire.models.weight_parts import Weights
 from quire.spec import ModelSpec
 from quire.step import StepPlan
 from quire.steps.automata import AutomatonRoom, num_states_for

@@ -32,8 +32,8 @@ from quire.layers.kv_groups import BlockTables
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.fallback.loaded import LoadedModule
-from quire.models.parts import Weights
 from quire.models.registry import build_any_model
+from quire.models.weight_parts import Weights
 from quire.request import Ints, Request
 from quire.sampling.draw import draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs

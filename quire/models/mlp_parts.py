@@ -1,0 +1,70 @@
+"""Makes feed-forwards and experts from named weights."""
+
+from __future__ import annotations
+
+from quire.backends.linear import Gate
+from quire.backends.ops import RowOp
+from quire.errors import UnsupportedModel
+from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.layers.experts import Experts, Router, SharedExpert
+from quire.layers.linear import Linear
+from quire.layers.mlp import GatedMLP, PlainMLP
+from quire.models.layers import Mlp
+from quire.models.weight_parts import WeightParts
+
+
+def feed_forward(parts: WeightParts, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
+    return experts(parts, name, plan) if isinstance(plan, ExpertsPlan) else dense(parts, name, plan)
+
+
+def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
+    hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
+    if not one.gated:
+        raise UnsupportedModel("experts without a gate.")
+    make, each = parts.bare_linear, f"{name}.experts"
+    pairs = [
+        (
+            make(f"{each}.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
+            make(f"{each}.{i}.down", hidden, one.width, bias=one.bias),
+        )
+        for i in range(plan.count)
+    ]
+    ups, downs = ([pair[side].multiply for pair in pairs] for side in (0, 1))
+    shared = None
+    if plan.shared is not None:
+        gated = plan.shared_gate
+        gate = parts.linear(f"{name}.shared_gate", 1, hidden, bias=False) if gated else None
+        shared = SharedExpert(dense(parts, f"{name}.shared", plan.shared), gate)
+    op = kernels.make_experts(kernels.gate(one.activation), ups, downs)
+    if parts.adapters is not None:
+        op = parts.adapters.experts(each, op, pairs)
+    return Experts(_router(parts, name, plan), op, pairs[0], shared, parts.tp)
+
+
+def _router(parts: WeightParts, name: str, plan: ExpertsPlan) -> Router:
+    """The kernels make its product, so that the choice does not depend on the batch."""
+    hidden, biased = parts.spec.hidden_size, plan.router_bias
+    product = parts.linear(f"{name}.router", plan.count, hidden, bias=biased)
+    choice = parts.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None
+    return Router(product, parts.kernels.make_choice(plan, choice))
+
+
+def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
+    hidden, inner, bias, kernels = parts.spec.hidden_size, plan.width, plan.bias, parts.kernels
+    if plan.activation == "clamped_silu" and not plan.gated:
+        raise UnsupportedModel(f"{name}: {plan.activation} without a gate.")
+    first = "gate_up" if plan.gated else "up"
+    up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
+    down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
+    if plan.gated:
+        gate = Gate(plan.activation, kernels.gate(plan.activation))
+        return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
+    return PlainMLP(kernels.activate(plan.activation), up, down, parts.tp)
+
+
+def _opened(parts: WeightParts, name: str, gate: Gate, product: Linear) -> RowOp:
+    """The product followed by activation(gate) * up, with slots for LoRA adapters if it may have
+    some."""
+    if parts.adapters is None:
+        return gate.behind(product)
+    return parts.adapters.behind_gate(name, gate, product)
