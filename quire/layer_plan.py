@@ -158,7 +158,11 @@ class AttentionPlan:
 
     With `latent`, heads are given as they meet the row that is kept: one KV head of kv_rank +
     rope_dims numbers, whose first kv_rank are its value, too; `qkv_bias` then belongs to the
-    products of hidden states that do not make queries."""
+    products of hidden states that do not make queries.
+
+    `kv_from`: a layer before this one, whose keys and values this one reads; it makes queries only.
+    `values_are_keys`: values are the keys before their norm and rotation. `value_norm`: each head's
+    values are divided by the root of their mean square, with this eps."""
 
     num_heads: int
     num_kv_heads: int
@@ -179,6 +183,14 @@ class AttentionPlan:
     output_gate: bool = False
     query_growth: QueryGrowth | None = None  # None: queries do not depend on the position
     latent: LatentPlan | None = None  # None: a key and a value are kept for each KV head
+    kv_from: int | None = None
+    values_are_keys: bool = False
+    value_norm: float | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """What its first product makes: queries, keys and values, or only the first of these."""
+        return 1 if self.kv_from is not None else 2 if self.values_are_keys else 3
 
     @property
     def heads(self) -> tuple[object, ...]:
@@ -214,8 +226,8 @@ class AttentionPlan:
         """Weights in its products, for hidden states of this size."""
         if self.latent is not None:
             return self.latent.weights(self.num_heads, hidden)
-        heads = (3 if self.output_gate else 2) * self.num_heads + 2 * self.num_kv_heads
-        return heads * self.head_dim * hidden
+        heads = (3 if self.output_gate else 2) * self.num_heads
+        return (heads + (self.num_parts - 1) * self.num_kv_heads) * self.head_dim * hidden
 
     @property
     def head_norm(self) -> NormPlan | None:
@@ -288,13 +300,15 @@ class MlpPlan:
 @dataclass(frozen=True, slots=True)
 class ExpertsPlan:
     """A mixture of experts: a router scores them, each token goes to the best `per_token`, and the
-    results are added up, each multiplied with its score and `factor`.
+    results are added up, each multiplied with its score and `factor`, and with a learned number of
+    its expert if it `has_factors`.
 
     `renormalise`: the scores of the chosen experts are scaled to add up to 1. `choice_bias`: a
     number per expert is added to its score for the choice, and only there. `groups`: experts are
     split into so many groups, and a token chooses from the best `groups_taken`; a group's score is
     that of its best expert, or the sum of its best two. `shared`: one more expert for every token;
-    `shared_gate`: its result is multiplied with the sigmoid of a product of its own."""
+    `shared_gate`: its result is multiplied with the sigmoid of a product of its own. `router_norm`:
+    of what the router reads, which is then divided by the root of the hidden size."""
 
     count: int
     per_token: int
@@ -309,6 +323,8 @@ class ExpertsPlan:
     groups_taken: int = 1
     group_score: Literal["best", "best_two"] = "best_two"
     factor: float = 1.0
+    has_factors: bool = False
+    router_norm: NormPlan | None = None
 
     @property
     def product_width(self) -> int:
@@ -324,6 +340,16 @@ class CrossPlan:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingBranchPlan:
+    """A branch behind the feed-forward, which reads the stream without a norm, and the embedding
+    that the model makes of each token for this layer (spec.LayerEmbeddingsPlan):
+    out(activation(gate(stream)) * embedding), normed, is added to the stream."""
+
+    width: int
+    activation: Activation
+
+
 # Where the norms of a layer stand: before both branches; after them, on what is added to the
 # stream; before and after; or branches side by side, with one norm before both or one for each.
 NormPlaces = Literal["before", "after", "both", "parallel", "parallel_two"]
@@ -334,7 +360,10 @@ class LayerPlan:
     """Attention and feed-forward, each added to the stream, with norms around them.
 
     `state`: the layer keeps a state instead of attending; `attention` is then the plan of the
-    other layers of the model, which do attend."""
+    other layers of the model, which do attend. `beside`: experts that read the same stream as the
+    feed-forward, through a norm of their own; both results are normed and added up before the norm
+    behind the feed-forward. `is_scaled`: the stream is multiplied with a learned number at the
+    end."""
 
     attention: AttentionPlan
     mlp: MlpPlan | ExpertsPlan
@@ -343,6 +372,14 @@ class LayerPlan:
     branch_scale: float = 1.0  # multiplied with what each branch adds to the stream
     state: DeltaNetPlan | None = None
     cross: CrossPlan | None = None  # a branch between these two, with a norm before it
+    beside: ExpertsPlan | None = None
+    embedding: EmbeddingBranchPlan | None = None
+    is_scaled: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there is more than attention and a feed-forward."""
+        return self.beside is not None or self.embedding is not None or self.is_scaled
 
     @property
     def mixed_width(self) -> int:
@@ -352,13 +389,22 @@ class LayerPlan:
 
 def mlp_of(layer: LayerPlan) -> MlpPlan:
     """The feed-forward of a layer; of one with experts, the part that each token takes."""
-    if isinstance(layer.mlp, MlpPlan):
-        return layer.mlp
-    expert, shared = layer.mlp.expert, layer.mlp.shared
-    width = layer.mlp.per_token * expert.width + (0 if shared is None else shared.width)
-    return replace(expert, width=width)
+    return layer.mlp if isinstance(layer.mlp, MlpPlan) else _taken(layer.mlp)
+
+
+def mlps_of(layer: LayerPlan) -> tuple[MlpPlan, ...]:
+    """The feed-forward of a layer, and what each token takes of the experts beside it."""
+    beside = () if layer.beside is None else (_taken(layer.beside),)
+    return mlp_of(layer), *beside
+
+
+def _taken(experts: ExpertsPlan) -> MlpPlan:
+    shared = 0 if experts.shared is None else experts.shared.width
+    width = experts.per_token * experts.expert.width + shared
+    return replace(experts.expert, width=width)
 
 
 def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
     """The different mixtures of experts among these layers."""
-    return tuple(dict.fromkeys(one.mlp for one in layers if isinstance(one.mlp, ExpertsPlan)))
+    plans = (plan for layer in layers for plan in (layer.mlp, layer.beside))
+    return tuple(dict.fromkeys(plan for plan in plans if isinstance(plan, ExpertsPlan)))

@@ -19,7 +19,7 @@ from quire.layer_plan import (
     NormPlan,
     Rope,
     Rotation,
-    mlp_of,
+    mlps_of,
 )
 
 
@@ -29,6 +29,18 @@ class LearnedPositions:
 
     count: int  # rows of the table
     offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEmbeddingsPlan:
+    """Embeddings for each layer with an EmbeddingBranchPlan, made of every token at the beginning:
+    its row of a second table, times the root of `width`, plus a product of its first embedding,
+    divided by the root of the hidden size and normed; and this divided by the root of 2. The table
+    and the product make those of all layers, one behind the other."""
+
+    count: int  # rows of the table
+    width: int  # of one layer's embedding
+    norm: NormPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
     learned_positions: LearnedPositions | None = None
+    layer_embeddings: LayerEmbeddingsPlan | None = None
     logits: LogitsPlan = LogitsPlan()
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -107,7 +120,7 @@ class ModelSpec:
     @property
     def intermediate_size(self) -> int:
         """The width of the widest feed-forward."""
-        return max(mlp_of(layer).width for layer in self.layers)
+        return max(mlp.width for layer in self.layers for mlp in mlps_of(layer))
 
     @property
     def heard_rows(self) -> int:
@@ -117,6 +130,11 @@ class ModelSpec:
     @property
     def norm_eps(self) -> float:
         return self.norm.eps
+
+    @property
+    def kv_sources(self) -> tuple[int | None, ...]:
+        """One entry per layer: the layer whose keys and values it reads, None for its own."""
+        return tuple(layer.attention.kv_from for layer in self.layers)
 
     @property
     def kv_heads(self) -> tuple[tuple[int, int], ...]:
@@ -132,16 +150,18 @@ class ModelSpec:
     def kv_values_per_token(self) -> int:
         """Numbers of KV that one token adds, over all layers."""
         attending = (layer.attention for layer in self.layers if layer.state is None)
-        return sum(one.kv_tensors * one.kv_numbers for one in attending)
+        return sum(one.kv_tensors * one.kv_numbers for one in attending if one.kv_from is None)
 
     @property
     def body_weights(self) -> int:
         """Weights each token is multiplied with, without the output head."""
         total = 0
         for layer in self.layers:
-            mlp = mlp_of(layer)
             total += _mixer_weights(layer, self.hidden_size)
-            total += (3 if mlp.gated else 2) * mlp.width * self.hidden_size
+            for mlp in mlps_of(layer):
+                total += (3 if mlp.gated else 2) * mlp.width * self.hidden_size
+            if layer.embedding is not None:  # its two products, and its part of the model's
+                total += 3 * layer.embedding.width * self.hidden_size
         return total
 
     @property

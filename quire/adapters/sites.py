@@ -25,6 +25,8 @@ _WEIGHT = ".weight"
 _EXPERTS = (".experts.", ".router", ".shared_gate")
 _OF_EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\.(gate_up|down)")
 _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
+# A table and products that adapters cannot change yet.
+_UNCHANGED = re.compile(r"layer_embed|layers\.\d+\.beside\.experts\..*")
 # Norms around branches, and of queries and keys.
 _NORM = re.compile(r"(layers\.\d+\.((attn|mlp|cross)(_post)?_|attn\.[qk]_|attn\.q_a_))?norm")
 _OF_HEADS = re.compile(r"layers\.(\d+)\.attn\.[qk]_norm")
@@ -104,7 +106,8 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
             made = _norm(name, weight)
             norms[made.module] = made
             continue
-        if len(weight.shape) != 2 or weight.is_plain or name == "positions":
+        unchanged = weight.is_plain or name == "positions" or _UNCHANGED.fullmatch(name)
+        if len(weight.shape) != 2 or unchanged:
             not_built |= {_module(part.hf) for part in weight.parts}
             continue
         columns = weight.shape[1]

@@ -28,7 +28,7 @@ def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
     """The layers of a model, grouped by their windows, and by their heads where these differ."""
     states = [state is not None for state in spec.states]
     heads = spec.kv_heads if len(set(spec.kv_heads)) > 1 else ()
-    return kv_groups(spec.windows, config.max_model_len, states, heads)
+    return kv_groups(spec.windows, config.max_model_len, states, heads, spec.kv_sources)
 
 
 def windows_of(groups: Sequence[KVGroup]) -> Windows:
@@ -145,19 +145,19 @@ def caches_by_layer(cache: Tensor, groups: Sequence[KVGroup]) -> tuple[Tensor, .
     many times more blocks as layers share a place."""
     found: dict[int, Tensor] = {}
     for group in groups:
-        for index, layer in enumerate(group.layers):
+        for layer, index in group.members:
             place = cache[index // group.parts]
             found[layer] = place if group.heads is None else _seen_as(place, group.heads)
     return tuple(found[layer] for layer in range(len(found)))
 
 
-def own_caches(spec: ModelSpec, cache: Tensor) -> tuple[Tensor, ...]:
-    """As `caches_by_layer`, for a cache without groups, or with one place for one layer at a
-    time."""
-    if len(set(spec.kv_heads)) == 1:
-        return tuple(cache[min(i, len(cache) - 1)] for i in range(spec.num_layers))
-    places = (cache[min(i, len(cache) - 1)] for i in range(spec.num_layers))
-    return tuple(map(_seen_as, places, spec.kv_heads))
+def own_caches(spec: ModelSpec, cache: Tensor, places_of: Sequence[int] = ()) -> tuple[Tensor, ...]:
+    """As `caches_by_layer`, for a cache without groups. `places_of`: the place of each layer; empty
+    if each has its own."""
+    layers = [i if source is None else source for i, source in enumerate(spec.kv_sources)]
+    places = [cache[places_of[layer] if places_of else layer] for layer in layers]
+    same = len(set(spec.kv_heads)) == 1
+    return tuple(places if same else map(_seen_as, places, spec.kv_heads))
 
 
 def _seen_as(place: Tensor, heads: Heads) -> Tensor:

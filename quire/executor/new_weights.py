@@ -6,7 +6,7 @@ the kernels have packed is packed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -19,6 +19,7 @@ from quire.errors import InvalidRequest
 from quire.models.decoder import Decoder
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
+from quire.weights.parts import Part
 from quire.weights.read_rows import in_order
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import BASES, is_of_a_tower, own_name
@@ -51,12 +52,13 @@ class NewWeights:
         for weight in weights_of(spec):
             place, first = places[weight.name], 0
             for part in weight.parts:
-                shape, within = (part.rows, *weight.shape[1:]), part.hf_within
+                shape = part.rows, *weight.shape[1:]
                 first += part.zeros
-                self._shapes[part.hf] = within.whole(shape, (within.expert or 0) + 1)
-                self._targets.setdefault(part.hf, []).append(
-                    _Target(place, first, part.rows, within, part.order, part.hf_added)
-                )
+                for name, within in _stored(part):
+                    self._shapes[name] = within.whole(shape, (within.expert or 0) + 1)
+                    self._targets.setdefault(name, []).append(
+                        _Target(place, first, part.rows, within, part.order, part.hf_added)
+                    )
                 first += part.rows
         self._is_tied = spec.tied_embeddings
         self._head = head_name(spec)
@@ -91,6 +93,14 @@ class NewWeights:
         near = get_close_matches(given, self._targets, 1, 0.0)
         hint = f" The nearest name is {near[0]!r}." if near else ""
         raise _wrong(f"the model has no weight {given!r}.{hint}", given)
+
+
+def _stored(part: Part) -> Iterator[tuple[str, Within]]:
+    """The tensors of files that may have a part, and where in them: its own, or that of all
+    experts."""
+    yield part.hf, part.hf_within
+    if part.hf_else is not None and part.hf_else[1].expert is not None:
+        yield part.hf_else
 
 
 def _write(target: _Target, tensor: Tensor) -> None:

@@ -45,6 +45,9 @@ class ModelNames:
     positions: Name = Name("model.embed_positions", "position_embd")
     norm: Name = Name("model.norm", "output_norm")
     head: Name = Name("lm_head", "output")
+    layer_embed: Name = Name("model.embed_tokens_per_layer", "per_layer_token_embd")
+    layer_embed_product: Name = Name("model.per_layer_model_projection", "per_layer_model_proj")
+    layer_embed_norm: Name = Name("model.per_layer_projection_norm", "per_layer_proj_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,18 @@ class LayerNames:
     )
     shared_down: Name = Name("mlp.shared_expert.down_proj", "ffn_down_shexp")
     shared_gate: Name = Name("mlp.shared_expert_gate", "ffn_gate_inp_shexp")
+    router_norm: Name = Name("router.scale", "ffn_gate_inp.scale", bare=True, gguf_bare=True)
+    expert_factors: Name = Name(
+        "router.per_expert_scale", "ffn_down_exps.scale", bare=True, gguf_bare=True
+    )
+    # Where experts are beside a feed-forward: norms of its result, before them, and of theirs.
+    mlp_own_norm: Name = Name("post_feedforward_layernorm_1", "post_ffw_norm_1")
+    beside_norm: Name = Name("pre_feedforward_layernorm_2", "pre_ffw_norm_2")
+    beside_post_norm: Name = Name("post_feedforward_layernorm_2", "post_ffw_norm_2")
+    embedding_gate: Name = Name("per_layer_input_gate", "inp_gate")
+    embedding_out: Name = Name("per_layer_projection", "proj")
+    embedding_post_norm: Name = Name("post_per_layer_input_norm", "post_norm")
+    scale: Name = Name("layer_scalar", "layer_output_scale", bare=True)
 
 
 def sizes(
@@ -173,6 +188,8 @@ class Family:
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # The only supported values of these keys; null or absent is always accepted.
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Keys that its `read` reads and that are otherwise refused for every family.
+    reads: tuple[str, ...] = ()
     # Values of keys that a config leaves out, as in Transformers' class: files of large models
     # leave out sizes.
     unsaid: Mapping[str, Any] = field(default_factory=dict)

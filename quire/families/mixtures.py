@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.families.family import Name
 from quire.families.fields import Fields
-from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.layer_plan import Activation, ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 MAX_EXPERTS = 65_536
@@ -67,6 +67,19 @@ def read_routed_experts(
         "factor": fields.positive("routed_scaling_factor", 1.0),
     }
     return ExpertsPlan(experts, chosen, MlpPlan(one), **{**usual, **others})
+
+
+def read_beside(fields: Fields, norm: NormPlan, activation: Activation) -> ExpertsPlan:
+    """Experts beside a feed-forward, whose router has a norm, and each a factor of its own."""
+    count = fields.count("num_experts", most=MAX_EXPERTS)
+    return ExpertsPlan(
+        count,
+        fields.count("top_k_experts", most=count),
+        MlpPlan(fields.count("moe_intermediate_size"), activation),
+        renormalise=True,
+        has_factors=True,
+        router_norm=norm,
+    )
 
 
 # The keys of GGUF metadata for these.

@@ -17,6 +17,7 @@ from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, RopeScali
 from quire.spec import ModelSpec
 
 DEFAULT_THETA = 10_000.0
+PROPORTIONAL = "proportional"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,11 @@ class RopeSettings:
     scaling: RopeScaling | None
     max_len: int
     dims: int  # numbers of a head that rope rotates
+    turning: int | None = None  # as in Rope
 
     @property
     def rope(self) -> Rope:
-        return Rope(self.theta, self.dims, self.scaling)
+        return Rope(self.theta, self.dims, self.scaling, turning=self.turning)
 
 
 def read_rope(
@@ -51,19 +53,21 @@ def read_rope(
     rope = rope_fields(fields)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise UnsupportedModel(f"{rope.source}: settings by kind of layer are not supported")
-    dims = _dims(fields, rope, head_dim, partial=partial, unsaid=factor)
     theta = rope.positive("rope_theta", fields.positive("rope_theta", theta))
     _refuse_a_second_theta(fields, rope, theta)
     max_len = fields.count("max_position_embeddings")
     kind = rope.word("rope_type", rope.values.get("type") or "default")
+    if kind == PROPORTIONAL:
+        return _proportional(rope, theta, max_len, head_dim)
+    dims = _dims(fields, rope, head_dim, partial=partial, unsaid=factor)
     if kind == "default":
         return RopeSettings(theta, None, max_len, dims)
     known = {name: name for name in _KINDS} if kinds is None else kinds
     if kind not in known:
         raise UnsupportedModel(
             f"{rope.source}: rope type {kind[:40]!r} is not supported; quire has default, "
-            f'{", ".join(known)}. hf_overrides={{"rope_scaling": None}} runs the model without '
-            "it, within its original length."
+            f'{", ".join((PROPORTIONAL, *known))}. hf_overrides={{"rope_scaling": None}} runs the '
+            "model without it, within its original length."
         )
     original = fields.count(
         "original_max_position_embeddings",
@@ -123,6 +127,19 @@ def _dims(fields: Fields, rope: Fields, head_dim: int, *, partial: bool, unsaid:
             f"numbers; it must be an even number from 2 to {head_dim}"
         )
     return dims
+
+
+def _proportional(rope: Fields, theta: float, max_len: int, head_dim: int) -> RopeSettings:
+    """Frequencies as if the whole head rotated, but only the first part of its pairs do."""
+    part = rope.positive("partial_rotary_factor", 1.0)
+    pairs = int(part * head_dim // 2)
+    if not 1 <= pairs <= head_dim // 2:
+        rule = f"a part of heads of {head_dim}, in which at least one pair rotates"
+        raise rope.wrong("partial_rotary_factor", rule)
+    factor = rope.positive("factor", 1.0)
+    scaling = None if factor == 1.0 else LinearRope(factor)
+    turning = None if pairs == head_dim // 2 else pairs
+    return RopeSettings(theta, scaling, max_len, head_dim, turning)
 
 
 def _refuse_a_second_theta(fields: Fields, rope: Fields, theta: float) -> None:

@@ -58,7 +58,8 @@ def attention_inputs(batch: Batch, table: int = 0) -> AttentionInputs:
 class Pass:
     """What all layers of one forward pass share: the positions of its tokens, cos and sin of each
     rope, slots by block table, the planned attention by kind, encoder rows that replace embeddings
-    (`overlay`), states by block table, and encoded sounds (`heard`)."""
+    (`overlay`), states by block table, encoded sounds (`heard`), and embeddings for single
+    layers."""
 
     positions: Tensor
     turns: tuple[Turn, ...]
@@ -67,6 +68,7 @@ class Pass:
     overlay: Overlay | None = None
     states: Mapping[int, StateStep] = field(default_factory=dict)
     heard: Heard | None = None
+    layer_embeddings: Tensor | None = None
 
 
 def unchanged(qk: Tensor) -> Tensor:
@@ -78,6 +80,21 @@ def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
     """The factors of queries at positions [T], float32 [T]."""
     stretches = (positions // growth.original_max_len).float()
     return 1 + growth.beta * torch.log(1 + stretches)
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values among the heads of the first product: `count` of them from number `first` on,
+    normed if there is a norm."""
+
+    first: int
+    count: int | None = None  # None: all that are left
+    norm: RowOp | None = None
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        last = None if self.count is None else self.first + self.count
+        values = qkv[:, self.first : last]
+        return values if self.norm is None else self.norm(values)
 
 
 class Attention:
@@ -98,16 +115,19 @@ class Attention:
         sinks: Tensor | None = None,
         gate: Linear | None = None,
         adapted: AdaptedHeads | None = None,
+        values: Values | None = None,
     ) -> None:
         """`rope`: index into the model's ropes. `norms`: norms of q and k that the kernel applies
         before it rotates. `heads`: applied to q and k before that kernel. `growth`: makes queries
         at far positions larger. `gate`: its sigmoid is multiplied with the attended values.
-        `adapted`: norms q and k in place of `norms` where adapters have norms of their own."""
+        `adapted`: norms q and k in place of `norms` where adapters have norms of their own.
+        `values`: how values are made, where not as a third part of the first product."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
         self.table = 0  # its block table, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
+        self.values = values or Values(self.num_turned)
 
     @property
     def products(self) -> tuple[Linear, Linear]:
@@ -125,7 +145,7 @@ class Attention:
         if self.adapted is not None and self.adapted.are_changed:
             heads, norms = self.adapted.norm, None
         qk = heads(qkv[:, : self.num_turned])
-        v, turn = qkv[:, self.num_turned :], shared.turns[self.rope]
+        v, turn = self.values(qkv), shared.turns[self.rope]
         q = step.rope_and_store(qk, v, *turn, keys, values, norms)
         if self.growth is not None:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)

@@ -8,19 +8,31 @@ from torch import Tensor
 from quire.backends.ops import ChoiceOp, ExpertsOp
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP, PlainMLP
+from quire.layers.norm import Norm
 from quire.layers.tp import TensorParallel
 
 
 class Router:
     """Chooses each token's experts and their scores; in float32, as small differences decide."""
 
-    def __init__(self, product: Linear, choose: ChoiceOp) -> None:
-        """The weight of `product` is float32."""
-        self._product, self._choose = product, choose
+    def __init__(
+        self,
+        product: Linear,
+        choose: ChoiceOp,
+        norm: Norm | None = None,
+        factors: Tensor | None = None,
+    ) -> None:
+        """The weight of `product` is float32. `norm`: of what it reads, which is then divided by
+        the root of its size. `factors`: of the scores of single experts, float32."""
+        self._product, self._choose, self._norm, self._factors = product, choose, norm, factors
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H] -> experts int64 [T, k] and their scores float32 [T, k]."""
-        return self._choose(self._product(x.float()))
+        x = x.float()
+        if self._norm is not None:
+            x = self._norm(x).mul_(x.shape[1] ** -0.5)
+        chosen, scores = self._choose(self._product(x))
+        return chosen, scores if self._factors is None else scores * self._factors[chosen]
 
 
 class SharedExpert:
@@ -51,6 +63,8 @@ class Experts:
         self.router, self.experts, self.products = router, experts, products
         self.shared, self.tp = shared, tp
 
-    def __call__(self, x: Tensor) -> Tensor:
-        made = self.tp.all_reduce(self.experts(x, *self.router(x)))
+    def __call__(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """`routed_by`: what the router reads instead of x."""
+        chosen, scores = self.router(x if routed_by is None else routed_by)
+        made = self.tp.all_reduce(self.experts(x, chosen, scores))
         return made if self.shared is None else made + self.shared(x)

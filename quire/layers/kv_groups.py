@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import numpy as np
@@ -22,6 +22,8 @@ class KVGroup:
 
     A block is a number of places. A place holds the KV of one layer, or of `parts` layers if theirs
     is smaller than that of others. `heads`: KV heads of these layers, where layers differ.
+    `readers`: layers that read the KV of one of these and have none of their own, each with the
+    index of that layer in `layers`.
 
     Layers that keep a state (`is_state`) have no KV. Each of their blocks holds the state after the
     last token that was written in it. A token reads the block of the token before it, which is the
@@ -33,6 +35,12 @@ class KVGroup:
     is_state: bool = False
     parts: int = 1
     heads: Heads | None = None
+    readers: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """Every layer that uses this group's blocks, with an index in `layers`."""
+        return (*((layer, index) for index, layer in enumerate(self.layers)), *self.readers)
 
     @property
     def num_places(self) -> int:
@@ -50,12 +58,14 @@ def kv_groups(
     longest: int,
     states: Sequence[bool] = (),
     heads: Sequence[Heads] = (),
+    sources: Sequence[int | None] = (),
 ) -> tuple[KVGroup, ...]:
     """The groups for layers with these windows (None: the layer sees everything).
 
     All groups have nearly as many places: a block has room for the layers of the largest group, so
     that any group can use any block. `states`: which layers keep a state; empty if none does.
-    `heads`: of each layer; empty if all have the same.
+    `heads`: of each layer; empty if all have the same. `sources`: of each layer the one whose KV it
+    reads, None for its own; empty if all have their own.
     No sequence is longer than `longest`, so a window of that size is no window. Groups without a
     window come first. Six layers with windows (8, 8, None, 8, 8, None):
         KVGroup((2, 5)), KVGroup((0, 1), 8), KVGroup((3, 4), 8)
@@ -67,6 +77,8 @@ def kv_groups(
     place = lcm(*(count * width for count, width in heads))  # ModelSpec.place_numbers
     kinds: dict[_Kind, list[int]] = {}
     for layer, (window, is_state) in enumerate(seen):
+        if sources and sources[layer] is not None:
+            continue
         own = heads[layer] if heads and not is_state else None
         parts = 1 if own is None else place // (own[0] * own[1])
         kinds.setdefault((is_state, window, parts, own), []).append(layer)
@@ -79,11 +91,17 @@ def kv_groups(
 
     most = max(-(-len(layers) // kind[2]) for kind, layers in kinds.items())
     best = min(range(1, most + 1), key=cost)
-    return tuple(
+    groups = (
         KVGroup(tuple(layers[first : first + best * parts]), window or None, is_state, parts, own)
         for (is_state, window, parts, own), layers in sorted(kinds.items(), key=_place_in_order)
         for first in range(0, len(layers), best * parts)
     )
+    return tuple(replace(group, readers=_readers(group, sources)) for group in groups)
+
+
+def _readers(group: KVGroup, sources: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    index = {layer: i for i, layer in enumerate(group.layers)}
+    return tuple((i, index[source]) for i, source in enumerate(sources) if source in index)
 
 
 def _place_in_order(kind: tuple[_Kind, list[int]]) -> tuple[bool, int, int]:

@@ -7,6 +7,7 @@ Decoder is given a Batch and a KV cache, and does not know where they come from.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ from quire.layers.attention import Kind, Pass, attention_inputs
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
 from quire.layers.kv_groups import BlockTables, KVGroup
+from quire.layers.layer_embeddings import LayerEmbeddings
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm
 from quire.layers.overlay import Overlay
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.layers import Layer
+from quire.models.long_parts import layer_embeddings
 from quire.models.model import KVCache
 from quire.models.parts import Parts
 from quire.models.weight_parts import Places, Weights
@@ -64,13 +67,16 @@ class Decoder:
         places: Places,
         kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
+        layer_embeddings: LayerEmbeddings | None = None,
     ) -> None:
         """`places`: where each weight is. `kv_dtype`: dtype of keys and values unless an option
-        says otherwise. `finish`: applied to the products of the head."""
+        says otherwise. `finish`: applied to the products of the head. `layer_embeddings`: makes
+        embeddings for single layers."""
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
         self.vocab_size, self.places = vocab_size, places
         self.kv_dtype, self.finish = kv_dtype, finish
+        self.layer_embeddings = layer_embeddings
 
     @property
     def dtype(self) -> torch.dtype:
@@ -91,7 +97,7 @@ class Decoder:
         table, or the one of their part of its places."""
         tables = BlockTables.of(groups)
         for number, group in enumerate(groups):
-            for index, layer in enumerate(group.layers):
+            for layer, index in group.members:
                 self.layers[layer].attention.table = tables.table_of(number, index)
 
     def __call__(self, batch: Batch, cache: KVCache) -> Tensor:
@@ -126,6 +132,9 @@ class Decoder:
             shared.overlay.write(residual)
             if shared.overlay.deeper is not None:
                 return self._compute_deeper(residual, shared, cache, shared.overlay)
+        if self.layer_embeddings is not None:
+            made = self.layer_embeddings(token_ids, shared.positions, residual)
+            shared = replace(shared, layer_embeddings=made)
         normed = self.first_norm(residual)
         for layer, kept in zip(self.layers, cache, strict=True):
             normed = layer(normed, residual, shared, kept[0], kept[-1])
@@ -175,6 +184,8 @@ def build_model(
     weight = table if tied else parts.matrix("head.weight", rows, spec.hidden_size)
     head = Linear(kernels, weight, bias)
     embedding = parts.embedding(shared_table(table, head) if tied else table)
+    own = spec.layer_embeddings
+    made = None if own is None else layer_embeddings(parts, own)
     tables: Places = {"embed.weight": (embedding.place,), "head.weight": (head,)}
     if tied:  # one weight, packed once for both, or two copies
         both = (head,) if embedding.place is head.multiply else (embedding.place, head)
@@ -191,6 +202,7 @@ def build_model(
         places=parts.places | tables,
         kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),
+        layer_embeddings=made,
     )
 
 

@@ -16,10 +16,12 @@ from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet
 from quire.layers.experts import Experts
 from quire.layers.latent import LatentAttention
+from quire.layers.layer_embeddings import EmbeddingBranch
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import Norm
+from quire.layers.reading import ReadingAttention
 
-Mixer = Attention | LatentAttention | DeltaNet
+Mixer = Attention | ReadingAttention | LatentAttention | DeltaNet
 Mlp = GatedMLP | PlainMLP | Experts
 
 
@@ -80,6 +82,54 @@ class FinishingLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Experts beside a feed-forward: both results are normed and added up."""
+
+    mlp_norm: Norm
+    before: Norm
+    experts: Experts
+    after: Norm
+
+    def __call__(self, made: Tensor, residual: Tensor) -> Tensor:
+        """`made`: the result of the feed-forward; `residual`: the stream that it has read."""
+        mixed = self.experts(self.before(residual), routed_by=residual)
+        return self.mlp_norm(made).add_(self.after(mixed))
+
+
+@dataclass(frozen=True, slots=True)
+class LongLayer:
+    """A FinishingLayer with more behind its feed-forward: experts beside it, a branch that reads
+    embeddings for this layer, and a factor [1] of the stream."""
+
+    attention: Mixer
+    finish_attention: Callable[[Tensor], Tensor]
+    mlp_norm: Norm
+    mlp: Mlp
+    beside: Beside | None
+    finish_mlp: Callable[[Tensor], Tensor]
+    embedding: EmbeddingBranch | None
+    scale: Tensor | None
+    next_norm: Norm
+
+    def __call__(
+        self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        attended = self.finish_attention(self.attention(normed, shared, keys, values))
+        made = self.mlp(self.mlp_norm.after_adding(attended, residual))
+        if self.beside is not None:
+            made = self.beside(made, residual)
+        made = self.finish_mlp(made)
+        if self.embedding is None and self.scale is None:
+            return self.next_norm.after_adding(made, residual)
+        residual += made
+        if self.embedding is not None:
+            self.embedding.add_to(residual, shared.layer_embeddings)
+        if self.scale is not None:
+            residual *= self.scale
+        return self.next_norm(residual)
+
+
+@dataclass(frozen=True, slots=True)
 class ParallelLayer:
     """Branches side by side: both read the stream as it was before the layer. Without a norm of its
     own the feed-forward uses attention's."""
@@ -112,4 +162,4 @@ class Finish:
         return made if self.scale == 1.0 else made.mul_(self.scale)
 
 
-Layer = PlainLayer | HearingLayer | FinishingLayer | ParallelLayer
+Layer = PlainLayer | HearingLayer | FinishingLayer | LongLayer | ParallelLayer

@@ -46,7 +46,11 @@ def _router(parts: WeightParts, name: str, plan: ExpertsPlan) -> Router:
     hidden, biased = parts.spec.hidden_size, plan.router_bias
     product = parts.linear(f"{name}.router", plan.count, hidden, bias=biased)
     choice = parts.tensor(f"{name}.choice.bias", plan.count) if plan.choice_bias else None
-    return Router(product, parts.kernels.make_choice(plan, choice))
+    norm = None
+    if plan.router_norm is not None:
+        norm = parts.norm(f"{name}.router_norm", plan.router_norm, hidden)
+    factors = parts.tensor(f"{name}.factors.weight", plan.count) if plan.has_factors else None
+    return Router(product, parts.kernels.make_choice(plan, choice), norm, factors)
 
 
 def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from quire.backends.ops import DeltaRule, HeadNorms, RowOp
 from quire.errors import UnsupportedModel
 from quire.layer_plan import (
@@ -10,7 +12,7 @@ from quire.layer_plan import (
     LatentPlan,
     LayerPlan,
 )
-from quire.layers.attention import Attention, unchanged
+from quire.layers.attention import Attention, Values, unchanged
 from quire.layers.cross import CrossAttention
 from quire.layers.delta_net import DeltaNet, DeltaNetParts
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
@@ -24,6 +26,7 @@ from quire.layers.latent import (
 )
 from quire.layers.linear import Linear, Matrix
 from quire.layers.norm import NoNorm, Norm, RMSNorm
+from quire.layers.reading import ReadingAttention
 from quire.models.layers import (
     Finish,
     FinishingLayer,
@@ -34,6 +37,7 @@ from quire.models.layers import (
     ParallelLayer,
     PlainLayer,
 )
+from quire.models.long_parts import long_layer
 from quire.models.mlp_parts import feed_forward
 from quire.models.weight_parts import WeightParts
 
@@ -67,11 +71,7 @@ class Parts(WeightParts):
             return self.norm("norm", spec.norm, spec.hidden_size)
         if spec.layers[index].norms == "after":
             return NoNorm()
-        return self._layer_norm(index, "attn_norm")
-
-    def _layer_norm(self, index: int, name: str) -> Norm:
-        plan = self.spec.layers[index].norm
-        return self.norm(f"layers.{index}.{name}", plan, self.spec.hidden_size)
+        return self.layer_norm(index, "attn_norm")
 
     def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
         attention = self.mixer(f"layers.{index}.attn", plan)
@@ -80,17 +80,22 @@ class Parts(WeightParts):
         if plan.cross is not None:
             return self._hearing(index, plan, attention, mlp, next_norm)
         if norms in ("parallel", "parallel_two"):
-            own = self._layer_norm(index, "mlp_norm") if norms == "parallel_two" else None
+            if plan.is_long:
+                raise UnsupportedModel(f"layers.{index}: more than two branches side by side.")
+            own = self.layer_norm(index, "mlp_norm") if norms == "parallel_two" else None
             return ParallelLayer(attention, own, mlp, scale, next_norm)
-        mlp_norm = NoNorm() if norms == "after" else self._layer_norm(index, "mlp_norm")
+        mlp_norm = NoNorm() if norms == "after" else self.layer_norm(index, "mlp_norm")
         if norms == "before":
-            if scale == 1.0:
+            if scale == 1.0 and not plan.is_long:
                 return PlainLayer(attention, mlp_norm, mlp, next_norm)
             after: list[Norm | None] = [None, None]
         else:
             names = ("attn_post_norm", "mlp_post_norm")
-            after = [self._layer_norm(index, name) for name in names]
+            after = [self.layer_norm(index, name) for name in names]
         first, second = (Finish(norm, scale) for norm in after)
+        if plan.is_long:
+            branches = (attention, first), (mlp_norm, mlp, second)
+            return long_layer(self, index, plan, *branches, next_norm)
         return FinishingLayer(attention, first, mlp_norm, mlp, second, next_norm)
 
     def mixer(self, name: str, plan: LayerPlan) -> Mixer:
@@ -128,14 +133,18 @@ class Parts(WeightParts):
             self.linear(f"{name}.o", hidden, width, bias=heads.o_bias),
             self.tp,
         )
-        norms = (self._layer_norm(index, f"{one}_norm") for one in ("cross", "mlp"))
+        norms = (self.layer_norm(index, f"{one}_norm") for one in ("cross", "mlp"))
         return HearingLayer(attention, next(norms), cross, next(norms), mlp, next_norm)
 
-    def attention(self, name: str, plan: AttentionPlan) -> Attention | LatentAttention:
+    def attention(
+        self, name: str, plan: AttentionPlan
+    ) -> Attention | ReadingAttention | LatentAttention:
         if plan.latent is not None:
             return self.latent_attention(name, plan, plan.latent)
+        if plan.kv_from is not None:
+            return self._reading_attention(name, plan)
         hidden, width = self.spec.hidden_size, plan.head_dim
-        num_all = plan.num_heads + 2 * plan.num_kv_heads
+        num_all = plan.num_heads + (plan.num_parts - 1) * plan.num_kv_heads
         attended, bias = plan.num_heads * width, plan.qkv_bias
         norms = adapted = None
         if plan.head_norm is not None:
@@ -160,6 +169,31 @@ class Parts(WeightParts):
             if plan.output_gate
             else None,
             adapted=adapted,
+            values=self._values(plan),
+        )
+
+    def _values(self, plan: AttentionPlan) -> Values:
+        keys, norm = plan.num_kv_heads, None
+        if plan.value_norm is not None:
+            weight = torch.ones(plan.head_dim, dtype=self.shape.dtype, device=self.device)
+            norm = RMSNorm(self.kernels, weight, plan.value_norm)
+        return Values(plan.num_heads + (0 if plan.values_are_keys else keys), keys, norm)
+
+    def _reading_attention(self, name: str, plan: AttentionPlan) -> ReadingAttention:
+        if plan.query_growth or plan.sinks or plan.output_gate or plan.qk_norm_over == "width":
+            raise UnsupportedModel(f"{name}: keys of another layer beside sinks, gates or growth.")
+        hidden, width = self.spec.hidden_size, plan.num_heads * plan.head_dim
+        norm: RowOp = unchanged
+        if plan.qk_norm is not None:
+            norm = self.norm(f"{name}.q_norm", plan.qk_norm, plan.head_dim)
+        return ReadingAttention(
+            self.shape_of(plan),
+            self.linear(f"{name}.qkv", width, hidden, bias=plan.qkv_bias),
+            norm,
+            self.linear(f"{name}.o", hidden, width, bias=plan.o_bias),
+            window=plan.window,
+            rope=self.spec.rotations.index(plan.rotation),
+            tp=self.tp,
         )
 
     def latent_attention(

@@ -37,6 +37,7 @@ class WeightParts:
         adapters; None if the model has no slots."""
         self.spec, self.weights, self.kernels = spec, weights, kernels
         self.shape, self.tp, self.adapters = shape, tp, adapters
+        self.device = next(iter(weights.values())).device
         self.places: Places = {}  # of all weights that were taken so far
 
     def shape_of(self, plan: AttentionPlan) -> HeadShape:
@@ -86,6 +87,11 @@ class WeightParts:
         if plan.kind == "layer":
             made = LayerNorm(self.kernels, weight, bias, plan.eps)
         return made if self.adapters is None else self.adapters.around_norm(name, made)
+
+    def layer_norm(self, index: int, name: str) -> Norm:
+        """A norm of the stream, or of what is added to it, in layer `index`."""
+        plan = self.spec.layers[index].norm
+        return self.norm(f"layers.{index}.{name}", plan, self.spec.hidden_size)
 
     def row_norm(self, name: str, plan: NormPlan, size: int) -> RowNorm:
         if plan.kind != "rms" or plan.bias:

@@ -179,6 +179,8 @@ def _keeps_fp8_out(spec: ModelSpec) -> str | None:
         return "bound their scores (softcap)"
     if attention.latent is not None:
         return "keep latents in place of keys and values"
+    if len(set(spec.kv_heads)) > 1 or any(one is not None for one in spec.kv_sources):
+        return "have other heads in some layers, or layers that read the keys of others"
     return "attend to sounds" if spec.heard_rows else None
 
 

@@ -11,7 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidOption, NotSupported
-from quire.layer_plan import AttentionPlan, CrossPlan, ExpertsPlan, LayerPlan, MlpPlan, WholeHeads
+from quire.layer_plan import (
+    AttentionPlan,
+    CrossPlan,
+    EmbeddingBranchPlan,
+    ExpertsPlan,
+    LayerPlan,
+    MlpPlan,
+    WholeHeads,
+)
 from quire.spec import ModelSpec
 
 OPTION = "tensor_parallel_size"
@@ -122,10 +130,10 @@ def check_ranks(spec: ModelSpec, size: int) -> None:
 
 
 def _feed_forwards(layer: LayerPlan) -> tuple[MlpPlan, ...]:
-    mlp = layer.mlp
-    if isinstance(mlp, MlpPlan):
-        return (mlp,)
-    return (mlp.expert,) if mlp.shared is None else (mlp.expert, mlp.shared)
+    found: list[object] = []
+    for plan in (layer.mlp, layer.beside):
+        found += [plan.expert, plan.shared] if isinstance(plan, ExpertsPlan) else [plan]
+    return tuple(plan for plan in found if isinstance(plan, MlpPlan))
 
 
 def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], ...]:
@@ -135,6 +143,8 @@ def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], .
         (layer.mlp, (MlpPlan, ExpertsPlan)),
         (layer.cross, (CrossPlan, type(None))),
         (layer.state, (type(None),)),
+        (layer.beside, (ExpertsPlan, type(None))),
+        (layer.embedding, (EmbeddingBranchPlan, type(None))),
     )
 
 
@@ -153,7 +163,8 @@ def _layer(layer: LayerPlan, share: RankShare) -> LayerPlan:
         num_kv_heads=len(share.kv_heads(attention)),
         whole=_whole(attention, share),
     )
-    return replace(layer, attention=own, mlp=_mlp(mlp, share))
+    beside = None if layer.beside is None else _experts(layer.beside, share)
+    return replace(layer, attention=own, mlp=_mlp(mlp, share), beside=beside)
 
 
 def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:
@@ -166,6 +177,10 @@ def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:
 def _mlp(plan: MlpPlan | ExpertsPlan, share: RankShare) -> MlpPlan | ExpertsPlan:
     if isinstance(plan, MlpPlan):
         return replace(plan, width=len(share.inner(plan.width)))
+    return _experts(plan, share)
+
+
+def _experts(plan: ExpertsPlan, share: RankShare) -> ExpertsPlan:
     expert = replace(plan.expert, width=len(share.inner(plan.expert.width)))
     shared = plan.shared
     if shared is not None:

@@ -7,6 +7,7 @@ all texts go through one layer, then the next layer takes its place in memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +19,10 @@ from quire.backends.ops import HeadShape
 from quire.backends.plain import PlainLinear
 from quire.executor.cpu.accuracy import caches_alone, pass_alone
 from quire.layers.attention import Kind
-from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape, logits_finish
+from quire.models.long_parts import layer_embeddings
 from quire.models.parts import Parts
 from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.spec import ModelSpec
@@ -56,27 +57,26 @@ class LayerwiseModel:
     def hidden(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
         """The last hidden states of each text, after the last norm."""
         spec, plans = self._spec, self._spec.layers
-        longest = max(len(window) for window in windows)
-        size = DEFAULT_BLOCK_SIZE
-        rotary = Rotary(spec.rotations, longest, CPU)
+        rotary = Rotary(spec.rotations, max(map(len, windows)), CPU)
         kinds = frozenset(
-            Kind(0, one.window, HeadShape.of(one, size, torch.float32)) for one in spec.attentions
+            Kind(0, one.window, HeadShape.of(one, DEFAULT_BLOCK_SIZE, torch.float32))
+            for one in spec.attentions
         )
         lengths = {len(window) for window in windows}
         passes = {
             n: pass_alone(n, self._kernels, self._shape, kinds, rotary) for n in sorted(lengths)
         }
-        one_place = [KVGroup((0,))]
-        caches = caches_alone(spec, longest, size, torch.float32, CPU, one_place)
+        caches = self._caches(windows)
         residuals = self._embedded(windows)
+        embeddings = self._layer_embeddings(windows, residuals)
         first = self._parts(self._norm_before(0)).norm_before(0)
         normed = [first(residual) for residual in residuals]
         for index, plan in enumerate(plans):
             parts = self._parts([*self._of_layer(index), *self._norm_before(index + 1)])
             layer = parts.layer(index, plan, parts.norm_before(index + 1))
             for i, residual in enumerate(residuals):
-                shared = passes[len(windows[i])]
-                kept = caches[index]
+                shared = replace(passes[len(windows[i])], layer_embeddings=embeddings[i])
+                kept = caches[i][index]
                 normed[i] = layer(normed[i], residual, shared, kept[0], kept[-1])
         return normed
 
@@ -88,6 +88,36 @@ class LayerwiseModel:
         if self._bias is None and self._spec.logits.bias:
             self._bias = self._load(["head.bias"])["head.bias"]
         return logits_finish(self._spec.logits)(F.linear(hidden, self._table, self._bias))
+
+    def _caches(self, windows: Sequence[Sequence[int]]) -> list[tuple[Tensor, ...]]:
+        """The KV cache of each text, by layer. All layers of all texts use one place in turn; but
+        keys and values that later layers read are kept for each text."""
+        spec, longest = self._spec, max(map(len, windows))
+        sources = sorted({one for one in spec.kv_sources if one is not None})
+        places = [1 + sources.index(i) if i in sources else 0 for i in range(spec.num_layers)]
+        each = [
+            caches_alone(spec, longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU, places)
+            for _ in (windows if sources else windows[:1])
+        ]
+        return each if sources else each * len(windows)
+
+    def _layer_embeddings(
+        self, windows: Sequence[Sequence[int]], residuals: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        spec, plan = self._spec, self._spec.layer_embeddings
+        if plan is None:
+            return [None] * len(windows)
+        table, *others = [name for name in self._names if name.startswith("layer_embed")]
+        # As stored, and only rows of these texts in float32: all would be 9 GB for a small model.
+        stored = self._load([table], getattr(torch, spec.dtype))[table]
+        ids = torch.tensor([token for window in windows for token in window])
+        known, numbers = torch.unique(ids, return_inverse=True)
+        weights = self._load(others) | {table: stored[known].float()}
+        parts = Parts(spec, weights, self._kernels, self._shape, TensorParallel())
+        embeddings = layer_embeddings(parts, replace(plan, count=len(known)))
+        texts = numbers.split([len(window) for window in windows])
+        pairs = zip(texts, residuals, strict=True)
+        return [embeddings(one, torch.arange(len(one)), residual) for one, residual in pairs]
 
     def _embedded(self, windows: Sequence[Sequence[int]]) -> list[Tensor]:
         parts = self._parts([n for n in self._names if n in ("embed.weight", "positions.weight")])
@@ -110,9 +140,9 @@ class LayerwiseModel:
         weights = self._load(names)
         return Parts(self._spec, weights, self._kernels, self._shape, TensorParallel())
 
-    def _load(self, names: Collection[str]) -> dict[str, Tensor]:
+    def _load(
+        self, names: Collection[str], dtype: torch.dtype = torch.float32
+    ) -> dict[str, Tensor]:
         # Other threads fill these tensors, and inference mode holds for one thread only.
         with torch.inference_mode(False):
-            return load_weights(
-                self._files, self._spec, dtype=torch.float32, device="cpu", only=names
-            )
+            return load_weights(self._files, self._spec, dtype=dtype, device="cpu", only=names)

@@ -24,7 +24,7 @@ def attention_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight
         for ours, stored, count in (
             ("attn.q_norm", names.q_norm, plan.num_heads),
             ("attn.k_norm", names.k_norm, plan.num_kv_heads),
-        ):
+        )[: 1 if plan.kv_from is not None else 2]:
             count = count if plan.qk_norm_over == "width" else 1
             order = ordered_by(plan.rope, count, size)
             named = (layer.ours(ours), layer.stored(stored), count * size)
@@ -112,10 +112,11 @@ def _by_key_head(
 
 def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:
     names, size = layer.names, plan.head_dim
-    heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)
+    heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)[: plan.num_parts]
     if names.qkv_by_group:
         return tuple(_by_group(layer, names.qkv[0], plan))
-    qkv = layer.parts(names.qkv, tuple(count * size for count in heads))
+    stored = names.qkv[: len(heads)] if len(names.qkv) > 1 else names.qkv
+    qkv = layer.parts(stored, tuple(count * size for count in heads))
     if plan.output_gate:
         queries, _ = _gated_queries(layer, plan)
         ordered = tuple(_turned(layer, one, 1, plan) for one in queries)

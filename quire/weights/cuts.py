@@ -19,7 +19,11 @@ from quire.weights.quantised.stored import Source
 from quire.weights.row_order import RowOrder
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
-_EXPERT = re.compile(r"mlp\.experts\.\d+\.(.+)")
+_EXPERT = re.compile(r"experts\.\d+\.(.+)")
+# Weights that every rank has whole: tables that are read by row, norms of the stream, and branches
+# that are too narrow to be divided.
+_WHOLE = ("embed", "positions", "norm", "layer_embed", "layer_embed_product", "layer_embed_norm")
+_WHOLE_IN_LAYER = ("scale", "embedding.gate", "embedding.out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def cut_of(weight: Weight, spec: ModelSpec, share: RankShare) -> Cut:
     if share.size == 1:
         return whole_of(weight)
     name, _, kind = weight.name.rpartition(".")
-    if name in ("embed", "positions", "norm"):
+    if name in _WHOLE:
         return whole_of(weight)
     if name == "head":
         return Cut((share.vocabulary(spec.vocab_size),), share.head_rows(spec.vocab_size))
@@ -114,16 +118,17 @@ class _LayerCut:
     is_bias: bool
 
     def of(self, name: str) -> Cut | None:
-        if name.endswith("_norm") and not name.startswith("attn."):
+        if name in _WHOLE_IN_LAYER or (name.endswith("_norm") and not name.startswith("attn.")):
             return whole_of(self.weight)
         if name.startswith("attn."):
             return self._attention(name.removeprefix("attn."), self.layer.attention)
         if name.startswith("cross."):
             return self._cross(name.removeprefix("cross."), self.layer.attention)
-        mlp = self.layer.mlp
+        branch, _, name = name.partition(".")
+        mlp = {"mlp": self.layer.mlp, "beside": self.layer.beside}.get(branch)
         if isinstance(mlp, MlpPlan):
-            return self._feed_forward(name.removeprefix("mlp."), mlp.width)
-        return self._experts(name, mlp)
+            return self._feed_forward(name, mlp.width)
+        return None if mlp is None else self._experts(name, mlp)
 
     def _attention(self, name: str, plan: AttentionPlan) -> Cut | None:
         if plan.latent is not None:
@@ -131,7 +136,7 @@ class _LayerCut:
         heads, kv, size = self.share.heads(plan), self.share.kv_heads(plan), plan.head_dim
         if name == "qkv":
             ends = (0, plan.num_heads, plan.num_heads + plan.num_kv_heads)
-            pairs = zip(ends, (heads, kv, kv), strict=True)
+            pairs = list(zip(ends, (heads, kv, kv), strict=True))[: plan.num_parts]
             return self._of_rows(*(_times(one, size, first) for first, one in pairs))
         if name == "o":
             return self._of_columns(_times(heads, size))
@@ -161,10 +166,10 @@ class _LayerCut:
         return self._of_columns(_times(heads, plan.value_dims)) if name == "o" else None
 
     def _experts(self, name: str, plan: ExpertsPlan) -> Cut | None:
-        if name in ("mlp.router", "mlp.choice", "mlp.shared_gate"):
+        if name in ("router", "factors", "choice", "shared_gate"):
             return whole_of(self.weight)
-        if plan.shared is not None and name.startswith("mlp.shared."):
-            return self._feed_forward(name.removeprefix("mlp.shared."), plan.shared.width)
+        if plan.shared is not None and name.startswith("shared."):
+            return self._feed_forward(name.removeprefix("shared."), plan.shared.width)
         found = _EXPERT.fullmatch(name)
         return None if found is None else self._feed_forward(found[1], plan.expert.width)
 

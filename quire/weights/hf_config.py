@@ -105,7 +105,8 @@ def spec_from_hf(
     said = _overridden(_text_part(config), _text_part(overrides or {}))
     fields = Fields(said, source, false_nulls=True)
     family = _family(fields)
-    fields.check_only({**ONLY, **family.only})
+    only = {key: values for key, values in ONLY.items() if key not in family.reads}
+    fields.check_only({**only, **family.only})
     known = ChainMap(said, dict(family.unsaid))  # a null is not missing, and is refused
     spec = family.spec(Fields(known, source, false_nulls=True))
     # A length in the overrides holds, even if a scaling would allow more.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from quire.families.family import ModelNames
 from quire.families.registry import family_named
 from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -32,6 +33,7 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     if spec.learned_positions is not None:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)
+    yield from _layer_embeddings(spec, names)
     for index, plan in enumerate(spec.layers):
         names_there = family.names_by_norms.get(plan.norms, family.names)
         yield from _layer(LayerParts(index, hidden, family, names_there), plan)
@@ -58,13 +60,36 @@ def _layer(layer: LayerParts, plan: LayerPlan) -> Iterator[Weight]:
     if before and plan.norms != "parallel":
         yield from layer.norm("mlp_norm", names.mlp_norm, plan.norm)
     yield from _mlp(layer, plan.mlp)
+    if plan.beside is not None:
+        yield from layer.norm("mlp_own_norm", names.mlp_own_norm, plan.norm)
+        yield from layer.norm("beside_norm", names.beside_norm, plan.norm)
+        yield from _experts(layer, "beside", plan.beside)
+        yield from layer.norm("beside_post_norm", names.beside_post_norm, plan.norm)
     if after:
         yield from layer.norm("mlp_post_norm", names.mlp_post_norm, plan.norm)
+    if plan.embedding is not None:
+        width = plan.embedding.width
+        gate, out = layer.parts((names.embedding_gate,), (width,)), (names.embedding_out,)
+        yield from layer.linear("embedding.gate", layer.hidden, gate)
+        yield from layer.linear("embedding.out", width, layer.parts(out, (layer.hidden,)))
+        yield from layer.norm("embedding_post_norm", names.embedding_post_norm, plan.norm)
+    if plan.is_scaled:
+        yield single(layer.ours("scale"), (1,), layer.stored(names.scale))
+
+
+def _layer_embeddings(spec: ModelSpec, names: ModelNames) -> Iterator[Weight]:
+    plan = spec.layer_embeddings
+    if plan is None:
+        return
+    rows = spec.num_layers * plan.width
+    yield single("layer_embed", (plan.count, rows), names.layer_embed)
+    yield single("layer_embed_product", (rows, spec.hidden_size), names.layer_embed_product)
+    yield from normed("layer_embed_norm", names.layer_embed_norm, plan.width, plan.norm)
 
 
 def _mlp(layer: LayerParts, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
     if isinstance(plan, ExpertsPlan):
-        yield from _experts(layer, plan)
+        yield from _experts(layer, "mlp", plan)
         return
     names, rows = layer.names, (plan.width,)
     first, up = ("mlp.up", layer.parts((names.up,), rows))
@@ -75,31 +100,37 @@ def _mlp(layer: LayerParts, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
     yield from layer.linear("mlp.down", plan.width, down, bias=plan.bias)
 
 
-def _experts(layer: LayerParts, plan: ExpertsPlan) -> Iterator[Weight]:
+def _experts(layer: LayerParts, ours: str, plan: ExpertsPlan) -> Iterator[Weight]:
     names, inner, bias = layer.names, plan.expert.width, plan.expert.bias
-    yield from _router(layer, plan)
+    yield from _router(layer, ours, plan)
     for i in range(plan.count):
         up = layer.parts(names.expert_gate_up, (inner, inner), expert=i)
-        yield from layer.linear(f"mlp.experts.{i}.gate_up", layer.hidden, up, bias=bias)
+        yield from layer.linear(f"{ours}.experts.{i}.gate_up", layer.hidden, up, bias=bias)
         down = layer.parts((names.expert_down,), (layer.hidden,), expert=i)
-        yield from layer.linear(f"mlp.experts.{i}.down", inner, down, bias=bias)
+        yield from layer.linear(f"{ours}.experts.{i}.down", inner, down, bias=bias)
     if plan.shared is not None:
         width = plan.shared.width
         up = layer.parts(names.shared_gate_up, (width, width))
-        yield from layer.linear("mlp.shared.gate_up", layer.hidden, up, bias=False)
+        yield from layer.linear(f"{ours}.shared.gate_up", layer.hidden, up, bias=False)
         down = layer.parts((names.shared_down,), (layer.hidden,))
-        yield from layer.linear("mlp.shared.down", width, down, bias=False)
+        yield from layer.linear(f"{ours}.shared.down", width, down, bias=False)
     if plan.shared is not None and plan.shared_gate:
         gate = layer.parts((names.shared_gate,), (1,))
-        for weight in layer.linear("mlp.shared_gate", layer.hidden, gate, bias=False):
+        for weight in layer.linear(f"{ours}.shared_gate", layer.hidden, gate, bias=False):
             yield replace(weight, is_wide=True)
 
 
-def _router(layer: LayerParts, plan: ExpertsPlan) -> Iterator[Weight]:
+def _router(layer: LayerParts, ours: str, plan: ExpertsPlan) -> Iterator[Weight]:
     names = layer.names
+    if plan.router_norm is not None:
+        norm = layer.norm(f"{ours}.router_norm", names.router_norm, plan.router_norm)
+        yield from (replace(weight, is_wide=True) for weight in norm)
+    if plan.has_factors:
+        factors = layer.ours(f"{ours}.factors"), (plan.count,), layer.stored(names.expert_factors)
+        yield replace(single(*factors), is_wide=True)
     router = layer.parts((names.router,), (plan.count,))
-    for weight in layer.linear("mlp.router", layer.hidden, router, bias=plan.router_bias):
+    for weight in layer.linear(f"{ours}.router", layer.hidden, router, bias=plan.router_bias):
         yield replace(weight, is_wide=True)
     if plan.choice_bias:
-        named = layer.ours("mlp.choice"), (plan.count,), layer.stored(names.router_choice)
+        named = layer.ours(f"{ours}.choice"), (plan.count,), layer.stored(names.router_choice)
         yield replace(single(*named, kind="bias"), is_wide=True)

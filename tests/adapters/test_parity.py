@@ -12,6 +12,7 @@ from quire import SamplingParams
 from tests.adapters.conftest import Where
 from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
 from tests.parity.families import FAMILIES
+from tests.parity.families_by_kind import BY_KIND
 from tests.parity.more_families import MORE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -44,6 +45,13 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "a shared expert": ("qwen2 moe", (*ATTENTION, "shared_expert.gate_proj"), {}),
     "side by side": ("cohere", ALL, {}),
     "stored [in, out], dora": ("gpt2", ("c_attn", "c_proj", "c_fc"), {"use_dora": True}),
+    "keys of other layers, embeddings for single layers": (
+        "gemma4, embeddings of layers, keys of others, wider",
+        (*ALL, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection"),
+        {},
+    ),
+    "values that are keys, dora": ("gemma4, values are keys", ATTENTION, {"use_dora": True}),
+    "beside experts": ("gemma4, experts, every bias, untied, other ropes", ALL, {}),
     "heads side by side in one module": ("gpt neox", ("query_key_value", "dense"), {}),
 }
 
@@ -64,7 +72,7 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
-    model = random_model({**FAMILIES, **MORE}[name])
+    model = random_model({**FAMILIES, **MORE, **BY_KIND}[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)
     second = make_peft(model, targets[:1], seed=2, rank=3)

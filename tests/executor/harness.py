@@ -18,6 +18,7 @@ from quire.backends.choose import kernels_for
 from quire.executor.cpu.rows import DeviceRows
 from quire.executor.cpu.runner import Runner
 from quire.executor.memory import make_cache
+from quire.layers.kv_groups import KVGroup
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
@@ -82,7 +83,18 @@ def make_runner(
     sampler = TextSampler()
     rows = DeviceRows(num_rows, torch.device("cpu"))
     drawing = cast(Holding, sampler)
-    return Runner(model, cache, rows, drawing, block_size, handles=Handles()), sampler
+    groups = one_group(spec)
+    runner = Runner(model, cache, rows, drawing, block_size, handles=Handles(), groups=groups)
+    return runner, sampler
+
+
+def one_group(spec: ModelSpec) -> tuple[KVGroup]:
+    """All layers under one block table, each with a place of its own or that of the layer whose
+    keys and values it reads. Windows are heeded; blocks behind them are kept."""
+    own = [layer for layer, source in enumerate(spec.kv_sources) if source is None]
+    sources = enumerate(spec.kv_sources)
+    readers = [(i, own.index(source)) for i, source in sources if source is not None]
+    return (KVGroup(tuple(own), readers=tuple(readers)),)
 
 
 @dataclass

@@ -29,9 +29,11 @@ ALSO = {
     "granite": {"families/granitemoe.py"},
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
-    # As "Gemma 2", and as what GGUF calls EmbeddingGemma.
+    "gemma4": {"families/gemma4_unified.py"},
+    # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.
     "gemma": {
         *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
+        *("families/gemma4.py", "families/gemma4_unified.py"),
     },
     "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from docs import render_models
 from quire.families.registry import FAMILIES
 from tests.parity.families import FAMILIES as FIRST
+from tests.parity.families_by_kind import BY_KIND
 from tests.parity.more_families import LATENTS, MORE
 
 
@@ -27,6 +28,6 @@ def test_the_readme_counts_them() -> None:
 
 def test_every_family_of_text_is_held_to_transformers() -> None:
     """Those of models that see or hear have tests of their own, with images and sounds."""
-    tiny = (*FIRST.values(), *MORE.values(), *LATENTS.values())
+    tiny = (*FIRST.values(), *MORE.values(), *LATENTS.values(), *BY_KIND.values())
     held = {config.model_type for config in tiny}
     assert {family.name for family in TEXT if not held & set(family.model_types)} == set()

@@ -36,14 +36,23 @@ class PlanOracle:
 
     def __init__(self, spec: ModelSpec, weights: dict[str, Tensor]) -> None:
         self.spec, self.weights = spec, {name: w.double() for name, w in weights.items()}
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values by layer
 
     def logits(self, text: list[int]) -> Tensor:
         spec, w = self.spec, self.weights
         x = w["embed.weight"][text] * spec.embedding_scale
+        embeddings, self.kept = self._layer_embeddings(text, x), {}
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
         for index, plan in enumerate(spec.layers):
             x = self._layer(f"layers.{index}.", plan, x)
+            if plan.embedding is not None:
+                name = f"layers.{index}.embedding"
+                opened = ACTIVATIONS[plan.embedding.activation](self._linear(f"{name}.gate", x))
+                made = self._linear(f"{name}.out", opened * embeddings[:, index])
+                x = x + self._normed(f"{name}_post_norm", plan.norm, made)
+            if plan.is_scaled:
+                x = x * w[f"layers.{index}.scale.weight"]
         x = self._normed("norm", spec.norm, x)
         logits = x @ w["embed.weight" if spec.tied_embeddings else "head.weight"].T
         if spec.logits.bias:
@@ -71,17 +80,41 @@ class PlanOracle:
         if plan.norms.startswith("parallel"):
             return x + attended + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
         x = x + attended
-        return x + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
+        made = feed_forward(f"{name}mlp.", plan.mlp, before("mlp"))
+        if plan.beside is not None:
+            read = self._normed(f"{name}beside_norm", plan.norm, x)
+            mixed = self._experts(f"{name}beside.", plan.beside, read, routed_by=x)
+            made = self._normed(f"{name}mlp_own_norm", plan.norm, made)
+            made = made + self._normed(f"{name}beside_post_norm", plan.norm, mixed)
+        return x + after("mlp", made)
+
+    def _layer_embeddings(self, text: list[int], x: Tensor) -> Tensor:
+        plan = self.spec.layer_embeddings
+        if plan is None:
+            return x
+        made = self._linear("layer_embed_product", x) / x.shape[1] ** 0.5
+        normed = self._normed("layer_embed_norm", plan.norm, made.view(len(x), -1, plan.width))
+        own = self.weights["layer_embed.weight"][text] * plan.width**0.5
+        return (normed + own.view(normed.shape)) / 2**0.5
 
     def _attention(self, name: str, plan: AttentionPlan, x: Tensor) -> Tensor:
         if plan.latent is not None:
             return self._latent(name, plan, plan.latent, x)
-        count, size = len(x), plan.head_dim
+        count, size, kv = len(x), plan.head_dim, plan.num_kv_heads
         qkv = self._linear(f"{name}qkv", x).view(count, -1, size).transpose(0, 1)
-        q, k, v = qkv.split([plan.num_heads, plan.num_kv_heads, plan.num_kv_heads])
+        q, *others = qkv.split([plan.num_heads, kv, kv][: plan.num_parts])
+        if plan.kv_from is None:
+            k, v = others[0], others[-1]
+            if plan.value_norm is not None:
+                v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + plan.value_norm)
+            if plan.qk_norm is not None:
+                k = self._heads(f"{name}k_norm", plan, k)
+            self.kept[int(name.split(".")[1])] = k, v = turned(k, plan.rope), v
+        else:
+            k, v = self.kept[plan.kv_from]
         if plan.qk_norm is not None:
-            q, k = (self._heads(f"{name}{n}_norm", plan, y) for n, y in (("q", q), ("k", k)))
-        q, k = turned(q, plan.rope), turned(k, plan.rope)
+            q = self._heads(f"{name}q_norm", plan, q)
+        q = turned(q, plan.rope)
         if plan.query_growth is not None:
             by, length = plan.query_growth.beta, plan.query_growth.original_max_len
             factors = [1 + by * math.log(1 + at // length) for at in range(count)]
@@ -167,8 +200,13 @@ class PlanOracle:
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
         return self._linear(f"{name}down", activation(gate) * up)
 
-    def _experts(self, name: str, plan: ExpertsPlan, x: Tensor) -> Tensor:
-        products = self._linear(f"{name}router", x)
+    def _experts(
+        self, name: str, plan: ExpertsPlan, x: Tensor, routed_by: Tensor | None = None
+    ) -> Tensor:
+        read = x if routed_by is None else routed_by
+        if plan.router_norm is not None:
+            read = self._normed(f"{name}router_norm", plan.router_norm, read) / x.shape[1] ** 0.5
+        products = self._linear(f"{name}router", read)
         scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
         by = scores + self.weights[f"{name}choice.bias"] if plan.choice_bias else scores
         chosen = torch.stack([best_of(row, plan) for row in by])
@@ -176,6 +214,8 @@ class PlanOracle:
         if plan.renormalise:
             best = best / best.sum(-1, keepdim=True)
         best, out = best * plan.factor, torch.zeros_like(x)
+        if plan.has_factors:
+            best = best * self.weights[f"{name}factors.weight"][chosen]
         for expert in range(plan.count):
             made = self._mlp(f"{name}experts.{expert}.", plan.expert, x)
             out = out + made * (best * (chosen == expert)).sum(-1, keepdim=True)

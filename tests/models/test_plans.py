@@ -18,6 +18,7 @@ from quire.executor.plain_data import from_json, to_json
 from quire.layer_plan import (
     AttentionPlan,
     DeltaNetPlan,
+    EmbeddingBranchPlan,
     ExpertsPlan,
     LatentPlan,
     LayerPlan,
@@ -30,7 +31,7 @@ from quire.layer_plan import (
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.spec import LearnedPositions, LogitsPlan, ModelSpec, for_kernels
+from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, for_kernels
 from quire.weights.names import weights_of
 from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
@@ -57,6 +58,8 @@ ATTENTION: dict[str, list[Any]] = {
     "query_growth": [QueryGrowth(0.5, 6)],
     "sinks": [True],
     "output_gate": [True],
+    "value_norm": [1e-3],
+    "values_are_keys": [True],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
 # Keys and values as one row a token, which is all that an attention has then.
@@ -89,6 +92,8 @@ EXPERTS: dict[str, list[Any]] = {
     "router_bias": [True],
     "choice_bias": [True],
     "factor": [1.7],
+    "has_factors": [True],
+    "router_norm": [NormPlan(0.3)],
 }
 # Fields that mean something beside others alone.
 GROUPED = ExpertsPlan(12, 2, MlpPlan(16), groups=4, groups_taken=2)
@@ -108,6 +113,8 @@ LAYER: dict[str, list[Any]] = {
     ],
     "norms": ["after", "both", "parallel", "parallel_two"],
     "branch_scale": [0.3],
+    "is_scaled": [True],
+    "beside": [ExpertsPlan(5, 2, MlpPlan(16), has_factors=True, router_norm=NORM)],
 }
 STATES: dict[str, list[Any]] = {
     "num_heads": [6],
@@ -181,6 +188,18 @@ def changes() -> dict[str, ModelSpec]:
                 replace(PLAIN, state=replace(STATE, **{name: value})),
                 PLAIN,
             )
+    reading = replace(PLAIN.attention, kv_from=0)
+    add("kv_from", 0, PLAIN, replace(PLAIN, attention=reading))
+    small = replace(PLAIN.attention, window=9, head_dim=8, rope=Rope(100.0, 8))
+    windowed = replace(PLAIN, attention=small)
+    read = replace(PLAIN, attention=replace(small, qk_norm=NORM, kv_from=1))
+    add("kv_from", "1, normed, other heads", PLAIN, windowed, read)
+    branched = replace(PLAIN, embedding=EmbeddingBranchPlan(6, "gelu_tanh"))
+    for plan in (LayerEmbeddingsPlan(60, 6, NORM), LayerEmbeddingsPlan(60, 6, NormPlan(0.3))):
+        add("embedding", plan.norm.eps, branched, replace(branched, norms="both", is_scaled=True))
+        made[f"embedding: {plan.norm.eps}"] = replace(
+            made[f"embedding: {plan.norm.eps}"], layer_embeddings=plan
+        )
     scaled = replace(PLAIN, norms="both", branch_scale=0.3)
     add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
     for name, values in MODEL.items():
@@ -219,7 +238,8 @@ def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
     tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MODEL)
     known = {name for table in tables for name in table}
-    known |= {"qk_norm_over", "attention", "latent", "mlp", "state"}
+    known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
+    known.add("layer_embeddings")
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}

@@ -42,6 +42,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 64,
         "hidden_activation": "gelu_pytorch_tanh",
     },
+    "gemma4": {
+        **LLAMA,
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 48,
+        "global_head_dim": 128,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+    },
     "qwen3_moe": {
         **LLAMA,
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -210,7 +227,9 @@ def check(home: Path, name: str, count: int, num_alone: int, **options: Any) -> 
         assert not wrong, (way, len(wrong), asked[wrong[0]], ours[wrong[0]], together[wrong[0]])
 
 
-@pytest.mark.parametrize("name", ["gemma3", pytest.param("llama", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", ["gemma4", *(pytest.param(one, marks=pytest.mark.long) for one in ("gemma3", "llama"))]
+)
 def test_random_requests_have_the_same_bits_on_a_cpu(name: str, tmp_path: Path) -> None:
     check(tmp_path, name, 24, 4, device="cpu", dtype="float32", quantization="none")
 

@@ -19,12 +19,13 @@ from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.harness import Drive, make_runner
+from tests.parity.families_by_kind import BY_KIND
 from tests.parity.more_families import LATENTS, MORE, random_model
 from tests.parity.test_families import check_directory
 from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
-ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS}
+ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS, **BY_KIND}
 RUNS = ((7, 33), (0, 0))
 # Without which their classes make no model.
 NEEDED: dict[str, dict[str, int]] = {

@@ -118,7 +118,7 @@ def test_every_rotary_setting_is_accounted_for(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", ROPE_INIT_FUNCTIONS)
 def test_every_kind_of_rope_is_built_or_refused_by_name(kind: str) -> None:
     config = {**HEADS, "rope_scaling": {**LLAMA3_SCALING, **YARN, **LONG, "rope_type": kind}}
-    if kind in ("linear", "llama3", "yarn", "longrope"):
+    if kind in ("linear", "llama3", "yarn", "longrope", "proportional"):
         assert spec_from_hf(config).rope.scaling is not None
     else:
         with pytest.raises(UnsupportedModel, match=kind):

@@ -54,8 +54,10 @@ def decode_tile(shape: HeadShape, num_rows: int, *, shared: bool = False) -> Til
 
 def prompt_tile(shape: HeadShape) -> Tile:
     """The tile of a prompt."""
-    few = shape.dtype.itemsize == 4 or (padded_width(shape) <= 128 and not shape.fp8_kv)
-    return many_queries_tile(shape, 64 if few else 128)
+    width = padded_width(shape)
+    few = shape.dtype.itemsize == 4 or (width <= 128 and not shape.fp8_kv)
+    # Of 128 queries of more than 256 numbers, and keys beside them, a core holds not even one tile.
+    return many_queries_tile(shape, 64 if few or width > 256 else 128)
 
 
 def steady_tiles(shape: HeadShape) -> tuple[Tile, Tile]:
@@ -81,7 +83,8 @@ def many_queries_tile(shape: HeadShape, queries: int) -> Tile:
     # Best are 64: two programs on a core, so that one multiplies while the other takes exponents,
     # and four warps that have registers for all they hold.
     few = queries <= 64 or (shape.fp8_kv and padded_width(shape) == 128)
-    return Tile(queries, keys, 4 if few else 8, 2 if wide else 3)
+    fits = few and padded_width(shape) <= 256  # the sums of 64 queries, in the registers of four
+    return Tile(queries, keys, 4 if fits else 8, 2 if wide else 3)
 
 
 def attend_constants(shape: HeadShape, tile: Tile) -> dict[str, Any]:

@@ -213,9 +213,10 @@ def caches_alone(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
-    groups: Sequence[KVGroup] = (),
+    places_of: Sequence[int] = (),
 ) -> tuple[Tensor, ...]:
-    """A cleared KV cache for `pass_alone`, by layer. `groups`: as for `make_cache`."""
-    cache = make_cache(spec, -(-count // block_size), block_size, dtype, device, groups)
+    """A cleared KV cache for `pass_alone`, by layer. `places_of`: as for `own_caches`."""
+    places = [KVGroup(tuple(range(1 + max(places_of))))] if places_of else ()
+    cache = make_cache(spec, -(-count // block_size), block_size, dtype, device, places)
     cache.view(torch.uint8).zero_()
-    return own_caches(spec, cache)
+    return own_caches(spec, cache, places_of)

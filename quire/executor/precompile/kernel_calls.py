@@ -21,7 +21,7 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.precompile.call_room import ROWS, CallRoom
-from quire.layer_plan import DeltaNetPlan, expert_plans, mlp_of
+from quire.layer_plan import DeltaNetPlan, expert_plans, mlps_of
 from quire.params.row_sampling import RowSampling
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
@@ -279,7 +279,7 @@ class Calls(CallRoom):
     def gates(self) -> None:
         from quire.backends.triton.elementwise import activate, gate_mul
 
-        for mlp in dict.fromkeys(mlp_of(layer) for layer in self.spec.layers):
+        for mlp in dict.fromkeys(mlp for layer in self.spec.layers for mlp in mlps_of(layer)):
             if mlp.gated:
                 gate_mul(self.empty(ROWS, 2 * mlp.width), mlp.activation)
             else:

@@ -63,7 +63,7 @@ from quire.executor.precompile.variants import (
     Pointer,
     Variant,
 )
-from quire.layer_plan import NormPlan, expert_plans, mlp_of
+from quire.layer_plan import NormPlan, expert_plans, mlps_of
 from quire.spec import ModelSpec
 from quire.steps.row_schema import NUM_COLUMNS
 
@@ -331,7 +331,7 @@ class Steps:
         for adds in (True, False):
             kind = elementwise.norm_constants(width, layer=layer, adds=adds, bias=norm.bias)
             yield Variant(elementwise._norm, given, kind)
-        for mlp in dict.fromkeys(mlp_of(layer) for layer in self.spec.layers):
+        for mlp in dict.fromkeys(mlp for layer in self.spec.layers for mlp in mlps_of(layer)):
             by_gate = elementwise.gate_constants(mlp.activation, gated=mlp.gated)
             stride = (1 + mlp.gated) * mlp.width
             yield Variant(elementwise._activate, (own, own, stride, mlp.width), by_gate)

@@ -14,11 +14,12 @@ from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.test_gpu import away_from, gpu_config, logprob_requests, on_gpu
+from tests.parity.families_by_kind import BY_KIND, LARGE_HEADS
 from tests.parity.more_families import LATENTS, MORE, random_model
 
 pytestmark = pytest.mark.gpu
 PRECISE = 2e-3  # of logprobs in float32
-FAMILIES = {**MORE, **LATENTS}
+FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS}
 
 
 def stored(oracle: Any, directory: Path) -> ModelSpec:

@@ -15,6 +15,7 @@ from quire.backends.ops import HeadShape
 from quire.backends.triton.invariant import ROW_COUNTS, SteadyKernels, SteadyLinear
 from quire.backends.triton.kernels import TritonKernels
 from quire.executor.cuda.executor import CudaExecutor
+from quire.layer_plan import Rope
 from quire.request import Request
 from quire.sampling.keys import noise_key
 from quire.sampling_params import SamplingParams
@@ -42,8 +43,17 @@ SPEC = plain_decoder(
     tied_embeddings=True,
     qk_norm=True,
 )
+# A window's layers with heads of 256, others with heads of 512, as few models have them.
+WIDE = SPEC.with_windows(48, None, 48)
 SPECS = {
     "plain": SPEC,
+    "large heads": replace(
+        WIDE,
+        layers=tuple(
+            replace(one, attention=replace(one.attention, head_dim=size, rope=Rope(1e4, size)))
+            for one, size in zip(WIDE.layers, (256, 512, 256), strict=True)
+        ),
+    ),
     "windows and sinks": SPEC.with_windows(None, 600, 48).with_attention(
         lambda one: replace(one, sinks=True)
     ),

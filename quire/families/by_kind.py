@@ -1,0 +1,94 @@
+"""Reads configs of models whose layers with a window have other heads than those without. No
+torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.fields import Fields
+from quire.families.reading import Heads, num_layers, read_heads
+from quire.families.rope_config import RopeSettings, read_rope
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+PERIOD = 6  # without `layer_types`: the last layer of each period has no window
+_OVERRIDDEN = ("head_dim", "num_key_value_heads")
+
+
+def kinds_of(fields: Fields) -> tuple[str, ...]:
+    """The kind of each layer. The last one has no window whatever the config says, as in
+    Transformers."""
+    count = num_layers(fields)
+    usual = [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]
+    given = fields.values.get("layer_types") or usual
+    if not isinstance(given, list) or len(given) != count:
+        raise fields.wrong("layer_types", f"a list of {count} names")
+    for kind in given:
+        if kind not in (SLIDING, FULL):
+            raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
+    return (*given[:-1], FULL)
+
+
+def read_kind_heads(
+    fields: Fields, kinds: Sequence[str], *, kv_heads: int, head_dim: int, full_head_dim: int
+) -> dict[str, Heads]:
+    """The heads of each kind of layer; arguments are defaults. Configs say them by
+    `per_layer_config`, or those of layers without a window by keys of their own."""
+    heads = read_heads(fields, kv_heads=kv_heads, head_dim=head_dim)
+    if fields.values.get("per_layer_config") is not None:
+        changes = _changes(fields, kinds)
+    else:
+        changes = {SLIDING: {}, FULL: {"head_dim": fields.count("global_head_dim", full_head_dim)}}
+        own = fields.values.get("num_global_key_value_heads")
+        if own is not None and fields.flag("attention_k_eq_v", False):
+            changes[FULL]["num_key_value_heads"] = own
+    kept = {"num_attention_heads": heads.heads, "hidden_size": fields.count("hidden_size")}
+    kept |= {"num_key_value_heads": heads.kv_heads, "head_dim": heads.head_dim}
+    return {kind: read_heads(Fields(kept | own, fields.source)) for kind, own in changes.items()}
+
+
+def _changes(fields: Fields, kinds: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `per_layer_config` changes in the layers of each kind, which must be the same. Its keys
+    are numbers of layers, all with as many digits, or kinds."""
+    said = fields.inner("per_layer_config")
+    numbered = {key.lstrip("0") or "0": value for key, value in said.values.items()}
+    given, made = Fields(numbered, said.source), dict[str, dict[str, Any]]()
+    for index, kind in enumerate(kinds):
+        own = given.inner(str(index)).values or given.inner(kind).values
+        if strange := sorted(set(own) - set(_OVERRIDDEN)):
+            raise given.unsupported(str(index), f"of {' and '.join(_OVERRIDDEN)}, not {strange[0]}")
+        if made.setdefault(kind, dict(own)) != own:
+            raise given.unsupported(str(index), f"as in the other layers of {kind}")
+    return {kind: made.get(kind, {}) for kind in (SLIDING, FULL)}
+
+
+def kv_source(fields: Fields, kinds: Sequence[str], index: int) -> int | None:
+    """The layer whose keys and values layer `index` reads, None for its own: each of the last
+    `num_kv_shared_layers` reads those of the last layer of its kind before them."""
+    first = len(kinds) - fields.whole("num_kv_shared_layers", 0)
+    if index < first:
+        return None
+    before = [i for i in range(max(first, 0)) if kinds[i] == kinds[index]]
+    if not before:
+        raise CorruptModel(
+            f"{fields.source}: num_kv_shared_layers {len(kinds) - first} leaves no layer of "
+            f"{kinds[index]} whose keys and values the others could read"
+        )
+    return before[-1]
+
+
+def read_kind_ropes(
+    fields: Fields, heads: Mapping[str, Heads], unsaid: Mapping[str, Mapping[str, Any]]
+) -> dict[str, RopeSettings]:
+    """The rope of each kind of layer. `unsaid`: what holds without `rope_parameters`."""
+    given = fields.inner("rope_parameters")
+    ropes = {}
+    for kind, own in heads.items():
+        said = {
+            "rope_parameters": dict(given.inner(kind).values if given.values else unsaid[kind]),
+            "max_position_embeddings": fields.count("max_position_embeddings"),
+        }
+        theta = unsaid[kind]["rope_theta"]
+        ropes[kind] = read_rope(Fields(said, given.source), own.head_dim, theta=theta)
+    return ropes

@@ -1,0 +1,52 @@
+"""Embeddings of tokens for single layers: made at the beginning of a pass, read by a branch of each
+layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from quire.backends.ops import RowOp
+from quire.layers.embedding import Embedding
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm
+
+_HALF = 2**-0.5
+
+
+class LayerEmbeddings:
+    """Token ids and their embeddings -> one more embedding of each token for each layer."""
+
+    def __init__(self, table: Embedding, product: Linear, norm: Norm, *, width: int) -> None:
+        """`table` and `product` make those of all layers, one behind the other; `norm` is for one
+        of them, which has `width` numbers."""
+        self._table, self._product, self._norm, self._width = table, product, norm, width
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, embedded: Tensor) -> Tensor:
+        """[T], [T] and [T, H] -> [T, layers, width]"""
+        count, hidden = embedded.shape
+        made = self._product(embedded).mul_(1 / math.sqrt(hidden))
+        normed = self._norm(made.view(count, -1, self._width))
+        own = self._table(token_ids, positions).view(normed.shape)
+        return normed.add_(own).mul_(_HALF)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingBranch:
+    """out(activation(gate(stream)) * embedding), normed, is added to the stream. `layer`: whose
+    embeddings are read."""
+
+    layer: int
+    gate: Linear
+    activate: RowOp
+    out: Linear
+    norm: Norm
+
+    def add_to(self, residual: Tensor, embeddings: Tensor | None) -> None:
+        """`embeddings` [T, layers, width]: those of the pass."""
+        if embeddings is None:
+            raise TypeError("this pass has no embeddings for its layers. This is a bug.")
+        opened = self.activate(self.gate(residual)).mul_(embeddings[:, self.layer])
+        residual += self.norm(self.out(opened))

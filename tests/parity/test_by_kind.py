@@ -1,0 +1,92 @@
+"""Models whose layers differ in heads, keys and parts: what holds for all others holds for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+from quire import SamplingParams
+from quire.cache.groups import blocks_held
+from quire.errors import NotSupported
+from quire.executor.memory import groups_of, windows_of
+from quire.options import DeviceFacts, WeightFacts, parse_options, resolve
+from quire.weights.hf_config import read_config, spec_from_hf
+from quire.weights.load import load_weights
+from quire.weights.source import locate
+from tests.parity.families import Pair
+from tests.parity.families_by_kind import BY_KIND
+from tests.parity.more_families import random_model
+from tests.parity.test_families import check_against
+from tests.parity.test_states import open_llm, prompt_of
+from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
+from tests.specs import small_config
+
+ALL_PARTS = "gemma4, everything"
+
+
+@pytest.mark.parametrize("name", [ALL_PARTS, "gemma4, values are keys"])
+def test_a_pool_with_hardly_room_for_one(name: str) -> None:
+    """Blocks behind windows are given back, and rows are preempted and come back."""
+    oracle = random_model(BY_KIND[name])
+    with TemporaryDirectory() as folder:
+        oracle.save_pretrained(folder)
+        spec = spec_from_hf(read_config(Path(folder)))
+        weights = load_weights(locate(folder), spec, dtype=torch.float32, device="cpu")
+    config = small_config(max_num_batched_tokens=24, depth=2, max_repeat=4)
+    windows = windows_of(groups_of(config, spec))
+    assert {9, None} == set(windows)
+    num_blocks = blocks_held(windows, config.block_size, PROMPT + 4 + OUTPUT) + 12
+    check(Pair(oracle, spec, weights), asked(), replace(config, num_blocks=num_blocks))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+@pytest.mark.parametrize("name", BY_KIND)
+def test_fewer_bits_stay_close(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    oracle, prompt = random_model(BY_KIND[name]), prompt_of(50, seed=5)
+    oracle.save_pretrained(tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    with open_llm(tmp_path, **{"dtype": None, **options}) as llm:
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    [one] = output.outputs
+    assert one.logprobs is not None
+    with torch.no_grad():
+        chances = oracle(torch.tensor([[*prompt, *one.token_ids]])).logits[0].log_softmax(-1)
+    pairs = zip(one.token_ids, one.logprobs, strict=True)
+    apart = [
+        abs(float(chances[len(prompt) - 1 + at, token]) - entry[token].logprob)
+        for at, (token, entry) in enumerate(pairs)
+    ]
+    print(name, options, apart)
+    assert sum(apart) / len(apart) <= 0.25
+
+
+def test_weights_are_exchanged_in_place(tmp_path: Path) -> None:
+    """Tables for single layers, factors of experts and of the stream, each where its name says."""
+    first, second = (random_model(BY_KIND[ALL_PARTS]) for _ in range(2))
+    with torch.no_grad():
+        for stored in second.state_dict().values():
+            stored.add_(torch.randn_like(stored) * 0.1)
+    first.save_pretrained(tmp_path)
+    prompt, params = prompt_of(30), SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    with open_llm(tmp_path) as llm:
+        llm._session.model.executor.load_weights(second.state_dict().items())
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    [one] = output.outputs
+    assert one.logprobs is not None
+    pairs = zip(one.token_ids, one.logprobs, strict=True)
+    logprobs = [entry[token].logprob for token, entry in pairs]
+    check_against(second, prompt, list(one.token_ids), logprobs)
+
+
+@pytest.mark.parametrize("name", BY_KIND)
+def test_keys_in_fp8_are_refused_by_name(name: str) -> None:
+    config = BY_KIND[name].to_dict()
+    spec = spec_from_hf({**config, "architectures": ["Gemma4ForCausalLM"], "model_type": None})
+    facts = DeviceFacts("cuda", 1 << 34, 1 << 33, 2, ("bfloat16",))
+    with pytest.raises(NotSupported, match="other heads in some layers, or layers that read"):
+        resolve(parse_options({"kv_cache_dtype": "fp8"}), spec, facts, WeightFacts())
