@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from quire.norm_plan import NormPlan as NormPlan
+from quire.state_plan import StatePlan
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
@@ -76,28 +79,6 @@ class Rope:
 
 # A rope (None: nothing rotates), and how many numbers of a head have an angle, which may be 0.
 Rotation = tuple[Rope | None, int]
-
-
-@dataclass(frozen=True, slots=True)
-class NormPlan:
-    """A norm over the last dimension: by the root of the mean square (rms), or by mean and
-    variance (layer).
-
-    `one_plus`: files of Hugging Face hold w where the factor is 1 + w; loading adds the 1.
-    `rounds_last`: the weight is applied before the result is rounded to the activations' type,
-    not after. Weights of both kinds stay in float32 (`is_wide`), because 1 + w in 16 bits would
-    lose most of w."""
-
-    eps: float
-    kind: Literal["rms", "layer"] = "rms"
-    bias: bool = False
-    one_plus: bool = False
-    rounds_last: bool = False
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether its weights are kept in float32 whatever the activations are."""
-        return self.rounds_last or self.one_plus or self.kind == "layer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,45 +218,6 @@ class AttentionPlan:
         return norm if known else None
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNetPlan:
-    """Gated DeltaNet, in the place of attention: the tokens before a token are kept as a state,
-    whose size does not depend on the length of the text.
-
-    q, k and v go through a convolution over the last `reach` tokens, then silu. Every head of v has
-    a matrix [key_dim, value_dim]. Each token decays it, corrects it so that its k gives its v, then
-    reads it with its q (backends/delta_rule.py). The result is normed per head by `norm` and gated
-    by silu. Several heads of v share a head of q and k: neighbours do (0 0 1 1), or, with
-    `in_turn`, every num_key_heads-th does (0 1 0 1)."""
-
-    num_heads: int
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
-    reach: int
-    norm: NormPlan
-    in_turn: bool = False
-
-    @property
-    def value_width(self) -> int:
-        """Numbers of v in all heads."""
-        return self.num_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Numbers of q, k and v together."""
-        return 2 * self.num_key_heads * self.key_dim + self.value_width
-
-    @property
-    def matrix_numbers(self) -> int:
-        return self.num_heads * self.key_dim * self.value_dim
-
-    @property
-    def state_numbers(self) -> int:
-        """Numbers a row keeps: the matrices, and the last inputs of the convolution."""
-        return self.matrix_numbers + (self.reach - 1) * self.channels
-
-
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu"]
 CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 
@@ -370,7 +312,7 @@ class LayerPlan:
     norm: NormPlan
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # multiplied with what each branch adds to the stream
-    state: DeltaNetPlan | None = None
+    state: StatePlan | None = None
     cross: CrossPlan | None = None  # a branch between these two, with a norm before it
     beside: ExpertsPlan | None = None
     embedding: EmbeddingBranchPlan | None = None

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 
 from quire.layer_plan import (
     AttentionPlan,
-    DeltaNetPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
@@ -21,6 +20,7 @@ from quire.layer_plan import (
     Rotation,
     mlps_of,
 )
+from quire.state_plan import StatePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ModelSpec:
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
-    def states(self) -> tuple[DeltaNetPlan | None, ...]:
+    def states(self) -> tuple[StatePlan | None, ...]:
         """One entry per layer: the plan of its state; None where it attends."""
         return tuple(layer.state for layer in self.layers)
 
@@ -223,10 +223,7 @@ class ModelSpec:
 
 def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
     """Weights in the products of a layer's attention or state."""
-    if layer.state is None:
-        return layer.attention.weights(hidden)
-    state = layer.state
-    return (state.channels + 2 * state.value_width + 2 * state.num_heads) * hidden
+    return (layer.attention if layer.state is None else layer.state).weights(hidden)
 
 
 def for_kernels(spec: ModelSpec) -> ModelSpec:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from quire.layer_plan import Activation, AttentionPlan, DeltaNetPlan, ExpertsPlan, LayerPlan
+from quire.layer_plan import Activation, AttentionPlan, ExpertsPlan, LayerPlan
+from quire.state_plan import StatePlan
 
 if TYPE_CHECKING:
     import torch
@@ -125,25 +126,35 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaRule:
-    """The parameters of Gated DeltaNet between its products: convolution float32 [channels, reach],
-    log_slopes and shifts float32 [heads]."""
+class StateHeads:
+    """Numbers for each matrix of a state, float32 [heads]: log_slopes and shifts make its decay."""
 
-    plan: DeltaNetPlan
-    convolution: Tensor
     log_slopes: Tensor
     shifts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StateRule:
+    """How tokens change a state, and what they read from it: the parameters between the products of
+    a layer, all float32. convolution [channels, reach], its bias [channels] if it has one, and
+    `heads` if there are matrices."""
+
+    plan: StatePlan
+    convolution: Tensor
+    bias: Tensor | None = None
+    heads: StateHeads | None = None
 
 
 class StateStep(Protocol):
     """The states of one pass: planned once, used by every layer of a group that keeps states."""
 
     def take_up(
-        self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
+        self, rule: StateRule, x: Tensor, rates: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Update the states in `keys` and `values` with the tokens, one after the other, and read
-        from them: qkv [T, channels], rates float32 [T, 2 heads] (rates and decays before their
-        activations) -> float32 [T, heads, Dv]"""
+        from them: x [T, channels], the input of the convolution (of a DeltaNetPlan q, k and v) ->
+        float32 [T, heads, Dv], or [T, channels] without matrices. `rates` float32, before their
+        activations: of a DeltaNetPlan [T, 2 heads], rates and decays; None without matrices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""States that layers keep in blocks of the KV cache: which states a pass reads and writes, and
-Gated DeltaNet on them in plain torch.
+"""States that layers keep in blocks of the KV cache: which states a pass reads and writes, and how
+tokens change them in plain torch.
 
 A block holds the state after the last token that was written in it (layers/kv_groups.py).
 block_size 4; a slice of row 5 computes 6 tokens from position 2 on, row 0 decodes at position 8:
@@ -13,17 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.delta_rule import take_up_all, take_up_each
 from quire.backends.generic import activated
-from quire.backends.ops import AttentionInputs, DeltaRule
-from quire.layer_plan import DeltaNetPlan
+from quire.backends.ops import AttentionInputs, StateRule
+from quire.backends.recurrences import Recurrence, recurrence_of
+from quire.state_plan import StatePlan
 
 # Most bytes of states that are computed at once for decode rows.
 STATE_BYTES = 1 << 25
-_LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +47,23 @@ class StatePass:
     first_decode: int
 
     def take_up(
-        self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
+        self, rule: StateRule, x: Tensor, rates: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
-        plan = rule.plan
-        blocks = StateBlocks(keys, values, plan.state_numbers)
-        tokens = _Tokens.of(rule, qkv, rates)
-        read = qkv.new_zeros(len(qkv), plan.num_heads, plan.value_dim, dtype=torch.float32)
+        plan, inputs = rule.plan, x.float()
+        blocks = _LayerStates(rule, StateBlocks(keys, values, plan.state_numbers))
+        recurrence = recurrence_of(rule, rates)
+        read = inputs.new_zeros(len(inputs), plan.value_width)
         for span in self.spans:
-            of_span = tokens.part(span.first, span.last)
-            read[span.first : span.last] = _read_span(rule, of_span, span, blocks)
-        most = max(1, STATE_BYTES // (4 * plan.state_numbers))
+            tokens = slice(span.first, span.last)
+            read[tokens] = blocks.read_span(inputs[tokens], recurrence.of(tokens), span)
+        most = max(1, STATE_BYTES // (4 * plan.state_numbers)) if plan.state_numbers else len(x)
         for first in range(0, len(self.into), most):
             rows = slice(first, first + most)
             before, into = self.before[rows], self.into[rows]
             at = self.first_decode + first
-            end = at + len(into)
-            read[at:end] = _read_rows(rule, tokens.part(at, end), before, into, blocks)
-        return read
+            tokens = slice(at, at + len(into))
+            read[tokens] = blocks.read_rows(inputs[tokens], recurrence.of(tokens), before, into)
+        return read.view(len(read), *recurrence.shape)
 
 
 def state_pass(inputs: AttentionInputs, block_size: int) -> StatePass:
@@ -95,7 +93,7 @@ def half_of(numbers: int) -> int:
     return -(-numbers // 2)
 
 
-def block_numbers(keys: Tensor, plan: DeltaNetPlan) -> int:
+def block_numbers(keys: Tensor, plan: StatePlan) -> int:
     """How many float32 the keys of a block hold. RuntimeError if a state does not fit into the
     block's keys and values."""
     room = keys[0].numel() * keys.itemsize // 4
@@ -142,84 +140,55 @@ class StateBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokens:
-    """The inputs of the delta rule for some tokens."""
+class _LayerStates:
+    """The states of one layer, and how its tokens change them."""
 
-    qkv: Tensor
-    log_decay: Tensor
-    rate: Tensor
+    rule: StateRule
+    blocks: StateBlocks
 
-    @staticmethod
-    def of(rule: DeltaRule, qkv: Tensor, rates: Tensor) -> _Tokens:
-        rate, decay = rates.chunk(2, dim=-1)
-        slopes = rule.log_slopes.exp()
-        return _Tokens(qkv.float(), -slopes * F.softplus(decay + rule.shifts), rate.sigmoid())
+    def read_span(self, x: Tensor, recurrence: Recurrence, span: Span) -> Tensor:
+        """What the tokens of a span read [T, any]."""
+        plan, count = self.rule.plan, len(x)
+        if span.before is None:
+            window = x.new_zeros(plan.reach - 1, plan.channels)
+            matrices = x.new_zeros(1, plan.matrix_numbers)
+        else:
+            windows, matrices = self._load(torch.tensor([span.before]))
+            window = windows[0]
+        seen = torch.cat([window, x])
+        mixed = self._convolved(count)
+        for i, tap in enumerate(self.rule.convolution.unbind(1)):
+            mixed.addcmul_(seen[i : i + count], tap)
+        read = recurrence.read_all(self._activated(mixed), matrices[0])
+        self._store(torch.tensor([span.into]), matrices, seen[count:])
+        return read
 
-    def part(self, first: int, last: int) -> _Tokens:
-        return _Tokens(*(one[first:last] for one in (self.qkv, self.log_decay, self.rate)))
+    def read_rows(self, x: Tensor, recurrence: Recurrence, before: Tensor, into: Tensor) -> Tensor:
+        """What one token of each row reads [R, any]."""
+        windows, matrices = self._load(before)
+        seen = torch.cat([windows, x[:, None]], dim=1)
+        mixed = self._convolved(len(x)).add_((seen * self.rule.convolution.t()).sum(1))
+        read = recurrence.read_each(self._activated(mixed), matrices)
+        self._store(into, matrices, seen[:, 1:])
+        return read
 
+    def _convolved(self, count: int) -> Tensor:
+        """What sums of the convolution begin with [T, channels]."""
+        rule = self.rule
+        if rule.bias is None:
+            return rule.convolution.new_zeros(count, rule.plan.channels)
+        return rule.bias.repeat(count, 1)
 
-def _read_span(rule: DeltaRule, tokens: _Tokens, span: Span, blocks: StateBlocks) -> Tensor:
-    plan, count, target = rule.plan, len(tokens.qkv), torch.tensor([span.into])
-    if span.before is None:
-        window = tokens.qkv.new_zeros(plan.reach - 1, plan.channels)
-        matrix = tokens.qkv.new_zeros(1, plan.matrix_numbers)
-    else:
-        window, matrix = _load(plan, torch.tensor([span.before]), blocks)
-        window = window[0]
-    seen = torch.cat([window, tokens.qkv])
-    mixed = seen.new_zeros(count, plan.channels)
-    for i, tap in enumerate(rule.convolution.unbind(1)):
-        mixed.addcmul_(seen[i : i + count], tap)
-    q, k, v = _heads(plan, activated(mixed, "silu"))
-    state = matrix.view(plan.num_heads, plan.key_dim, plan.value_dim)
-    read = take_up_all(q, k, v, tokens.log_decay, tokens.rate, state)
-    _store(plan, target, matrix, seen[count:], blocks)
-    return read
+    def _activated(self, mixed: Tensor) -> Tensor:
+        return activated(mixed, "silu") if self.rule.plan.matrix_numbers else mixed
 
+    def _load(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The past inputs of the convolution [R, reach - 1, channels], and the matrices as rows."""
+        plan = self.rule.plan
+        matrices = self.blocks.load(at, 0, plan.matrix_numbers)
+        windows = self.blocks.load(at, plan.matrix_numbers, plan.state_numbers)
+        return windows.view(len(at), plan.reach - 1, plan.channels), matrices
 
-def _read_rows(
-    rule: DeltaRule, tokens: _Tokens, before: Tensor, into: Tensor, blocks: StateBlocks
-) -> Tensor:
-    plan = rule.plan
-    window, matrix = _load(plan, before, blocks)
-    seen = torch.cat([window, tokens.qkv[:, None]], dim=1)
-    mixed = (seen * rule.convolution.t()).sum(1)
-    q, k, v = _heads(plan, activated(mixed, "silu"))
-    states = matrix.view(-1, plan.num_heads, plan.key_dim, plan.value_dim)
-    read = take_up_each(q, k, v, tokens.log_decay, tokens.rate, states)
-    _store(plan, into, matrix, seen[:, 1:], blocks)
-    return read
-
-
-def _heads(plan: DeltaNetPlan, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v [T, heads, D]; q and k have length 1, and q is scaled."""
-    keys = plan.num_key_heads * plan.key_dim
-    q, k, v = mixed[:, :keys], mixed[:, keys : 2 * keys], mixed[:, 2 * keys :]
-    heads = []
-    for one in (q, k):
-        wide = one.reshape(len(mixed), plan.num_key_heads, plan.key_dim)
-        length = wide.square().sum(-1, keepdim=True).add_(_LENGTH_EPS).rsqrt_()
-        heads.append(_shared(plan, wide * length))
-    heads[0] *= plan.key_dim**-0.5
-    return heads[0], heads[1], v.reshape(len(mixed), plan.num_heads, plan.value_dim)
-
-
-def _shared(plan: DeltaNetPlan, heads: Tensor) -> Tensor:
-    """The head of q or k for each head of v."""
-    times = plan.num_heads // plan.num_key_heads
-    return heads.repeat(1, times, 1) if plan.in_turn else heads.repeat_interleave(times, 1)
-
-
-def _load(plan: DeltaNetPlan, at: Tensor, blocks: StateBlocks) -> tuple[Tensor, Tensor]:
-    """The past inputs of the convolution [R, reach - 1, channels], and the matrices as rows."""
-    matrix = blocks.load(at, 0, plan.matrix_numbers)
-    window = blocks.load(at, plan.matrix_numbers, plan.state_numbers)
-    return window.view(len(at), plan.reach - 1, plan.channels), matrix
-
-
-def _store(
-    plan: DeltaNetPlan, at: Tensor, matrix: Tensor, window: Tensor, blocks: StateBlocks
-) -> None:
-    blocks.store(at, 0, matrix)
-    blocks.store(at, plan.matrix_numbers, window.reshape(len(at), -1))
+    def _store(self, at: Tensor, matrices: Tensor, windows: Tensor) -> None:
+        self.blocks.store(at, 0, matrices)
+        self.blocks.store(at, self.rule.plan.matrix_numbers, windows.reshape(len(at), -1))

@@ -96,6 +96,8 @@ class LayerNames:
         Name("linear_attn.in_proj_b", "ssm_beta"),
         Name("linear_attn.in_proj_a", "ssm_alpha"),
     )
+    # Of a convolution by itself: both gates and x.
+    gated: Name = Name("conv.in_proj", "shortconv.in_proj")
     convolution: Name = Name("linear_attn.conv1d", "ssm_conv1d")
     log_slopes: Name = Name("linear_attn.A_log", "ssm_a", bare=True, gguf_bare=True)
     shifts: Name = Name("linear_attn.dt", "ssm_dt", bare=True)  # a bias

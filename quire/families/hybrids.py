@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from quire.families.fields import Fields
 from quire.families.mixtures import read_count
 from quire.families.reading import num_layers, read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
-from quire.layer_plan import DeltaNetPlan, ExpertsPlan, MlpPlan, NormPlan
+from quire.layer_plan import ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
+from quire.state_plan import DeltaNetPlan
 
 PERIOD = 4  # the last layer of each period has attention, the others keep a state
 ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"
@@ -103,14 +105,20 @@ def _read_state(fields: Fields, eps: float) -> DeltaNetPlan:
 
 def _kinds(fields: Fields) -> list[str]:
     """The kind of each layer: attention or state."""
-    count, period = num_layers(fields), fields.count("full_attention_interval", PERIOD)
-    usual = [KEEPS_STATE if (i + 1) % period else ATTENDS for i in range(count)]
-    given = fields.values.get("layer_types") or usual
-    if not isinstance(given, list) or len(given) != count:
-        raise fields.wrong("layer_types", f"a list of {count} names")
-    for kind in given:
-        if kind not in (ATTENDS, KEEPS_STATE):
-            raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
+    period = fields.count("full_attention_interval", PERIOD)
+    usual = [KEEPS_STATE if (i + 1) % period else ATTENDS for i in range(num_layers(fields))]
+    given = layer_kinds(fields, usual, (ATTENDS, KEEPS_STATE))
     if ATTENDS not in given:
         raise UnsupportedModel(f"{fields.source}: layer_types has no {ATTENDS}")
+    return given
+
+
+def layer_kinds(fields: Fields, usual: list[str], known: Collection[str]) -> list[str]:
+    """`layer_types`, one of the known names for each layer; without it the usual ones."""
+    given = fields.values.get("layer_types") or usual
+    if not isinstance(given, list) or len(given) != num_layers(fields):
+        raise fields.wrong("layer_types", f"a list of {num_layers(fields)} names")
+    for kind in given:
+        if kind not in known:
+            raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
     return given

@@ -23,6 +23,8 @@ from quire.families import (
     gpt_oss,
     granite,
     granitemoe,
+    lfm2,
+    lfm2_moe,
     llama,
     ministral3,
     mistral,
@@ -89,6 +91,8 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     qwen3_5.FAMILY,
     qwen3_5_moe.FAMILY,
+    lfm2.FAMILY,
+    lfm2_moe.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from quire.layers.attention import Attention, Pass
 from quire.layers.cross import CrossAttention
-from quire.layers.delta_net import DeltaNet
 from quire.layers.experts import Experts
 from quire.layers.latent import LatentAttention
 from quire.layers.layer_embeddings import EmbeddingBranch
 from quire.layers.mlp import GatedMLP, PlainMLP
 from quire.layers.norm import Norm
 from quire.layers.reading import ReadingAttention
+from quire.layers.state_layer import StateLayer
 
-Mixer = Attention | ReadingAttention | LatentAttention | DeltaNet
+Mixer = Attention | ReadingAttention | LatentAttention | StateLayer
 Mlp = GatedMLP | PlainMLP | Experts
 
 

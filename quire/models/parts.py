@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from quire.backends.ops import DeltaRule, HeadNorms, RowOp
+from quire.backends.ops import HeadNorms, RowOp
 from quire.errors import UnsupportedModel
-from quire.layer_plan import (
-    AttentionPlan,
-    DeltaNetPlan,
-    LatentPlan,
-    LayerPlan,
-)
+from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan
 from quire.layers.attention import Attention, Values, unchanged
 from quire.layers.cross import CrossAttention
-from quire.layers.delta_net import DeltaNet, DeltaNetParts
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
 from quire.layers.heads import DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
@@ -39,6 +33,7 @@ from quire.models.layers import (
 )
 from quire.models.long_parts import long_layer
 from quire.models.mlp_parts import feed_forward
+from quire.models.state_parts import state_layer
 from quire.models.weight_parts import WeightParts
 
 
@@ -101,23 +96,7 @@ class Parts(WeightParts):
     def mixer(self, name: str, plan: LayerPlan) -> Mixer:
         if plan.state is None:
             return self.attention(name, plan.attention)
-        return self.delta_net(name, plan.state)
-
-    def delta_net(self, name: str, plan: DeltaNetPlan) -> DeltaNet:
-        hidden, heads, width = self.spec.hidden_size, plan.num_heads, plan.value_width
-        rule = DeltaRule(
-            plan,
-            self.tensor(f"{name}.convolution.weight", plan.channels, 1, plan.reach)[:, 0],
-            self.tensor(f"{name}.log_slopes.weight", heads),
-            self.tensor(f"{name}.shifts.bias", heads),
-        )
-        parts = DeltaNetParts(
-            self.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
-            self.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
-            self.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
-            self.linear(f"{name}.o", hidden, width, bias=False),
-        )
-        return DeltaNet(self.shape, rule, parts)
+        return state_layer(self, name, plan.state)
 
     def _hearing(
         self, index: int, plan: LayerPlan, attention: Mixer, mlp: Mlp, next_norm: Norm

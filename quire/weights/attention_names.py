@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quire.families.family import Name
-from quire.layer_plan import AttentionPlan, DeltaNetPlan, LatentPlan
+from quire.layer_plan import AttentionPlan, LatentPlan
 from quire.weights.parts import LayerParts, Part, Stored, Weight, normed, single
 from quire.weights.row_order import deinterleaved, ordered_by, turned_at_the_end
 from quire.weights.within import latent_pairs
@@ -37,29 +37,6 @@ def attention_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight
         yield from layer.linear("attn.gate", layer.hidden, gates, bias=plan.qkv_bias)
     out = layer.parts((names.o,), (layer.hidden,))
     yield from layer.linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
-
-
-def state_weights(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
-    names, heads, width = layer.names, plan.num_heads, plan.value_width
-    if names.qkvz[0].hf != names.qkvz[1].hf:
-        qkvz = layer.parts(names.qkvz, (plan.channels, width))
-        rates = layer.parts(names.rates, (heads, heads))
-    else:
-        qkvz, rates = _by_key_head(layer, plan)
-    yield from layer.linear("attn.qkvz", layer.hidden, qkvz, bias=False)
-    for weight in layer.linear("attn.rates", layer.hidden, rates, bias=False):
-        yield replace(weight, is_wide=True)
-    for ours, stored, shape, kind in (
-        ("attn.convolution", names.convolution, (plan.channels, 1, plan.reach), "weight"),
-        ("attn.log_slopes", names.log_slopes, (heads,), "weight"),
-        ("attn.shifts", names.shifts, (heads,), "bias"),
-    ):
-        weight = single(layer.ours(ours), shape, layer.stored(stored), kind=kind)
-        part = replace(weight.parts[0], gguf_minus_exp=stored is names.log_slopes)
-        yield replace(weight, parts=(part,), is_wide=True)
-    yield from layer.norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
-    out = layer.parts((names.state_out,), (layer.hidden,))
-    yield from layer.linear("attn.o", width, out, bias=False)
 
 
 def cross_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight]:
@@ -94,20 +71,6 @@ def _latent(layer: LayerParts, plan: AttentionPlan, latent: LatentPlan) -> Itera
         yield replace(weight, is_plain=True)
     out = layer.parts((layer.names.o,), (hidden,))
     yield from layer.linear("attn.o", heads * latent.value_dims, out, bias=plan.o_bias)
-
-
-def _by_key_head(
-    layer: LayerParts, plan: DeltaNetPlan
-) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
-    """q, k, v and the gate, and rates with decays: in files of Hugging Face each of the two is one
-    tensor, ordered by head of k. A GGUF file has q, k and v in one tensor, and the gate in
-    another."""
-    names, keys, per_key = layer.names, plan.num_key_heads, plan.num_heads // plan.num_key_heads
-    sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
-    q, k, v, gate = layer.by_head(names.qkvz[0], keys, sizes)
-    qkv = layer.in_gguf((*q, *k, *v), names.qkvz[0])
-    rates = layer.by_head(names.rates[0], keys, (per_key, per_key))
-    return (*qkv, *layer.in_gguf(gate, names.qkvz[1])), (*rates[0], *rates[1])
 
 
 def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:

@@ -15,8 +15,9 @@ from quire.families.family import ModelNames
 from quire.families.registry import family_named
 from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
-from quire.weights.attention_names import attention_weights, cross_weights, state_weights
+from quire.weights.attention_names import attention_weights, cross_weights
 from quire.weights.parts import LayerParts, Weight, normed, single
+from quire.weights.state_names import state_weights
 
 AFTER = ("after", "both")  # with norms after the branches
 

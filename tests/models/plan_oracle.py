@@ -10,7 +10,6 @@ from torch import Tensor
 
 from quire.layer_plan import (
     AttentionPlan,
-    DeltaNetPlan,
     ExpertsPlan,
     LatentPlan,
     LayerPlan,
@@ -20,6 +19,7 @@ from quire.layer_plan import (
 )
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan
 
 ACTIVATIONS = {
     "silu": F.silu,
@@ -74,6 +74,8 @@ class PlanOracle:
         feed_forward = self._mlp if isinstance(plan.mlp, MlpPlan) else self._experts
         if plan.state is None:
             mixed = self._attention(f"{name}attn.", plan.attention, before("attn"))
+        elif isinstance(plan.state, ConvolutionPlan):
+            mixed = self._short_convolution(f"{name}attn.", before("attn"))
         else:
             mixed = self._delta_net(f"{name}attn.", plan.state, before("attn"))
         attended = after("attn", mixed)
@@ -133,12 +135,20 @@ class PlanOracle:
             made = made * self._linear(f"{name}gate", x).sigmoid()
         return self._linear(f"{name}o", made)
 
+    def _short_convolution(self, name: str, x: Tensor) -> Tensor:
+        before, behind, inner = self._linear(f"{name}gated", x).chunk(3, -1)
+        return self._linear(f"{name}o", behind * self._convolved(name, before * inner))
+
+    def _convolved(self, name: str, x: Tensor) -> Tensor:
+        taps, bias = (self.weights.get(f"{name}convolution.{one}") for one in ("weight", "bias"))
+        assert taps is not None
+        padded = F.pad(x.T, (taps.shape[-1] - 1, 0))[None]
+        return F.conv1d(padded, taps, bias, groups=x.shape[1])[0].T
+
     def _delta_net(self, name: str, plan: DeltaNetPlan, x: Tensor) -> Tensor:
         """Token by token, and head by head."""
         qkvz, w = self._linear(f"{name}qkvz", x), self.weights
-        padded = F.pad(qkvz[:, : plan.channels].T, (plan.reach - 1, 0))
-        taps = w[f"{name}convolution.weight"]
-        mixed = F.silu(F.conv1d(padded[None], taps, groups=plan.channels))[0].T
+        mixed = F.silu(self._convolved(name, qkvz[:, : plan.channels]))
         keys = plan.num_key_heads * plan.key_dim
         q, k = (one.view(len(x), -1, plan.key_dim) for one in mixed[:, : 2 * keys].chunk(2, -1))
         q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))

@@ -17,7 +17,6 @@ from quire.executor.cpu.accuracy import hidden_states
 from quire.executor.plain_data import from_json, to_json
 from quire.layer_plan import (
     AttentionPlan,
-    DeltaNetPlan,
     EmbeddingBranchPlan,
     ExpertsPlan,
     LatentPlan,
@@ -32,6 +31,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
 from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, for_kernels
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan
 from quire.weights.names import weights_of
 from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
@@ -126,6 +126,8 @@ STATES: dict[str, list[Any]] = {
     "norm": [NormPlan(0.5), NormPlan(1e-3, one_plus=True)],
 }
 STATE = DeltaNetPlan(4, 2, 4, 3, 4, NORM)
+CONVOLUTIONS: dict[str, list[Any]] = {"channels": [20], "reach": [1, 5], "bias": [True]}
+CONVOLUTION = ConvolutionPlan(32, 3)
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],
@@ -179,15 +181,13 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in LAYER.items():
         for value in values:
             add(name, value, replace(PLAIN, **{name: value}), PLAIN)
-    add("state", "", replace(PLAIN, state=STATE), PLAIN)
-    for name, values in STATES.items():
-        for value in values:
-            add(
-                f"state, {name}",
-                value,
-                replace(PLAIN, state=replace(STATE, **{name: value})),
-                PLAIN,
-            )
+    for state, fields_of in ((STATE, STATES), (CONVOLUTION, CONVOLUTIONS)):
+        kind = type(state).__name__
+        add("state", kind, replace(PLAIN, state=state), PLAIN)
+        for name, values in fields_of.items():
+            for value in values:
+                other = replace(PLAIN, state=replace(state, **{name: value}))
+                add(f"{kind}, {name}", value, other, PLAIN)
     reading = replace(PLAIN.attention, kv_from=0)
     add("kv_from", 0, PLAIN, replace(PLAIN, attention=reading))
     small = replace(PLAIN.attention, window=9, head_dim=8, rope=Rope(100.0, 8))
@@ -236,7 +236,7 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
-    tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MODEL)
+    tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, CONVOLUTIONS, MODEL)
     known = {name for table in tables for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
     known.add("layer_embeddings")
@@ -246,7 +246,16 @@ def test_every_field_has_another_value_here() -> None:
     around.add("whole")  # of the share of one of several ranks: tests/ranks
     # Of what files have, and of what a sound gives: tests/media/test_whisper.py.
     around |= {"k_bias", "cross"}
-    kinds = (AttentionPlan, LatentPlan, MlpPlan, ExpertsPlan, LayerPlan, DeltaNetPlan, ModelSpec)
+    kinds = (
+        AttentionPlan,
+        LatentPlan,
+        MlpPlan,
+        ExpertsPlan,
+        LayerPlan,
+        DeltaNetPlan,
+        ConvolutionPlan,
+        ModelSpec,
+    )
     assert {field.name for kind in kinds for field in fields(kind)} == known | around
 
 

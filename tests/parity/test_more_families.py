@@ -20,18 +20,21 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.harness import Drive, make_runner
 from tests.parity.families_by_kind import BY_KIND
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import LATENTS, MORE, random_model
 from tests.parity.test_families import check_directory
 from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
-ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS, **BY_KIND}
+ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS, **BY_KIND, **WITH_STATES}
 RUNS = ((7, 33), (0, 0))
 # Without which their classes make no model.
-NEEDED: dict[str, dict[str, int]] = {
+NEEDED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 3},
 }
+# Whose classes do not say the kinds of layers.
+LISTED = {"lfm2_moe": ["conv", "full_attention"]}
 KINDS = sorted({type(config) for config in ALL.values()}, key=str)
 
 
@@ -94,6 +97,8 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     given = {key: value for key, value in sizes.items() if key in known}
     if "num_experts_per_tok" in known and kind().num_experts_per_tok is None:
         given["num_experts_per_tok"] = 3
+    if family.name in LISTED:
+        given["layer_types"] = [*LISTED[family.name] * 2, "full_attention"]
     whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})
     bare = spec_from_hf({**given, **named, "dtype": "float32"})
     left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these
@@ -108,6 +113,8 @@ def test_a_config_without_sizes_has_those_of_transformers(family: Family) -> Non
     named = {"architectures": [family.architectures[0]], "model_type": family.model_types[0]}
     given = {**NEEDED.get(family.name, {}), **named, "dtype": "float32"}
     config = CONFIG_MAPPING[family.model_types[0]]()
+    if family.name in LISTED:
+        given["layer_types"] = LISTED[family.name] * (config.num_hidden_layers // 2)
     whole = spec_from_hf({**getattr(config, "text_config", config).to_dict(), **given})
     left = {"eos_ids": (), "bos_id": None}
     assert replace(spec_from_hf(given), **left) == replace(whole, **left)

@@ -27,12 +27,13 @@ from quire.weights.names import weights_of
 from quire.weights.parts import Weight
 from tests.parity.families import FAMILIES as TINY
 from tests.parity.families_by_kind import BY_KIND
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
 SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
-CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE, **LATENTS, **BY_KIND}
+CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE, **LATENTS, **BY_KIND, **WITH_STATES}
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
 
@@ -87,7 +88,7 @@ def test_every_family_has_a_config_here() -> None:
 def test_ranks_add_up_to_the_model(name: str) -> None:
     spec = spec_of(CONFIGS[name])
     if spec.keeps_states:
-        with pytest.raises(NotSupported, match="DeltaNetPlan is not divided"):
+        with pytest.raises(NotSupported, match="a layer with a [A-Z][A-Za-z]+Plan is not divided"):
             of_rank(spec, RankShare(0, 2))
         return
     weights = random_weights(spec)

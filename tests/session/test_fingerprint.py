@@ -9,7 +9,6 @@ import pytest
 from quire.layer_plan import (
     AttentionPlan,
     CrossPlan,
-    DeltaNetPlan,
     LatentPlan,
     LayerPlan,
     MlpPlan,
@@ -19,6 +18,7 @@ from quire.layer_plan import (
 )
 from quire.session.fingerprint import _facts
 from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
+from quire.state_plan import DeltaNetPlan
 from tests.specs import small_spec
 
 SPEC = small_spec()

@@ -32,7 +32,6 @@ from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.choice import choice_by
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.delta import TritonStates
 from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
@@ -45,6 +44,7 @@ from quire.backends.triton.latent import (
 )
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
+from quire.backends.triton.states import TritonStates
 from quire.backends.triton.steady import SteadyDecode
 from quire.backends.triton.widen import WidenedAttention, widened_attention
 from quire.layer_plan import Activation, ExpertsPlan, LayerPlan

@@ -18,7 +18,7 @@ from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, heard_rows, windows_of
-from quire.layer_plan import AttentionPlan, DeltaNetPlan
+from quire.layer_plan import AttentionPlan
 from quire.layers.kv_groups import BlockTables
 from quire.spec import ModelSpec
 from quire.step import MOST_TRIED
@@ -50,7 +50,7 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     # The residual, its norm, and the widest moment: qkv with q and the attended values, or gate, up
     # and their product.
     around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
-    mixed = max(map(_state_numbers, spec.states)) * 4 // dtype.itemsize
+    mixed = max(0 if one is None else one.pass_numbers for one in spec.states) * 4 // dtype.itemsize
     per_token = around + max(*map(_attention_numbers, spec.attentions), gates, mixed)
     most = config.max_num_batched_tokens
     captured = 0 if config.enforce_eager else min(Captured.of(spec).num_tokens, most)
@@ -78,12 +78,6 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
 def _attention_numbers(plan: AttentionPlan) -> int:
     """Numbers of a token in attention: q, k and v, q again and what was attended."""
     return (3 * plan.num_heads + 2 * plan.num_kv_heads) * plan.head_dim
-
-
-def _state_numbers(plan: DeltaNetPlan | None) -> int:
-    """The float32 numbers that a layer with a state makes for a token: products, convolution, what
-    was read, its norm and its gate."""
-    return 0 if plan is None else 2 * plan.channels + 5 * plan.value_width
 
 
 def num_cuda_blocks(

@@ -212,7 +212,7 @@ class TritonOps:
         num_places = len(rows)
         if not self._state_tables:
             return {}
-        from quire.backends.triton.delta import TritonStates
+        from quire.backends.triton.states import TritonStates
 
         if num_places not in self._starts:
             with torch.inference_mode(False):

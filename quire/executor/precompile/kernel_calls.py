@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from quire.backends.ops import AttentionInputs, DeltaRule, LatentRows, RowNorm
+from quire.backends.ops import AttentionInputs, LatentRows, RowNorm, StateHeads, StateRule
 from quire.executor.cuda.batch import PromptPass
 from quire.executor.cuda.drawn_scores import new_entries
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.precompile.call_room import ROWS, CallRoom
-from quire.layer_plan import DeltaNetPlan, expert_plans, mlps_of
+from quire.layer_plan import expert_plans, mlps_of
 from quire.params.row_sampling import RowSampling
+from quire.state_plan import ConvolutionPlan, StatePlan
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE
@@ -174,18 +175,21 @@ class Calls(CallRoom):
         plans = dict.fromkeys(plan for plan in self.spec.states if plan is not None)
         return [partial(self.state, plan, single) for plan in plans for single in (True, False)]
 
-    def state(self, plan: DeltaNetPlan, single: bool) -> None:
-        from quire.backends.triton.delta import TritonStates
+    def state(self, plan: StatePlan, single: bool) -> None:
+        from quire.backends.triton.states import TritonStates
 
         kind = torch.int32 if single else torch.int64
         starts, none = (self.empty(n, dtype=kind) for n in (2, 1))
         tables, rows = self.empty(1, 4, dtype=torch.int32), none if single else None
         states = TritonStates(starts, none, tables, self.shape.block_size, rows, single)
-        taps, sums = self.wide(plan.channels, plan.reach), self.wide(plan.num_heads)
-        qkvz = self.empty(1, plan.channels + plan.value_width)
-        rates = self.wide(1, 2 * plan.num_heads)
-        rule = DeltaRule(plan, taps, sums, sums)
-        states.take_up(rule, qkvz[:, : plan.channels], rates, *self.cache())
+        taps, heads, rates = self.wide(plan.channels, plan.reach), None, None
+        if isinstance(plan, ConvolutionPlan):
+            x, bias = self.empty(1, plan.channels), self.wide(plan.channels) if plan.bias else None
+        else:
+            x, bias = self.empty(1, plan.channels + plan.value_width)[:, : plan.channels], None
+            heads = StateHeads(*(self.wide(plan.num_heads),) * 2)
+            rates = self.wide(1, 2 * plan.num_heads)
+        states.take_up(StateRule(plan, taps, bias, heads), x, rates, *self.cache())
 
     def packed(self) -> None:
         """Attention of few rows that reads q, k and v from one packed projection."""

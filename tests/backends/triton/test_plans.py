@@ -10,7 +10,6 @@ import torch
 from quire.executor.cpu.accuracy import hidden_states
 from quire.layer_plan import (
     AttentionPlan,
-    DeltaNetPlan,
     ExpertsPlan,
     LatentPlan,
     LayerPlan,
@@ -23,6 +22,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.spec import LogitsPlan, ModelSpec
+from quire.state_plan import DeltaNetPlan
 from tests.backends.triton.places import DEVICE
 from tests.models.plan_oracle import PlanOracle
 from tests.models.test_plans import random_weights

@@ -15,7 +15,6 @@ from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.layer_plan import (
     AttentionPlan,
-    DeltaNetPlan,
     LatentPlan,
     LayerPlan,
     MlpPlan,
@@ -25,6 +24,7 @@ from quire.layer_plan import (
 from quire.request import Request
 from quire.scheduler import repeats
 from quire.spec import LogitsPlan, ModelSpec
+from quire.state_plan import DeltaNetPlan
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda import test_walks as walks

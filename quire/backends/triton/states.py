@@ -1,8 +1,8 @@
-"""The states of Gated DeltaNet on a GPU: a convolution, then the delta rule (delta_rule.py).
+"""States on a GPU: a convolution, then what the tokens do to the matrices, if there are any.
 
-Two launches a layer, for prompts and decode rows alike, both along each sequence: the first token
-of a block begins with the state that the last token before it left. The host computes nothing: the
-block tables say which blocks those are, so a step can be captured.
+A launch a layer for each, for prompts and decode rows alike, both along each sequence: the first
+token of a block begins with the state that the last token before it left. The host computes
+nothing: the block tables say which blocks those are, so a step can be captured.
 
 The layout of a state in its block is that of backends/states.py, so it is forked, kept and given
 back like keys and values.
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.backends.ops import DeltaRule
+from quire.backends.ops import StateRule
 from quire.backends.states import block_numbers, half_of
-from quire.backends.triton.delta_kernels import convolve, take_up_tokens
 from quire.backends.triton.jit import power_of_two
-from quire.layer_plan import DeltaNetPlan
+from quire.backends.triton.state_kernels import convolve, take_up_tokens
+from quire.state_plan import DeltaNetPlan, StatePlan
 
 _CHANNELS_AT_ONCE = 128
 _TOKENS_AT_ONCE = 16  # tokens of a slice that the convolution computes at once
@@ -41,11 +41,12 @@ class TritonStates:
     single: bool = False  # each has one token
 
     def take_up(
-        self, rule: DeltaRule, qkv: Tensor, rates: Tensor, keys: Tensor, values: Tensor
+        self, rule: StateRule, x: Tensor, rates: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
-        plan, count = rule.plan, len(qkv)
-        mixed = qkv.new_empty(count, plan.channels, dtype=torch.float32)
-        read = qkv.new_zeros(count, plan.num_heads, plan.value_dim, dtype=torch.float32)
+        plan, heads = rule.plan, rule.heads
+        # What resting rows read is 0.
+        make = x.new_zeros if heads is None else x.new_empty
+        mixed = make(len(x), plan.channels, dtype=torch.float32)
         states = keys.view(len(keys), -1).view(torch.float32)
         apart = (values.data_ptr() - keys.data_ptr()) // states.itemsize
         sequences, rows = len(self.context_lens), self.rows
@@ -53,15 +54,19 @@ class TritonStates:
         given = (self.query_starts, self.context_lens, self.tables, who, states)
         shared = state_constants(plan, block_numbers(keys, plan), self.block_size)
         shared["HAS_ROWS"] = rows is not None
+        bias = rule.convolution if rule.bias is None else rule.bias
         convolve[(sequences, -(-plan.channels // _CHANNELS_AT_ONCE))](
-            *(qkv, rule.convolution, mixed, *given, apart),
-            *(self.tables.stride(0), qkv.stride(0)),
+            *(x, rule.convolution, bias, mixed, *given, apart),
+            *(self.tables.stride(0), x.stride(0)),
             **shared,
-            **convolution_constants(plan, single=self.single),
+            **convolution_constants(rule, single=self.single),
         )
+        if heads is None or rates is None or not isinstance(plan, DeltaNetPlan):
+            return mixed
+        read = x.new_zeros(len(x), plan.num_heads, plan.value_dim, dtype=torch.float32)
         tiles = -(-plan.value_dim // _COLUMNS_AT_ONCE)
         take_up_tokens[(sequences, plan.num_heads * tiles)](
-            *(mixed, rates, rule.log_slopes, rule.shifts, read, *given, apart),
+            *(mixed, rates, heads.log_slopes, heads.shifts, read, *given, apart),
             self.tables.stride(0),
             **shared,
             **rule_constants(plan),
@@ -69,7 +74,7 @@ class TritonStates:
         return read
 
 
-def state_constants(plan: DeltaNetPlan, block: int, slots: int) -> dict[str, Any]:
+def state_constants(plan: StatePlan, block: int, slots: int) -> dict[str, Any]:
     """The constants of both kernels; `block`: numbers from one block's state to the next."""
     return {
         "CHANNELS": plan.channels,
@@ -79,10 +84,13 @@ def state_constants(plan: DeltaNetPlan, block: int, slots: int) -> dict[str, Any
     }
 
 
-def convolution_constants(plan: DeltaNetPlan, *, single: bool) -> dict[str, Any]:
+def convolution_constants(rule: StateRule, *, single: bool) -> dict[str, Any]:
+    plan = rule.plan
     return {
         "REACH": plan.reach,
         "MATRIX": plan.matrix_numbers,
+        "HAS_BIAS": rule.bias is not None,
+        "SILU": rule.heads is not None,
         "TOKENS": 1 if single else _TOKENS_AT_ONCE,
         "COLUMNS": _CHANNELS_AT_ONCE,
         "num_warps": 1 if single else 4,

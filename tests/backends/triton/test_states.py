@@ -1,15 +1,18 @@
-"""States of Gated DeltaNet by the kernels of a GPU, against plain torch."""
+"""States by the kernels of a GPU, against plain torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, DeltaRule
+from quire.backends.ops import AttentionInputs, StateHeads, StateRule
 from quire.backends.states import state_pass
-from quire.layer_plan import DeltaNetPlan, NormPlan
+from quire.layer_plan import NormPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
 from tests.backends.triton.checks import assert_close, generator
 from tests.backends.triton.places import DEVICE
 
@@ -18,6 +21,8 @@ PLANS = {
     "heads in a row": PLAN,
     "heads in turn": replace(PLAN, in_turn=True),
     "no reach": replace(PLAN, reach=1, num_key_heads=4, key_dim=16),
+    "convolution": ConvolutionPlan(150, 3),
+    "convolution with a bias": ConvolutionPlan(20, 5, bias=True),
     "real size": DeltaNetPlan(32, 16, 128, 128, 4, NormPlan(1e-6)),
 }
 NAMES = [pytest.param(name, marks=[pytest.mark.gpu] * name.startswith("real")) for name in PLANS]
@@ -28,16 +33,22 @@ SLICES = [(18, 0), (9, 6), (2, 7), (1, 15), (1, 8), (1, 3), (1, 0), (1, 0)]
 RESTING = 2
 
 
-def rule_of(plan: DeltaNetPlan) -> DeltaRule:
+def rule_of(plan: StatePlan, device: Any = "cpu") -> StateRule:
     made = generator(3)
-    taps = torch.randn(plan.channels, plan.reach, generator=made)
-    slopes, shifts = torch.randn(2, plan.num_heads, generator=made)
-    return DeltaRule(plan, taps, slopes, shifts)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=made).to(device)
+
+    taps = some(plan.channels, plan.reach)
+    if isinstance(plan, ConvolutionPlan):
+        return StateRule(plan, taps, some(plan.channels) if plan.bias else None)
+    return StateRule(plan, taps, heads=StateHeads(some(plan.num_heads), some(plan.num_heads)))
 
 
-def on_device(rule: DeltaRule) -> DeltaRule:
-    moved = (one.to(DEVICE) for one in (rule.convolution, rule.log_slopes, rule.shifts))
-    return DeltaRule(rule.plan, *moved)
+def rates_of(plan: StatePlan, count: int) -> Tensor | None:
+    if isinstance(plan, ConvolutionPlan):
+        return None
+    return torch.randn(count, 2 * plan.num_heads, generator=generator(5))
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -45,7 +56,7 @@ def on_device(rule: DeltaRule) -> DeltaRule:
 def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool) -> None:
     """What tokens read, and every state that a later one may begin from; nothing else changes.
     `single`: one token each, under tables that are reached by way of rows."""
-    from quire.backends.triton.delta import TritonStates
+    from quire.backends.triton.states import TritonStates
 
     plan, slices = PLANS[name], SLICES[3:] if single else SLICES[:4]
     lengths = torch.tensor([new + past for new, past in slices])
@@ -56,7 +67,7 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
     count, room = int(starts[-1]), plan.state_numbers // 2 + 3
     given = torch.randn(2, len(order), 1, SIZE, -(-room // SIZE), generator=generator(2))
     qkv = torch.randn(count, plan.channels + 5, generator=generator(4))[:, :-5]
-    rates = torch.randn(count, 2 * plan.num_heads, generator=generator(5))
+    rates = rates_of(plan, count)
     kept, cache = given.clone(), given.clone().to(DEVICE)
     active = lengths.clone()
     if single:
@@ -64,7 +75,9 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
     inputs = AttentionInputs(starts, lengths, tables, starts, len(slices))
     live = int(starts[len(slices) - (RESTING if single else 0)])
     some = inputs if not single else _without_last(inputs, RESTING)
-    wanted = state_pass(some, SIZE).take_up(rule_of(plan), qkv[:live], rates[:live], *kept)
+    wanted = state_pass(some, SIZE).take_up(
+        *(rule_of(plan), qkv[:live], None if rates is None else rates[:live]), *kept
+    )
     turned, rows = tables.flip(0).int().to(DEVICE), None
     if single:
         rows = torch.arange(len(slices) - 1, -1, -1, dtype=torch.int32, device=DEVICE)
@@ -74,7 +87,8 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
         rows,
         single,
     )
-    read = made.take_up(on_device(rule_of(plan)), qkv.to(DEVICE), rates.to(DEVICE), *cache)
+    there = None if rates is None else rates.to(DEVICE)
+    read = made.take_up(rule_of(plan, DEVICE), qkv.to(DEVICE), there, *cache)
     assert_close(read[:live], wanted.to(DEVICE), least=1e-4)
     assert not read[live:].any()
     assert_close(cache, kept.to(DEVICE), least=1e-4)
@@ -92,11 +106,11 @@ def _without_last(inputs: AttentionInputs, count: int) -> AttentionInputs:
 
 
 def test_a_state_that_finds_no_room_is_refused() -> None:
-    from quire.backends.triton.delta import TritonStates
+    from quire.backends.triton.states import TritonStates
 
     starts, tables = torch.tensor([0, 1], device=DEVICE), torch.zeros(1, 1, device=DEVICE).int()
     made = TritonStates(starts, starts[1:], tables, SIZE)
     keys, values = torch.zeros(2, 1, 1, SIZE, 8, device=DEVICE)
     qkv, rates = torch.zeros(1, PLAN.channels, device=DEVICE), torch.zeros(1, 8, device=DEVICE)
     with pytest.raises(RuntimeError, match="room for 128 numbers"):
-        made.take_up(on_device(rule_of(PLAN)), qkv, rates, keys, values)
+        made.take_up(rule_of(PLAN, DEVICE), qkv, rates, keys, values)

@@ -1,4 +1,4 @@
-"""Device code of delta.py."""
+"""Device code of states.py."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _seen(
     states: tl.tensor,
     before: tl.tensor,
     apart: tl.tensor,
-    qkv_stride: tl.tensor,
+    x_stride: tl.tensor,
     token: tl.tensor,
     at: tl.tensor,
     known: tl.tensor,
@@ -56,17 +56,49 @@ def _seen(
 ) -> Any:
     """Channels `at` of tokens that are so many behind the first of a block's: of those before it
     what the state `before` has, or zeros where nothing `began` before."""
-    place = lines + token.to(tl.int64) * qkv_stride + at
+    place = lines + token.to(tl.int64) * x_stride + at
     x = tl.load(place, mask=known & (token >= 0), other=0.0).to(tl.float32)
     kept = MATRIX + (token + (REACH - 1)) * CHANNELS + at
     old = states + _place(before, kept, apart, HALF)
     return x + tl.load(old, mask=known & (token < 0) & began, other=0.0)
 
 
-@kernel("table_stride", "qkv_stride")
+@part
+def _keep_last(
+    lines: tl.tensor,
+    states: tl.tensor,
+    before: tl.tensor,
+    into: tl.tensor,
+    apart: tl.tensor,
+    x_stride: tl.tensor,
+    count: tl.tensor,
+    at: tl.tensor,
+    mine: tl.tensor,
+    began: tl.tensor,
+    CHANNELS: tl.constexpr,
+    REACH: tl.constexpr,
+    MATRIX: tl.constexpr,
+    HALF: tl.constexpr,
+) -> None:
+    """Store the last inputs of `count` tokens in the block `into`, from the oldest on: each place
+    is read before it is overwritten."""
+    for slot in tl.static_range(REACH - 1):
+        back = count - (REACH - 1 - slot)
+        seen = _seen(
+            *(lines, states, before, apart, x_stride, back, at, mine, began),
+            *(CHANNELS, REACH, MATRIX, HALF),
+        )
+        tl.debug_barrier()
+        spot = MATRIX + slot * CHANNELS + at
+        tl.store(states + _place(into, spot, apart, HALF), seen, mask=mine)
+        tl.debug_barrier()
+
+
+@kernel("table_stride", "x_stride")
 def convolve(
-    qkv: tl.tensor,
+    x: tl.tensor,
     taps: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     context_lens: tl.tensor,
@@ -75,7 +107,7 @@ def convolve(
     states: tl.tensor,
     apart: tl.tensor,
     table_stride: tl.tensor,
-    qkv_stride: tl.tensor,
+    x_stride: tl.tensor,
     CHANNELS: tl.constexpr,
     REACH: tl.constexpr,
     MATRIX: tl.constexpr,
@@ -85,45 +117,44 @@ def convolve(
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
 ) -> None:
-    """Convolve some channels of one sequence over REACH tokens, apply silu, and store at the end of
-    each block the inputs that later tokens need."""
+    """Convolve some channels of one sequence over REACH tokens, add a bias, apply silu, and store
+    at the end of each block the inputs that later tokens need."""
     first, start, context, table = _span(
         query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
     )
     step, at = tl.arange(0, TOKENS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mine = at < CHANNELS
+    added = tl.zeros([COLUMNS], tl.float32)
+    if HAS_BIAS:
+        added = tl.load(bias + at, mask=mine, other=0.0)
     for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
         low = tl.maximum(start, number * SLOTS)
         count = tl.minimum(context, (number + 1) * SLOTS) - low
-        lines = qkv + (first + low - start).to(tl.int64) * qkv_stride
+        lines = x + (first + low - start).to(tl.int64) * x_stride
         made = out + (first + low - start).to(tl.int64) * CHANNELS
         before = tl.load(table + (low - 1) // SLOTS, mask=low > 0, other=0).to(tl.int64) * BLOCK
         into = tl.load(table + number).to(tl.int64) * BLOCK
         for base in range(0, count, TOKENS):
             token = base + step
             known = (token < count)[:, None] & mine[None, :]
-            total = tl.zeros([TOKENS, COLUMNS], tl.float32)
+            total = tl.zeros([TOKENS, COLUMNS], tl.float32) + added[None, :]
             for tap in tl.static_range(REACH):
                 back = (token - (REACH - 1 - tap))[:, None]
-                x = _seen(
-                    *(lines, states, before, apart, qkv_stride, back, at[None, :], known, low > 0),
+                seen = _seen(
+                    *(lines, states, before, apart, x_stride, back, at[None, :], known, low > 0),
                     *(CHANNELS, REACH, MATRIX, HALF),
                 )
-                total += x * tl.load(taps + at * REACH + tap, mask=mine, other=0.0)[None, :]
-            total = total / (1.0 + tl.exp(-total))
+                total += seen * tl.load(taps + at * REACH + tap, mask=mine, other=0.0)[None, :]
+            if SILU:
+                total = total / (1.0 + tl.exp(-total))
             tl.store(made + token.to(tl.int64)[:, None] * CHANNELS + at[None, :], total, mask=known)
-        # From the oldest on: each place is read before it is overwritten.
-        for slot in tl.static_range(REACH - 1):
-            back = count - (REACH - 1 - slot)
-            x = _seen(
-                *(lines, states, before, apart, qkv_stride, back, at, mine, low > 0),
-                *(CHANNELS, REACH, MATRIX, HALF),
-            )
-            tl.debug_barrier()
-            spot = MATRIX + slot * CHANNELS + at
-            tl.store(states + _place(into, spot, apart, HALF), x, mask=mine)
-            tl.debug_barrier()
+        _keep_last(
+            *(lines, states, before, into, apart, x_stride, count, at, mine, low > 0),
+            *(CHANNELS, REACH, MATRIX, HALF),
+        )
 
 
 @part

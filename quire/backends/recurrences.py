@@ -1,0 +1,106 @@
+"""What tokens do to the matrices of a state after the convolution, and what they read, in plain
+torch: one class for each kind of plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.backends.delta_rule import take_up_all, take_up_each
+from quire.backends.ops import StateRule
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan
+
+_LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
+
+
+class Recurrence(Protocol):
+    """Of some tokens of a layer."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what a token reads."""
+
+    def of(self, tokens: slice) -> Recurrence:
+        """Of a part of these tokens."""
+
+    def read_all(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        """What tokens of one sequence read, each after it has changed the matrices
+        [matrix_numbers], which are changed in place: mixed [T, channels] -> [T, value_width]"""
+
+    def read_each(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        """As read_all for one token of each of R sequences: matrices [R, matrix_numbers]."""
+
+
+def recurrence_of(rule: StateRule, rates: Tensor | None) -> Recurrence:
+    """`rates` as for StateStep.take_up."""
+    plan, heads = rule.plan, rule.heads
+    if isinstance(plan, ConvolutionPlan):
+        return ConvolutionAlone(plan.channels)
+    if heads is None or rates is None:
+        raise TypeError(f"a {type(plan).__name__} without rates or decays")
+    rate, decay = rates.chunk(2, dim=-1)
+    log_decay = -heads.log_slopes.exp() * F.softplus(decay + heads.shifts)
+    return DeltaNet(plan, log_decay, rate.sigmoid())
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionAlone:
+    """There are no matrices; what was convolved is what tokens read."""
+
+    channels: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels,)
+
+    def of(self, tokens: slice) -> ConvolutionAlone:
+        return self
+
+    def read_all(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        return mixed
+
+    read_each = read_all
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """The gated delta rule (delta_rule.py)."""
+
+    plan: DeltaNetPlan
+    log_decay: Tensor
+    rate: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.plan.num_heads, self.plan.value_dim
+
+    def of(self, tokens: slice) -> DeltaNet:
+        return replace(self, log_decay=self.log_decay[tokens], rate=self.rate[tokens])
+
+    def read_all(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        states = matrices.view(self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
+        return take_up_all(*self._heads(mixed), self.log_decay, self.rate, states).flatten(1)
+
+    def read_each(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        states = matrices.view(-1, self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
+        return take_up_each(*self._heads(mixed), self.log_decay, self.rate, states).flatten(1)
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v [T, heads, D]; q and k have length 1, and q is scaled."""
+        plan, keys = self.plan, self.plan.key_width
+        q, k, v = mixed[:, :keys], mixed[:, keys : 2 * keys], mixed[:, 2 * keys :]
+        heads = []
+        for one in (q, k):
+            wide = one.reshape(len(mixed), plan.num_key_heads, plan.key_dim)
+            length = wide.square().sum(-1, keepdim=True).add_(_LENGTH_EPS).rsqrt_()
+            heads.append(self._shared(wide * length))
+        heads[0] *= plan.key_dim**-0.5
+        return heads[0], heads[1], v.reshape(len(mixed), plan.num_heads, plan.value_dim)
+
+    def _shared(self, heads: Tensor) -> Tensor:
+        """The head of q or k for each head of v."""
+        times = self.plan.num_heads // self.plan.num_key_heads
+        return heads.repeat(1, times, 1) if self.plan.in_turn else heads.repeat_interleave(times, 1)

@@ -1,0 +1,54 @@
+"""LFM2 with experts as feed-forwards, but in the first layers. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.families import lfm2
+from quire.families.family import Family, Name, sizes
+from quire.families.fields import Fields
+from quire.families.mixtures import ROUTER_KEYS, read_experts
+from quire.layer_plan import MlpPlan
+from quire.spec import ModelSpec
+
+
+def read(fields: Fields) -> ModelSpec:
+    if not fields.values.get("layer_types"):
+        raise fields.wrong("layer_types", "a list of names: full_attention or conv for each layer")
+    spec = lfm2.read_convolving(fields, [], MlpPlan(fields.count("intermediate_size")))
+    experts = read_experts(
+        fields,
+        fields.count("moe_intermediate_size", 1792),
+        count=32,
+        per_token=4,
+        score="sigmoid",
+        choice_bias=fields.flag("use_expert_bias", True),
+        renormalise=fields.flag("norm_topk_prob", True),
+        factor=fields.positive("routed_scaling_factor", 1.0),
+    )
+    if experts.per_token > experts.count:
+        raise fields.wrong("num_experts_per_tok", f"at most {experts.count}, which there are")
+    dense = fields.whole("num_dense_layers", 2)
+    layers = (one if i < dense else replace(one, mlp=experts) for i, one in enumerate(spec.layers))
+    return replace(spec, layers=tuple(layers))
+
+
+FAMILY = Family(
+    name="lfm2_moe",
+    architectures=("Lfm2MoeForCausalLM",),
+    read=read,
+    unsaid=sizes(65_536, 2048, 7168, 32, 32, 128_000),
+    names=replace(
+        lfm2.NAMES,
+        router=Name("feed_forward.gate", "ffn_gate_inp"),
+        router_choice=Name("feed_forward.expert", "exp_probs_b", bare=True),
+        expert_gate_up=(
+            Name("feed_forward.experts.{}.w1", "ffn_gate_exps"),
+            Name("feed_forward.experts.{}.w3", "ffn_up_exps"),
+        ),
+        expert_down=Name("feed_forward.experts.{}.w2", "ffn_down_exps"),
+        expert_stacks=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    ),
+    outer_names=lfm2.OUTER_NAMES,
+    without_effect=ROUTER_KEYS,
+)

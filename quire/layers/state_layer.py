@@ -1,0 +1,89 @@
+"""The part of a layer that stands where other layers have attention, and keeps a state: products
+around what StateStep.take_up computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.backends.generic import activated
+from quire.backends.ops import HeadShape, StateRule
+from quire.layers.attention import Pass
+from quire.layers.linear import Linear
+from quire.layers.norm import Norm
+
+
+class Around(Protocol):
+    """The products of a layer that keeps a state."""
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        """The first and the last."""
+
+    def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
+        """The layer's result [T, H], with what tokens read from its states."""
+
+
+class TakeUp(Protocol):
+    def __call__(self, x: Tensor, rates: Tensor | None) -> Tensor:
+        """StateStep.take_up on the states of this layer."""
+
+
+class StateLayer:
+    kind = None  # no attention is planned for this layer
+
+    def __init__(self, shape: HeadShape, rule: StateRule, around: Around) -> None:
+        """`shape`: the heads of the layers with attention, whose blocks also hold the states."""
+        self.shape, self.rule, self.around = shape, rule, around
+        self.table = 0  # its block table, set by Decoder.use_groups
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        return self.around.products
+
+    def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
+        states = shared.states[self.table]
+        return self.around(
+            x, lambda taken, rates: states.take_up(self.rule, taken, rates, keys, values)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated DeltaNet. `qkvz` makes q, k, v and the gate (z). `rates`, with a float32 weight, makes
+    two numbers for each head: the rate and the decay before their activations."""
+
+    channels: int
+    qkvz: Linear
+    rates: Linear
+    norm: Norm
+    out: Linear
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        return self.qkvz, self.out
+
+    def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
+        qkvz, rates = self.qkvz(x), self.rates(x.float())
+        read = take_up(qkvz[:, : self.channels], rates)
+        normed = self.norm(read.to(x.dtype)).flatten(1)
+        gate = activated(qkvz[:, self.channels :].float(), "silu")
+        return self.out((normed * gate).to(x.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvolution:
+    """A convolution by itself: out(b * convolved(a * x)), where `gated` makes a, b and x."""
+
+    gated: Linear
+    out: Linear
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        return self.gated, self.out
+
+    def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
+        before, behind, inner = self.gated(x).chunk(3, dim=-1)
+        return self.out(behind * take_up(before * inner, None).to(x.dtype))

@@ -1,0 +1,49 @@
+"""Makes layers that keep a state from named weights."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.backends.ops import StateHeads, StateRule
+from quire.layers.state_layer import DeltaNet, ShortConvolution, StateLayer
+from quire.models.weight_parts import WeightParts
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
+
+
+def state_layer(parts: WeightParts, name: str, plan: StatePlan) -> StateLayer:
+    if isinstance(plan, ConvolutionPlan):
+        rule = StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
+        return StateLayer(parts.shape, rule, _short_convolution(parts, name, plan))
+    heads = StateHeads(
+        parts.tensor(f"{name}.log_slopes.weight", plan.num_heads),
+        parts.tensor(f"{name}.shifts.bias", plan.num_heads),
+    )
+    rule = StateRule(plan, *_convolution(parts, name, plan, bias=False), heads)
+    return StateLayer(parts.shape, rule, _delta_net(parts, name, plan))
+
+
+def _convolution(
+    parts: WeightParts, name: str, plan: StatePlan, *, bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Its taps [channels, reach], and its bias."""
+    taps = parts.tensor(f"{name}.convolution.weight", plan.channels, 1, plan.reach)[:, 0]
+    return taps, parts.tensor(f"{name}.convolution.bias", plan.channels) if bias else None
+
+
+def _delta_net(parts: WeightParts, name: str, plan: DeltaNetPlan) -> DeltaNet:
+    hidden, heads, width = parts.spec.hidden_size, plan.num_heads, plan.value_width
+    return DeltaNet(
+        plan.channels,
+        parts.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
+        parts.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
+        parts.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
+        parts.linear(f"{name}.o", hidden, width, bias=False),
+    )
+
+
+def _short_convolution(parts: WeightParts, name: str, plan: ConvolutionPlan) -> ShortConvolution:
+    hidden, width, bias = parts.spec.hidden_size, plan.channels, plan.bias
+    return ShortConvolution(
+        parts.linear(f"{name}.gated", 3 * width, hidden, bias=bias),
+        parts.linear(f"{name}.o", hidden, width, bias=bias),
+    )

@@ -1,0 +1,70 @@
+"""The weights of a layer that keeps a state, for every kind of plan. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
+from quire.weights.parts import LayerParts, Stored, Weight, single
+
+
+def state_weights(layer: LayerParts, plan: StatePlan) -> Iterator[Weight]:
+    if isinstance(plan, ConvolutionPlan):
+        yield from _short_convolution(layer, plan)
+    else:
+        yield from _delta_net(layer, plan)
+
+
+def _short_convolution(layer: LayerParts, plan: ConvolutionPlan) -> Iterator[Weight]:
+    names, width, bias = layer.names, plan.channels, plan.bias
+    gated = layer.parts((names.gated,), (3 * width,))
+    yield from layer.linear("attn.gated", layer.hidden, gated, bias=bias)
+    yield from _convolution(layer, plan, bias=bias)
+    out = layer.parts((names.state_out,), (layer.hidden,))
+    yield from layer.linear("attn.o", width, out, bias=bias)
+
+
+def _convolution(layer: LayerParts, plan: StatePlan, *, bias: bool) -> Iterator[Weight]:
+    for kind, shape in (("weight", (plan.channels, 1, plan.reach)), ("bias", (plan.channels,))):
+        if kind == "weight" or bias:
+            stored = layer.stored(layer.names.convolution)
+            made = single(layer.ours("attn.convolution"), shape, stored, kind=kind)
+            yield replace(made, is_wide=True)
+
+
+def _delta_net(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
+    names, heads, width = layer.names, plan.num_heads, plan.value_width
+    if names.qkvz[0].hf != names.qkvz[1].hf:
+        qkvz = layer.parts(names.qkvz, (plan.channels, width))
+        rates = layer.parts(names.rates, (heads, heads))
+    else:
+        qkvz, rates = _by_key_head(layer, plan)
+    yield from layer.linear("attn.qkvz", layer.hidden, qkvz, bias=False)
+    for weight in layer.linear("attn.rates", layer.hidden, rates, bias=False):
+        yield replace(weight, is_wide=True)
+    yield from _convolution(layer, plan, bias=False)
+    for ours, stored, kind in (
+        ("attn.log_slopes", names.log_slopes, "weight"),
+        ("attn.shifts", names.shifts, "bias"),
+    ):
+        weight = single(layer.ours(ours), (heads,), layer.stored(stored), kind=kind)
+        part = replace(weight.parts[0], gguf_minus_exp=stored is names.log_slopes)
+        yield replace(weight, parts=(part,), is_wide=True)
+    yield from layer.norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
+    out = layer.parts((names.state_out,), (layer.hidden,))
+    yield from layer.linear("attn.o", width, out, bias=False)
+
+
+def _by_key_head(
+    layer: LayerParts, plan: DeltaNetPlan
+) -> tuple[tuple[Stored, ...], tuple[Stored, ...]]:
+    """q, k, v and the gate, and rates with decays: in files of Hugging Face each of the two is one
+    tensor, ordered by head of k. A GGUF file has q, k and v in one tensor, and the gate in
+    another."""
+    names, keys, per_key = layer.names, plan.num_key_heads, plan.num_heads // plan.num_key_heads
+    sizes = (plan.key_dim, plan.key_dim, *(per_key * plan.value_dim,) * 2)
+    q, k, v, gate = layer.by_head(names.qkvz[0], keys, sizes)
+    qkv = layer.in_gguf((*q, *k, *v), names.qkvz[0])
+    rates = layer.by_head(names.rates[0], keys, (per_key, per_key))
+    return (*qkv, *layer.in_gguf(gate, names.qkvz[1])), (*rates[0], *rates[1])
