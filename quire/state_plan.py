@@ -71,6 +71,25 @@ class DeltaNetPlan(_Matrices):
 
 
 @dataclass(frozen=True, slots=True)
+class MambaPlan(_Matrices):
+    """Mamba-2: each token decays every matrix, adds its key times its value to it, then reads it
+    with its query (backends/decay_rule.py). Keys, values and queries are what Mamba calls B, x and
+    C. Decay and size of what is added follow from a step: the softplus of a product and a learned
+    number, at least `least_step`. Values times a learned number per head are added to what is read.
+    The result is gated by silu, and then normed over each of num_key_heads equal parts by `norm`.
+    Neighbouring heads share a query and a key."""
+
+    norm: NormPlan
+    bias: bool = False  # of the products
+    convolution_bias: bool = True
+    least_step: float = 0.0
+
+    def weights(self, hidden: int) -> int:
+        """Weights in its products, for hidden states of this size."""
+        return (self.channels + 2 * self.value_width + self.num_heads) * hidden
+
+
+@dataclass(frozen=True, slots=True)
 class ConvolutionPlan:
     """A short convolution by itself: a product makes a gate, another gate, and x, each as wide as
     the stream. The first gate times x goes through a convolution over the last `reach` tokens, is
@@ -104,4 +123,4 @@ class ConvolutionPlan:
         return 4 * self.channels * hidden
 
 
-StatePlan = DeltaNetPlan | ConvolutionPlan
+StatePlan = DeltaNetPlan | MambaPlan | ConvolutionPlan

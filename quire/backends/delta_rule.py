@@ -10,9 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens that are computed together: their effect on each other is a triangular system of this size,
-# their effect on the state a single product.
-CHUNK = 64
+from quire.backends.chunks import CHUNK, between, in_chunks
 
 
 def take_up_each(
@@ -36,21 +34,21 @@ def take_up_all(
 
     Within a chunk, with D_i the product of the decays up to token i, token i adds k_i u_i^T, where
         u_i = r_i (v_i - D_i k_i^T S - sum over j < i of D_i / D_j (k_i^T k_j) u_j)
-    This is one triangular system for all tokens; the terms with S are added after it is solved."""
+    This is one triangular system for all tokens; the terms with S are added after it is solved.
+    Padding is 0: log decay and rate of 0 change nothing."""
     count, heads = log_decay.shape
     size = min(CHUNK, count)
     num_chunks = -(-count // size)
-    q, k, v = (_in_chunks(one, num_chunks, size) for one in (q, k, v))
-    log_decay, rate = (_in_chunks(one[..., None], num_chunks, size) for one in (log_decay, rate))
+    q, k, v = (in_chunks(one, num_chunks, size) for one in (q, k, v))
+    log_decay, rate = (in_chunks(one[..., None], num_chunks, size) for one in (log_decay, rate))
     reached = log_decay.cumsum(2)  # log of D_i
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu_(1)
-    between = (reached - reached.transpose(2, 3)).masked_fill_(later, -torch.inf).exp_()
+    faded = between(reached)
     rated = k * rate
-    system = (rated @ k.transpose(2, 3)).mul_(between)
+    system = (rated @ k.transpose(2, 3)).mul_(faded)
     sides = torch.cat([v * rate, rated * reached.exp()], dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
     wanted, from_state = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
-    read_chunk = (q @ k.transpose(2, 3)).mul_(between)
+    read_chunk = (q @ k.transpose(2, 3)).mul_(faded)
     read_state = q * reached.exp()
     whole = reached[:, :, -1:]  # log of the decay of a chunk
     written = (k * (whole - reached).exp()).transpose(2, 3)
@@ -60,12 +58,3 @@ def take_up_all(
         out[:, i] = read_state[:, i] @ state + read_chunk[:, i] @ corrections
         state.mul_(whole[:, i].exp()).baddbmm_(written[:, i], corrections)
     return out.view(heads, -1, v.shape[-1])[:, :count].transpose(0, 1)
-
-
-def _in_chunks(tokens: Tensor, num_chunks: int, size: int) -> Tensor:
-    """[T, heads, D] -> [heads, chunks, size, D]. Padding is 0: log decay and rate of 0 change
-    nothing."""
-    count, heads, width = tokens.shape
-    out = tokens.new_zeros(heads, num_chunks * size, width)
-    out[:, :count] = tokens.transpose(0, 1)
-    return out.view(heads, num_chunks, size, width)

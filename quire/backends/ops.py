@@ -127,10 +127,12 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class StateHeads:
-    """Numbers for each matrix of a state, float32 [heads]: log_slopes and shifts make its decay."""
+    """Numbers for each matrix of a state, float32 [heads]: log_slopes and shifts make its decay; of
+    a MambaPlan `skips` are factors of values that are added to what is read."""
 
     log_slopes: Tensor
     shifts: Tensor
+    skips: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +154,10 @@ class StateStep(Protocol):
         self, rule: StateRule, x: Tensor, rates: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
         """Update the states in `keys` and `values` with the tokens, one after the other, and read
-        from them: x [T, channels], the input of the convolution (of a DeltaNetPlan q, k and v) ->
+        from them: x [T, channels], which is convolved (with matrices queries, keys and values) ->
         float32 [T, heads, Dv], or [T, channels] without matrices. `rates` float32, before their
-        activations: of a DeltaNetPlan [T, 2 heads], rates and decays; None without matrices."""
+        activations: of a DeltaNetPlan [T, 2 heads], rates and decays; of a MambaPlan [T, heads],
+        steps; None without matrices."""
 
 
 @dataclass(frozen=True, slots=True)

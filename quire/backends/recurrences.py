@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.delta_rule import take_up_all, take_up_each
+from quire.backends import decay_rule, delta_rule
 from quire.backends.ops import StateRule
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
 _LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
 
@@ -41,6 +42,11 @@ def recurrence_of(rule: StateRule, rates: Tensor | None) -> Recurrence:
         return ConvolutionAlone(plan.channels)
     if heads is None or rates is None:
         raise TypeError(f"a {type(plan).__name__} without rates or decays")
+    if isinstance(plan, MambaPlan):
+        if heads.skips is None:
+            raise TypeError("a MambaPlan without skips")
+        steps = F.softplus(rates + heads.shifts).clamp_min_(plan.least_step)
+        return Mamba(plan, -heads.log_slopes.exp() * steps, steps, heads.skips)
     rate, decay = rates.chunk(2, dim=-1)
     log_decay = -heads.log_slopes.exp() * F.softplus(decay + heads.shifts)
     return DeltaNet(plan, log_decay, rate.sigmoid())
@@ -82,11 +88,15 @@ class DeltaNet:
 
     def read_all(self, mixed: Tensor, matrices: Tensor) -> Tensor:
         states = matrices.view(self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
-        return take_up_all(*self._heads(mixed), self.log_decay, self.rate, states).flatten(1)
+        return delta_rule.take_up_all(
+            *self._heads(mixed), self.log_decay, self.rate, states
+        ).flatten(1)
 
     def read_each(self, mixed: Tensor, matrices: Tensor) -> Tensor:
         states = matrices.view(-1, self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
-        return take_up_each(*self._heads(mixed), self.log_decay, self.rate, states).flatten(1)
+        return delta_rule.take_up_each(
+            *self._heads(mixed), self.log_decay, self.rate, states
+        ).flatten(1)
 
     def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v [T, heads, D]; q and k have length 1, and q is scaled."""
@@ -104,3 +114,43 @@ class DeltaNet:
         """The head of q or k for each head of v."""
         times = self.plan.num_heads // self.plan.num_key_heads
         return heads.repeat(1, times, 1) if self.plan.in_turn else heads.repeat_interleave(times, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """The recurrence of Mamba-2 (decay_rule.py)."""
+
+    plan: MambaPlan
+    log_decay: Tensor
+    steps: Tensor
+    skips: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.plan.num_heads, self.plan.value_dim
+
+    def of(self, tokens: slice) -> Mamba:
+        return replace(self, log_decay=self.log_decay[tokens], steps=self.steps[tokens])
+
+    def read_all(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        q, k, v = self._heads(mixed)
+        states = matrices.view(self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
+        given = (q, k, v * self.steps[..., None], self.log_decay)
+        return self._skipped(decay_rule.take_up_all(*given, states), v)
+
+    def read_each(self, mixed: Tensor, matrices: Tensor) -> Tensor:
+        q, k, v = self._heads(mixed)
+        states = matrices.view(-1, self.plan.num_heads, self.plan.key_dim, self.plan.value_dim)
+        given = (q, k, v * self.steps[..., None], self.log_decay)
+        return self._skipped(decay_rule.take_up_each(*given, states), v)
+
+    def _skipped(self, read: Tensor, v: Tensor) -> Tensor:
+        return torch.addcmul(read, v, self.skips[:, None]).flatten(1)
+
+    def _heads(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys [T, groups, Dk], values [T, heads, Dv]."""
+        plan, keys = self.plan, self.plan.key_width
+        q, k = (
+            one.reshape(len(mixed), -1, plan.key_dim) for one in mixed[:, : 2 * keys].chunk(2, 1)
+        )
+        return q, k, mixed[:, 2 * keys :].reshape(len(mixed), plan.num_heads, plan.value_dim)

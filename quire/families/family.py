@@ -96,6 +96,9 @@ class LayerNames:
         Name("linear_attn.in_proj_b", "ssm_beta"),
         Name("linear_attn.in_proj_a", "ssm_alpha"),
     )
+    # Of Mamba: the gate, x, B, C and steps.
+    state_in: Name = Name("mamba.in_proj", "ssm_in")
+    skips: Name = Name("mamba.D", "ssm_d", bare=True, gguf_bare=True)
     # Of a convolution by itself: both gates and x.
     gated: Name = Name("conv.in_proj", "shortconv.in_proj")
     convolution: Name = Name("linear_attn.conv1d", "ssm_conv1d")

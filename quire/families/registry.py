@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.errors import UnsupportedModel
 from quire.families import (
+    bamba,
     cohere,
     cohere2,
     deepseek_v2,
@@ -23,6 +24,7 @@ from quire.families import (
     gpt_oss,
     granite,
     granitemoe,
+    granitemoehybrid,
     lfm2,
     lfm2_moe,
     llama,
@@ -93,6 +95,8 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_5_moe.FAMILY,
     lfm2.FAMILY,
     lfm2_moe.FAMILY,
+    granitemoehybrid.FAMILY,
+    bamba.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

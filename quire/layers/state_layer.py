@@ -9,10 +9,10 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.backends.generic import activated
-from quire.backends.ops import HeadShape, StateRule
+from quire.backends.ops import HeadShape, RowNorm, StateRule
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm
+from quire.layers.norm import Norm, weighted
 
 
 class Around(Protocol):
@@ -71,6 +71,31 @@ class DeltaNet:
         normed = self.norm(read.to(x.dtype)).flatten(1)
         gate = activated(qkvz[:, self.channels :].float(), "silu")
         return self.out((normed * gate).to(x.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba-2. `qkvz` makes queries, keys, values and the gate (z). `rates`, with a float32 weight,
+    makes a step for each head before its softplus. The result is normed over each of `groups`."""
+
+    channels: int
+    groups: int
+    qkvz: Linear
+    rates: Linear
+    norm: RowNorm
+    out: Linear
+
+    @property
+    def products(self) -> tuple[Linear, Linear]:
+        return self.qkvz, self.out
+
+    def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
+        qkvz, rates = self.qkvz(x), self.rates(x.float())
+        read = take_up(qkvz[:, : self.channels], rates).flatten(1)
+        gated = read * activated(qkvz[:, self.channels :].float(), "silu")
+        parts = gated.view(len(x), self.groups, -1)
+        size = parts.square().mean(-1, keepdim=True).add_(self.norm.eps)
+        return self.out(weighted((parts * size.rsqrt_()).flatten(1), self.norm.weight, x.dtype))
 
 
 @dataclass(frozen=True, slots=True)

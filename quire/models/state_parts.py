@@ -5,20 +5,24 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.backends.ops import StateHeads, StateRule
-from quire.layers.state_layer import DeltaNet, ShortConvolution, StateLayer
+from quire.layers.state_layer import DeltaNet, Mamba, ShortConvolution, StateLayer
 from quire.models.weight_parts import WeightParts
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 
 
 def state_layer(parts: WeightParts, name: str, plan: StatePlan) -> StateLayer:
     if isinstance(plan, ConvolutionPlan):
         rule = StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
         return StateLayer(parts.shape, rule, _short_convolution(parts, name, plan))
-    heads = StateHeads(
-        parts.tensor(f"{name}.log_slopes.weight", plan.num_heads),
-        parts.tensor(f"{name}.shifts.bias", plan.num_heads),
-    )
-    rule = StateRule(plan, *_convolution(parts, name, plan, bias=False), heads)
+    slopes = parts.tensor(f"{name}.log_slopes.weight", plan.num_heads)
+    shifts = parts.tensor(f"{name}.shifts.bias", plan.num_heads)
+    if isinstance(plan, MambaPlan):
+        heads = StateHeads(slopes, shifts, parts.tensor(f"{name}.skips.weight", plan.num_heads))
+        convolution = _convolution(parts, name, plan, bias=plan.convolution_bias)
+        rule = StateRule(plan, *convolution, heads)
+        return StateLayer(parts.shape, rule, _mamba(parts, name, plan))
+    convolution = _convolution(parts, name, plan, bias=False)
+    rule = StateRule(plan, *convolution, StateHeads(slopes, shifts))
     return StateLayer(parts.shape, rule, _delta_net(parts, name, plan))
 
 
@@ -38,6 +42,18 @@ def _delta_net(parts: WeightParts, name: str, plan: DeltaNetPlan) -> DeltaNet:
         parts.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
         parts.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
         parts.linear(f"{name}.o", hidden, width, bias=False),
+    )
+
+
+def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
+    hidden, width, bias = parts.spec.hidden_size, plan.value_width, plan.bias
+    return Mamba(
+        plan.channels,
+        plan.num_key_heads,
+        parts.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=bias),
+        parts.linear(f"{name}.rates", plan.num_heads, hidden, bias=bias),
+        parts.row_norm(f"{name}.gated_norm", plan.norm, width),
+        parts.linear(f"{name}.o", hidden, width, bias=bias),
     )
 
 

@@ -145,6 +145,10 @@ class LayerParts:
     def ordered(self, name: Name, rows: int, order: RowOrder | None) -> tuple[Stored, ...]:
         return (Stored(self.stored(name), Part("", "", rows, order=order)),)
 
+    def slices(self, name: Name, sizes: tuple[int, ...]) -> list[Stored]:
+        """Its parts one after the other, with so many rows each."""
+        return [first for (first,) in self.by_head(name, 1, sizes)]
+
     def by_head(self, name: Name, heads: int, sizes: tuple[int, ...]) -> list[tuple[Stored, ...]]:
         """For each of `sizes` its parts, head by head, cut from a tensor in which each head has
         rows of all sizes, one head after the other."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
+from quire.families.family import Name
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.weights.parts import LayerParts, Stored, Weight, single
 
 
 def state_weights(layer: LayerParts, plan: StatePlan) -> Iterator[Weight]:
     if isinstance(plan, ConvolutionPlan):
         yield from _short_convolution(layer, plan)
+    elif isinstance(plan, MambaPlan):
+        yield from _mamba(layer, plan)
     else:
         yield from _delta_net(layer, plan)
 
@@ -20,17 +23,45 @@ def _short_convolution(layer: LayerParts, plan: ConvolutionPlan) -> Iterator[Wei
     names, width, bias = layer.names, plan.channels, plan.bias
     gated = layer.parts((names.gated,), (3 * width,))
     yield from layer.linear("attn.gated", layer.hidden, gated, bias=bias)
-    yield from _convolution(layer, plan, bias=bias)
+    taps = layer.parts((names.convolution,), (plan.channels,))
+    yield from _convolution(layer, plan, taps, bias=bias)
     out = layer.parts((names.state_out,), (layer.hidden,))
     yield from layer.linear("attn.o", width, out, bias=bias)
 
 
-def _convolution(layer: LayerParts, plan: StatePlan, *, bias: bool) -> Iterator[Weight]:
-    for kind, shape in (("weight", (plan.channels, 1, plan.reach)), ("bias", (plan.channels,))):
-        if kind == "weight" or bias:
-            stored = layer.stored(layer.names.convolution)
-            made = single(layer.ours("attn.convolution"), shape, stored, kind=kind)
-            yield replace(made, is_wide=True)
+def _convolution(
+    layer: LayerParts, plan: StatePlan, parts: tuple[Stored, ...], *, bias: bool
+) -> Iterator[Weight]:
+    for weight in layer.linear("attn.convolution", plan.reach, parts, bias=bias):
+        channels, *taps = weight.shape
+        yield replace(weight, shape=(channels, *(1 for _ in taps), *taps), is_wide=True)
+
+
+def _mamba(layer: LayerParts, plan: MambaPlan) -> Iterator[Weight]:
+    """One tensor holds the gate, x, B, C and steps, another the convolution of x, B and C."""
+    names, keys, width = layer.names, plan.key_width, plan.value_width
+    into = (names.state_in, (width, width, keys, keys, plan.num_heads))
+    gate, x, b, c, steps = layer.slices(*into)
+    yield from layer.linear("attn.qkvz", layer.hidden, (c, b, x, gate), bias=plan.bias)
+    for weight in layer.linear("attn.rates", layer.hidden, (steps,), bias=plan.bias):
+        yield replace(weight, is_wide=True)
+    x, b, c = layer.slices(names.convolution, (width, keys, keys))
+    yield from _convolution(layer, plan, (c, b, x), bias=plan.convolution_bias)
+    yield from _of_heads(layer, plan, (names.log_slopes, names.shifts, names.skips))
+    yield from layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
+    out = layer.parts((names.state_out,), (layer.hidden,))
+    yield from layer.linear("attn.o", width, out, bias=plan.bias)
+
+
+def _of_heads(
+    layer: LayerParts, plan: DeltaNetPlan | MambaPlan, names: tuple[Name, ...]
+) -> Iterator[Weight]:
+    ours = (("log_slopes", "weight"), ("shifts", "bias"), ("skips", "weight"))
+    for (name, kind), stored in zip(ours, names, strict=False):
+        made = layer.ours(f"attn.{name}"), (plan.num_heads,), layer.stored(stored)
+        weight = single(*made, kind=kind)
+        part = replace(weight.parts[0], gguf_minus_exp=name == "log_slopes")
+        yield replace(weight, parts=(part,), is_wide=True)
 
 
 def _delta_net(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
@@ -43,14 +74,9 @@ def _delta_net(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
     yield from layer.linear("attn.qkvz", layer.hidden, qkvz, bias=False)
     for weight in layer.linear("attn.rates", layer.hidden, rates, bias=False):
         yield replace(weight, is_wide=True)
-    yield from _convolution(layer, plan, bias=False)
-    for ours, stored, kind in (
-        ("attn.log_slopes", names.log_slopes, "weight"),
-        ("attn.shifts", names.shifts, "bias"),
-    ):
-        weight = single(layer.ours(ours), (heads,), layer.stored(stored), kind=kind)
-        part = replace(weight.parts[0], gguf_minus_exp=stored is names.log_slopes)
-        yield replace(weight, parts=(part,), is_wide=True)
+    taps = layer.parts((names.convolution,), (plan.channels,))
+    yield from _convolution(layer, plan, taps, bias=False)
+    yield from _of_heads(layer, plan, (names.log_slopes, names.shifts))
     yield from layer.norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)
     out = layer.parts((names.state_out,), (layer.hidden,))
     yield from layer.linear("attn.o", width, out, bias=False)

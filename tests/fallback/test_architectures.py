@@ -49,18 +49,18 @@ def test_a_class_that_is_not_causal_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_right_as_whole_texts_alone_runs_where_that_is_asked_for(tmp_path: Path) -> None:
-    """Transformers' own cache gives Bamba other logits."""
-    model = tiny_model("BambaForCausalLM")
+    """RecurrentGemma keeps something that quire does not know."""
+    model = tiny_model("RecurrentGemmaForCausalLM")
     verdict = judged(model, tmp_path, model_impl="transformers")
     assert (verdict.how, verdict.wrong) == ("fallback, whole texts", "")
-    with pytest.raises(UnsupportedModel, match=r"in chunks .* model_impl='transformers' runs it"):
+    with pytest.raises(UnsupportedModel, match=r"another kind.* model_impl='transformers' runs it"):
         LLM(str(tmp_path), skip_tokenizer_init=True, dtype="float32", device="cpu")
 
 
 def test_a_class_that_may_keep_states_and_here_keeps_none_runs_side_by_side(tmp_path: Path) -> None:
     """Granite 4.0 is dense in some sizes: every layer attends."""
     model = tiny_model("GraniteMoeHybridForCausalLM", layer_types=["attention"] * 4)
-    verdict = judged(model, tmp_path)
+    verdict = judged(model, tmp_path, model_impl="transformers")
     assert (verdict.how, verdict.wrong) == ("fallback", "")
 
 

@@ -19,7 +19,7 @@ from quire.layer_plan import (
 )
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
 ACTIVATIONS = {
     "silu": F.silu,
@@ -74,6 +74,8 @@ class PlanOracle:
         feed_forward = self._mlp if isinstance(plan.mlp, MlpPlan) else self._experts
         if plan.state is None:
             mixed = self._attention(f"{name}attn.", plan.attention, before("attn"))
+        elif isinstance(plan.state, MambaPlan):
+            mixed = self._mamba(f"{name}attn.", plan.state, before("attn"))
         elif isinstance(plan.state, ConvolutionPlan):
             mixed = self._short_convolution(f"{name}attn.", before("attn"))
         else:
@@ -171,6 +173,29 @@ class PlanOracle:
                 out[t, head] = q[t, of] @ state / plan.key_dim**0.5
         gated = self._normed(f"{name}head_norm", plan.norm, out) * F.silu(z)
         return self._linear(f"{name}o", gated.flatten(1))
+
+    def _mamba(self, name: str, plan: MambaPlan, x: Tensor) -> Tensor:
+        """Token by token, and head by head."""
+        qkvz, w, keys = self._linear(f"{name}qkvz", x), self.weights, plan.key_width
+        mixed = F.silu(self._convolved(name, qkvz[:, : plan.channels]))
+        q, k = (one.view(len(x), -1, plan.key_dim) for one in mixed[:, : 2 * keys].chunk(2, -1))
+        v = mixed[:, 2 * keys :].reshape(len(x), -1, plan.value_dim)
+        steps = F.softplus(self._linear(f"{name}rates", x) + w[f"{name}shifts.bias"])
+        steps = steps.clamp(min=plan.least_step)
+        decay = (-w[f"{name}log_slopes.weight"].exp() * steps).exp()
+        out = v * w[f"{name}skips.weight"][:, None]
+        for head in range(plan.num_heads):
+            of = head * plan.num_key_heads // plan.num_heads
+            state = x.new_zeros(plan.key_dim, plan.value_dim)
+            for t in range(len(x)):
+                state = state * decay[t, head]
+                state = state + torch.outer(k[t, of], steps[t, head] * v[t, head])
+                out[t, head] += q[t, of] @ state
+        gated = out.flatten(1) * F.silu(qkvz[:, plan.channels :])
+        parts = gated.view(len(x), plan.num_key_heads, -1)
+        size = (parts.square().mean(-1, keepdim=True) + plan.norm.eps).sqrt()
+        normed = (parts / size).flatten(1) * w[f"{name}gated_norm.weight"]
+        return self._linear(f"{name}o", normed)
 
     def _latent(self, name: str, plan: AttentionPlan, latent: LatentPlan, x: Tensor) -> Tensor:
         """With keys and values of every head made of the rows."""

@@ -31,7 +31,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
 from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, for_kernels
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
 from quire.weights.names import weights_of
 from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
@@ -126,6 +126,18 @@ STATES: dict[str, list[Any]] = {
     "norm": [NormPlan(0.5), NormPlan(1e-3, one_plus=True)],
 }
 STATE = DeltaNetPlan(4, 2, 4, 3, 4, NORM)
+MAMBAS: dict[str, list[Any]] = {
+    "num_heads": [6],
+    "num_key_heads": [1],
+    "key_dim": [6],
+    "value_dim": [5],
+    "reach": [1, 3],
+    "norm": [NormPlan(0.5)],
+    "bias": [True],
+    "convolution_bias": [False],
+    "least_step": [0.9],
+}
+MAMBA = MambaPlan(4, 2, 4, 3, 4, NORM)
 CONVOLUTIONS: dict[str, list[Any]] = {"channels": [20], "reach": [1, 5], "bias": [True]}
 CONVOLUTION = ConvolutionPlan(32, 3)
 MODEL: dict[str, list[Any]] = {
@@ -181,7 +193,7 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in LAYER.items():
         for value in values:
             add(name, value, replace(PLAIN, **{name: value}), PLAIN)
-    for state, fields_of in ((STATE, STATES), (CONVOLUTION, CONVOLUTIONS)):
+    for state, fields_of in ((STATE, STATES), (MAMBA, MAMBAS), (CONVOLUTION, CONVOLUTIONS)):
         kind = type(state).__name__
         add("state", kind, replace(PLAIN, state=state), PLAIN)
         for name, values in fields_of.items():
@@ -236,7 +248,7 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
-    tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, CONVOLUTIONS, MODEL)
+    tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MAMBAS, CONVOLUTIONS, MODEL)
     known = {name for table in tables for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
     known.add("layer_embeddings")
@@ -254,6 +266,7 @@ def test_every_field_has_another_value_here() -> None:
         LayerPlan,
         DeltaNetPlan,
         ConvolutionPlan,
+        MambaPlan,
         ModelSpec,
     )
     assert {field.name for kind in kinds for field in fields(kind)} == known | around

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.bamba import BambaConfig
+from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 
@@ -19,6 +21,28 @@ CONVOLVING: dict[str, Any] = {
     "pad_token_id": 0,
 }
 UNNAMED = {key: value for key, value in CONVOLVING.items() if key != "layer_types"}
+# A state of 612 numbers in a layer, and room for 768 in a block of 4 tokens.
+MAMBA: dict[str, Any] = {
+    **BY_HIDDEN,
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 5,
+    "initializer_range": 0.1,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 3,
+    "mamba_expand": 1,
+}
+ATTENDING_TWICE = ["linear_attention", "full_attention", "linear_attention"]
+ATTENDING_TWICE += ["linear_attention", "full_attention"]
+GRANITE: dict[str, Any] = {
+    **MAMBA,
+    "layer_types": ATTENDING_TWICE,
+    "shared_intermediate_size": 40,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.7,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+}
 WITH_STATES: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
     "lfm2, every bias, reach of 2, untied, width adjusted, linear rope": Lfm2Config(
@@ -40,5 +64,31 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         use_expert_bias=False,
         norm_topk_prob=False,
         conv_bias=True,
+    ),
+    "granite hybrid": GraniteMoeHybridConfig(**GRANITE, num_local_experts=0, mamba_d_head="auto"),
+    "granite hybrid, experts, every bias, rope, untied": GraniteMoeHybridConfig(
+        **GRANITE,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        attention_bias=True,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+        position_embedding_type="rope",
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "granite hybrid, every layer attends, one kind named as in older files": GraniteMoeHybridConfig(
+        **{**GRANITE, "layer_types": ["attention"] * 5}, num_local_experts=0
+    ),
+    "bamba": BambaConfig(**MAMBA, attn_layer_indices=[1, 4]),
+    "bamba, every bias, one group, tied, all turned": BambaConfig(
+        **{**MAMBA, "mamba_n_groups": 1},
+        attn_layer_indices=[2],
+        attention_bias=True,
+        mlp_bias=True,
+        mamba_proj_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
     ),
 }

@@ -34,7 +34,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
 }
 # Whose classes do not say the kinds of layers.
-LISTED = {"lfm2_moe": ["conv", "full_attention"]}
+LISTED: dict[str, dict[str, list[Any]]] = {
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "bamba": {"attn_layer_indices": [1]},
+}
 KINDS = sorted({type(config) for config in ALL.values()}, key=str)
 
 
@@ -44,6 +48,15 @@ def test_greedy_equals_transformers(name: str, tmp_path: Path, long_mode: bool) 
     oracle.save_pretrained(tmp_path)
     check_logits(tmp_path, oracle, RUNS if long_mode else RUNS[:1])
     check_directory(tmp_path, oracle, name, count=8, most=16)
+
+
+def listed(family: str, count: int) -> dict[str, list[Any]]:
+    """What such a config says for so many layers: names of their kinds, or the numbers of some."""
+    found = LISTED.get(family, {})
+    return {
+        key: (some * count)[:count] if isinstance(some[0], str) else some
+        for key, some in found.items()
+    }
 
 
 def check_logits(path: Path, oracle: Any, runs: Iterable[tuple[int, int]] = RUNS) -> None:
@@ -97,8 +110,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     given = {key: value for key, value in sizes.items() if key in known}
     if "num_experts_per_tok" in known and kind().num_experts_per_tok is None:
         given["num_experts_per_tok"] = 3
-    if family.name in LISTED:
-        given["layer_types"] = [*LISTED[family.name] * 2, "full_attention"]
+    given |= listed(family.name, 5)
     whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})
     bare = spec_from_hf({**given, **named, "dtype": "float32"})
     left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these
@@ -113,9 +125,10 @@ def test_a_config_without_sizes_has_those_of_transformers(family: Family) -> Non
     named = {"architectures": [family.architectures[0]], "model_type": family.model_types[0]}
     given = {**NEEDED.get(family.name, {}), **named, "dtype": "float32"}
     config = CONFIG_MAPPING[family.model_types[0]]()
+    text = getattr(config, "text_config", config)
     if family.name in LISTED:
-        given["layer_types"] = LISTED[family.name] * (config.num_hidden_layers // 2)
-    whole = spec_from_hf({**getattr(config, "text_config", config).to_dict(), **given})
+        given |= listed(family.name, text.num_hidden_layers)
+    whole = spec_from_hf({**text.to_dict(), **given})
     left = {"eos_ids": (), "bos_id": None}
     assert replace(spec_from_hf(given), **left) == replace(whole, **left)
 

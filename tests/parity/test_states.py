@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import PretrainedConfig
 from transformers.models.qwen3_5 import (
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
@@ -31,17 +32,22 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.plain import answers
 from tests.parity.families import Pair
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import HYBRID, HYBRID_EXPERTS, MORE, random_model
 from tests.parity.test_families import check_against, check_directory
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
 from tests.specs import small_config
 
-MODEL = "qwen3_next"
+# A model of each kind of state.
+MODELS: dict[str, PretrainedConfig] = {
+    "qwen3_next": MORE["qwen3_next"],
+    **{name: WITH_STATES[name] for name in ("lfm2 moe", "bamba")},
+}
 
 
 @cache
-def the_pair() -> Pair:
-    oracle = random_model(MORE[MODEL])
+def pair_of(name: str) -> Pair:
+    oracle = random_model(MODELS[name])
     with TemporaryDirectory() as folder:
         oracle.save_pretrained(folder)
         spec = spec_from_hf(read_config(Path(folder)))
@@ -49,25 +55,30 @@ def the_pair() -> Pair:
     return Pair(oracle, spec, weights)
 
 
-def test_prompts_of_many_blocks() -> None:
+@pytest.fixture(scope="module", params=MODELS)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    return pair_of(request.param)
+
+
+def test_prompts_of_many_blocks(pair: Pair) -> None:
     """Whole, in chunks that are no multiple of a block, and each over what another left cached."""
-    pair, roomy = the_pair(), small_config(num_blocks=400)
+    roomy = small_config(num_blocks=400)
     check(pair, asked(), roomy)
     check(pair, asked(), replace(roomy, max_num_batched_tokens=21, max_repeat=4, depth=2))
 
 
-def test_a_pool_with_hardly_room_for_one() -> None:
+def test_a_pool_with_hardly_room_for_one(pair: Pair) -> None:
     """Rows are preempted and come back, from a snapshot or from their first token."""
-    pair, config = the_pair(), small_config(max_num_batched_tokens=24, depth=2, max_repeat=4)
+    config = small_config(max_num_batched_tokens=24, depth=2, max_repeat=4)
     windows = windows_of(groups_of(config, pair.spec))
     assert windows.count(2) > windows.count(None) > 0
     num_blocks = blocks_held(windows, config.block_size, PROMPT + 4 + OUTPUT) + 12
     check(pair, asked(), replace(config, num_blocks=num_blocks))
 
 
-def test_a_state_that_was_given_back_is_never_read() -> None:
+def test_a_state_that_was_given_back_is_never_read(pair: Pair) -> None:
     """The same tokens where whatever is given back turns into NaN at once."""
-    pair, requests = the_pair(), asked(3)
+    requests = asked(3)
     config = small_config(num_blocks=400, max_num_batched_tokens=24)
     wanted = answers(LocalExecutor(config, pair.spec, dict(pair.weights)), config, requests)
     executor = LocalExecutor(config, pair.spec, dict(pair.weights))
@@ -77,9 +88,9 @@ def test_a_state_that_was_given_back_is_never_read() -> None:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("states")
-    the_pair().oracle.save_pretrained(path)
+    pair.oracle.save_pretrained(path)
     return path
 
 
@@ -98,9 +109,9 @@ def prompt_of(count: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(2, 96, count)]
 
 
-def test_samples_of_one_prompt_go_their_own_ways(llm: LLM) -> None:
+def test_samples_of_one_prompt_go_their_own_ways(llm: LLM, pair: Pair) -> None:
     """Their prompts end inside a block, whose state each of them takes along."""
-    oracle, prompt = the_pair().oracle, prompt_of(45)
+    oracle, prompt = pair.oracle, prompt_of(45)
     params = SamplingParams(
         n=4, temperature=1.0, seed=3, max_tokens=24, ignore_eos=True, logprobs=0
     )
@@ -116,8 +127,10 @@ def test_samples_of_one_prompt_go_their_own_ways(llm: LLM) -> None:
             assert abs(float(at[token]) - entry[token].logprob) <= 1e-3
 
 
-def test_a_prompt_that_comes_again_begins_at_a_snapshot(llm: LLM, directory: Path) -> None:
-    oracle, prompt = the_pair().oracle, prompt_of(70, seed=1)
+def test_a_prompt_that_comes_again_begins_at_a_snapshot(
+    llm: LLM, pair: Pair, directory: Path
+) -> None:
+    oracle, prompt = pair.oracle, prompt_of(70, seed=1)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
 
     def tokens(engine: LLM, asked: list[int]) -> tuple[int | None, list[int]]:
@@ -139,8 +152,8 @@ def test_a_prompt_that_comes_again_begins_at_a_snapshot(llm: LLM, directory: Pat
         assert tokens(bare, prompt) == (0, first[1]) == tokens(bare, prompt)
 
 
-def test_beams_and_scores_fork_states(llm: LLM) -> None:
-    oracle, prompt = the_pair().oracle, prompt_of(37, seed=2)
+def test_beams_and_scores_fork_states(llm: LLM, pair: Pair) -> None:
+    oracle, prompt = pair.oracle, prompt_of(37, seed=2)
     search = BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)
     [found] = llm.beam_search([{"prompt_token_ids": prompt}], search)
     written = [sequence.tokens[len(prompt) :] for sequence in found.sequences]

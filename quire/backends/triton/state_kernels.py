@@ -180,13 +180,15 @@ def _take_up(
     rate: tl.tensor,
     decay: tl.tensor,
     SCALE: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> Any:
     """(the state after a token, what the token reads from it)"""
-    k = _unit(k)
     state *= decay
-    wanted = (v - tl.sum(state * k[:, None], 0)) * rate
-    state += k[:, None] * wanted[None, :]
-    return state, tl.sum(state * (_unit(q) * SCALE)[:, None], 0)
+    if CORRECTS:
+        q, k = _unit(q) * SCALE, _unit(k)
+        v -= tl.sum(state * k[:, None], 0)
+    state += k[:, None] * (v * rate)[None, :]
+    return state, tl.sum(state * q[:, None], 0)
 
 
 @part
@@ -204,17 +206,19 @@ def _fetch(
     KEY: tl.constexpr,
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
+    CORRECTS: tl.constexpr,
 ) -> Any:
-    """q, k and v of a token for one head, its rate, and the input of its decay."""
+    """q, k and v of a token for one head, its rate if it has one, and the input of its decay."""
     line = mixed + token.to(tl.int64) * CHANNELS
     known = (i < KEY) & there
     q = tl.load(line + key_head * KEY + i, mask=known, other=0.0)
     k = tl.load(line + (KEY_HEADS + key_head) * KEY + i, mask=known, other=0.0)
     column = 2 * KEY_HEADS * KEY + head * VALUE + j
     v = tl.load(line + column, mask=(j < VALUE) & there, other=0.0)
-    own = rates + token.to(tl.int64) * (2 * HEADS) + head
-    rate = 1.0 / (1.0 + tl.exp(-tl.load(own, mask=there, other=0.0)))
-    return q, k, v, rate, tl.load(own + HEADS, mask=there, other=0.0)
+    own = rates + token.to(tl.int64) * ((1 + CORRECTS) * HEADS) + head
+    first = tl.load(own, mask=there, other=0.0)
+    decay = tl.load(own + HEADS, mask=there, other=0.0) if CORRECTS else first
+    return q, k, v, 1.0 / (1.0 + tl.exp(-first)), decay
 
 
 @kernel("table_stride")
@@ -223,6 +227,7 @@ def take_up_tokens(
     rates: tl.tensor,
     log_slopes: tl.tensor,
     shifts: tl.tensor,
+    skips: tl.tensor,
     out: tl.tensor,
     query_starts: tl.tensor,
     context_lens: tl.tensor,
@@ -243,9 +248,12 @@ def take_up_tokens(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     SCALE: tl.constexpr,
+    LEAST: tl.constexpr,
+    CORRECTS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
-    """Update some columns of one head's state with a sequence's tokens, one after the other."""
+    """Update some columns of one head's state with a sequence's tokens, one after the other. Each
+    CORRECTS the state, or adds to it what its step says."""
     tiles: tl.constexpr = (VALUE + COLUMNS - 1) // COLUMNS
     head = tl.program_id(1) // tiles
     i, j = tl.arange(0, KEY_PADDED), tl.program_id(1) % tiles * COLUMNS + tl.arange(0, COLUMNS)
@@ -254,6 +262,7 @@ def take_up_tokens(
         query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
     )
     slope, shift = tl.exp(tl.load(log_slopes + head)), tl.load(shifts + head)
+    skip = 0.0 if CORRECTS else tl.load(skips + head)
     numbers = (head * KEY + i)[:, None] * VALUE + j[None, :]
     inside = (i < KEY)[:, None] & (j < VALUE)[None, :]
     block = tl.load(table + (start - 1) // SLOTS, mask=start > 0, other=0).to(tl.int64) * BLOCK
@@ -261,7 +270,7 @@ def take_up_tokens(
     state = tl.load(place, mask=inside & (start > 0), other=0.0)
     q, k, v, rate, decay = _fetch(
         *(mixed, rates, first, start < context, head, key_head, i, j),
-        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS),
+        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
     )
     for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
         low = tl.maximum(start, number * SLOTS)
@@ -270,12 +279,16 @@ def take_up_tokens(
             # The next token's numbers are loaded while this token's are used.
             later_q, later_k, later_v, later_rate, later_decay = _fetch(
                 *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
-                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS),
+                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
             )
-            kept = tl.exp(-slope * _softplus(decay + shift))
-            state, read = _take_up(state, q, k, v, rate, kept, SCALE)
+            step = _softplus(decay + shift)
+            if not CORRECTS:
+                step = tl.maximum(step, LEAST)
+                rate = step
+            kept = tl.exp(-slope * step)
+            state, read = _take_up(state, q, k, v, rate, kept, SCALE, CORRECTS)
             line = out + (token.to(tl.int64) * HEADS + head) * VALUE
-            tl.store(line + j, read, mask=j < VALUE)
+            tl.store(line + j, read + skip * v, mask=j < VALUE)
             q, k, v, rate, decay = later_q, later_k, later_v, later_rate, later_decay
         block = tl.load(table + number).to(tl.int64) * BLOCK
         tl.store(states + _place(block, numbers, apart, HALF), state, mask=inside)

@@ -20,11 +20,13 @@ from quire.backends.ops import StateRule
 from quire.backends.states import block_numbers, half_of
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.state_kernels import convolve, take_up_tokens
-from quire.state_plan import DeltaNetPlan, StatePlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 
 _CHANNELS_AT_ONCE = 128
 _TOKENS_AT_ONCE = 16  # tokens of a slice that the convolution computes at once
-_COLUMNS_AT_ONCE = 16  # columns of a head's state: more do not fit into the registers of one warp
+# Numbers of a head's state that one warp computes: more do not fit into its registers.
+_NUMBERS_AT_ONCE = 2048
+_MOST_COLUMNS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,17 @@ class TritonStates:
             **shared,
             **convolution_constants(rule, single=self.single),
         )
-        if heads is None or rates is None or not isinstance(plan, DeltaNetPlan):
+        if heads is None or rates is None or isinstance(plan, ConvolutionPlan):
             return mixed
         read = x.new_zeros(len(x), plan.num_heads, plan.value_dim, dtype=torch.float32)
-        tiles = -(-plan.value_dim // _COLUMNS_AT_ONCE)
+        constants = rule_constants(plan)
+        tiles = -(-plan.value_dim // constants["COLUMNS"])
+        skips = heads.shifts if heads.skips is None else heads.skips
         take_up_tokens[(sequences, plan.num_heads * tiles)](
-            *(mixed, rates, heads.log_slopes, heads.shifts, read, *given, apart),
+            *(mixed, rates, heads.log_slopes, heads.shifts, skips, read, *given, apart),
             self.tables.stride(0),
             **shared,
-            **rule_constants(plan),
+            **constants,
         )
         return read
 
@@ -97,15 +101,18 @@ def convolution_constants(rule: StateRule, *, single: bool) -> dict[str, Any]:
     }
 
 
-def rule_constants(plan: DeltaNetPlan) -> dict[str, Any]:
+def rule_constants(plan: DeltaNetPlan | MambaPlan) -> dict[str, Any]:
+    key = power_of_two(plan.key_dim)
     return {
         "HEADS": plan.num_heads,
         "KEY_HEADS": plan.num_key_heads,
-        "IN_TURN": plan.in_turn,
+        "IN_TURN": isinstance(plan, DeltaNetPlan) and plan.in_turn,
         "KEY": plan.key_dim,
-        "KEY_PADDED": power_of_two(plan.key_dim),
+        "KEY_PADDED": key,
         "VALUE": plan.value_dim,
-        "COLUMNS": _COLUMNS_AT_ONCE,
+        "COLUMNS": min(_MOST_COLUMNS, max(1, _NUMBERS_AT_ONCE // key)),
         "SCALE": plan.key_dim**-0.5,
+        "LEAST": plan.least_step if isinstance(plan, MambaPlan) else 0.0,
+        "CORRECTS": isinstance(plan, DeltaNetPlan),
         "num_warps": 1,
     }

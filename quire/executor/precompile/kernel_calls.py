@@ -23,7 +23,7 @@ from quire.executor.cuda.upload import Upload
 from quire.executor.precompile.call_room import ROWS, CallRoom
 from quire.layer_plan import expert_plans, mlps_of
 from quire.params.row_sampling import RowSampling
-from quire.state_plan import ConvolutionPlan, StatePlan
+from quire.state_plan import ConvolutionPlan, MambaPlan, StatePlan
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE
@@ -184,11 +184,14 @@ class Calls(CallRoom):
         states = TritonStates(starts, none, tables, self.shape.block_size, rows, single)
         taps, heads, rates = self.wide(plan.channels, plan.reach), None, None
         if isinstance(plan, ConvolutionPlan):
-            x, bias = self.empty(1, plan.channels), self.wide(plan.channels) if plan.bias else None
+            x, biased = self.empty(1, plan.channels), plan.bias
         else:
-            x, bias = self.empty(1, plan.channels + plan.value_width)[:, : plan.channels], None
-            heads = StateHeads(*(self.wide(plan.num_heads),) * 2)
-            rates = self.wide(1, 2 * plan.num_heads)
+            x = self.empty(1, plan.channels + plan.value_width)[:, : plan.channels]
+            heads = StateHeads(*(self.wide(plan.num_heads),) * 3)
+            is_mamba = isinstance(plan, MambaPlan)
+            rates = self.wide(1, (1 if is_mamba else 2) * plan.num_heads)
+            biased = isinstance(plan, MambaPlan) and plan.convolution_bias
+        bias = self.wide(plan.channels) if biased else None
         states.take_up(StateRule(plan, taps, bias, heads), x, rates, *self.cache())
 
     def packed(self) -> None:

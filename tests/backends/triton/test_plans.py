@@ -22,7 +22,7 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.spec import LogitsPlan, ModelSpec
-from quire.state_plan import DeltaNetPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from tests.backends.triton.places import DEVICE
 from tests.models.plan_oracle import PlanOracle
 from tests.models.test_plans import random_weights
@@ -78,11 +78,14 @@ SPECS["latents"] = ModelSpec(
     *("llama", 60, 32, 64), layers=(LayerPlan(LATENT, GATED, NORM),) * 2, norm=NORM
 )
 STATE = DeltaNetPlan(4, 2, 4, 3, 4, NORM)
-SPECS["states"] = ModelSpec(
-    *("llama", 60, 32, 64),
-    layers=(LayerPlan(GLOBAL, GATED, NORM, state=STATE), LayerPlan(GLOBAL, GATED, NORM)),
-    norm=NORM,
-)
+MAMBA = MambaPlan(4, 2, 4, 3, 4, NormPlan(1e-3))
+STATES: tuple[StatePlan, ...] = STATE, MAMBA, ConvolutionPlan(32, 3, bias=True)
+for state in STATES:
+    SPECS[type(state).__name__] = ModelSpec(
+        *("llama", 60, 32, 64),
+        layers=(LayerPlan(GLOBAL, GATED, NORM, state=state), LayerPlan(GLOBAL, GATED, NORM)),
+        norm=NORM,
+    )
 TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire.backends.ops import AttentionInputs, StateHeads, StateRule
 from quire.backends.states import state_pass
 from quire.layer_plan import NormPlan
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, StatePlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from tests.backends.triton.checks import assert_close, generator
 from tests.backends.triton.places import DEVICE
 
@@ -23,9 +23,14 @@ PLANS = {
     "no reach": replace(PLAN, reach=1, num_key_heads=4, key_dim=16),
     "convolution": ConvolutionPlan(150, 3),
     "convolution with a bias": ConvolutionPlan(20, 5, bias=True),
+    "mamba": MambaPlan(6, 2, 6, 20, 4, NormPlan(1e-6)),
+    "mamba, wide keys, no bias, least steps": MambaPlan(
+        *(2, 1, 160, 9, 3, NormPlan(1e-6)), convolution_bias=False, least_step=0.7
+    ),
+    "mamba, real size": MambaPlan(64, 1, 128, 64, 4, NormPlan(1e-6)),
     "real size": DeltaNetPlan(32, 16, 128, 128, 4, NormPlan(1e-6)),
 }
-NAMES = [pytest.param(name, marks=[pytest.mark.gpu] * name.startswith("real")) for name in PLANS]
+NAMES = [pytest.param(name, marks=[pytest.mark.gpu] * ("real" in name)) for name in PLANS]
 SIZE = 8
 # (tokens of the pass, tokens before them): across blocks, from the first on, within one, and one
 # token that ends a block, begins one, or stands in its middle; the last two rest.
@@ -42,13 +47,18 @@ def rule_of(plan: StatePlan, device: Any = "cpu") -> StateRule:
     taps = some(plan.channels, plan.reach)
     if isinstance(plan, ConvolutionPlan):
         return StateRule(plan, taps, some(plan.channels) if plan.bias else None)
-    return StateRule(plan, taps, heads=StateHeads(some(plan.num_heads), some(plan.num_heads)))
+    slopes, shifts, skips = (some(plan.num_heads) for _ in range(3))
+    if isinstance(plan, MambaPlan):
+        bias = some(plan.channels) if plan.convolution_bias else None
+        return StateRule(plan, taps, bias, StateHeads(slopes, shifts, skips))
+    return StateRule(plan, taps, heads=StateHeads(slopes, shifts))
 
 
 def rates_of(plan: StatePlan, count: int) -> Tensor | None:
     if isinstance(plan, ConvolutionPlan):
         return None
-    return torch.randn(count, 2 * plan.num_heads, generator=generator(5))
+    each = 1 if isinstance(plan, MambaPlan) else 2
+    return torch.randn(count, each * plan.num_heads, generator=generator(5))
 
 
 @pytest.mark.parametrize("single", [False, True])

@@ -24,7 +24,7 @@ from quire.layer_plan import (
 from quire.request import Request
 from quire.scheduler import repeats
 from quire.spec import LogitsPlan, ModelSpec
-from quire.state_plan import DeltaNetPlan
+from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda import test_walks as walks
@@ -184,11 +184,18 @@ def test_latents_are_kept_and_read_by_the_kernels() -> None:
     check_in_chunks(spec)
 
 
+STATES: list[StatePlan] = [
+    DeltaNetPlan(2, 1, 4, 4, 4, NormPlan(1e-5)),
+    MambaPlan(2, 1, 4, 4, 4, NormPlan(1e-5)),
+    ConvolutionPlan(8, 3, bias=True),
+]
+
+
 @pytest.mark.interpreted
-def test_states_are_kept_and_taken_up_by_the_kernels() -> None:
+@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
+def test_states_are_kept_and_taken_up_by_the_kernels(state: StatePlan) -> None:
     """In chunks that end within blocks, several tokens a plan, in blocks that others had."""
     first, second = SPEC.layers
-    state = DeltaNetPlan(2, 1, 4, 4, 4, NormPlan(1e-5))
     spec = replace(SPEC, layers=(replace(first, state=state), second))
     check_in_chunks(spec)
 
@@ -231,7 +238,7 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
     rows = LatentPlan(16, 8, 8, 8, normed)
     heads = AttentionPlan(4, 1, 24, 0.25, Rope(100.0, 8), latent=rows)
     kept = Calls(small_config(block_size=16), spec.with_attention(lambda _: heads), DEVICE)
-    layers = tuple(replace(one, state=DeltaNetPlan(2, 1, 4, 4, 4, normed)) for one in spec.layers)
+    layers = tuple(replace(spec.layers[0], state=state) for state in STATES)
     taken_up = Calls(small_config(block_size=16), replace(spec, layers=layers), DEVICE)
     with torch.inference_mode():
         for call in (*calls.all(), *calls.later(), *calls.features()):
