@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quire.norm_plan import NormPlan as NormPlan
-from quire.state_plan import StatePlan
+from quire.layer_parts.norm import NormPlan as NormPlan
+from quire.layer_parts.state import StatePlan
 
 
 @dataclass(frozen=True, slots=True)

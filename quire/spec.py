@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, ClassVar, Literal
 
+from quire.layer_parts.state import StatePlan
 from quire.layer_plan import (
     AttentionPlan,
     LayerPlan,
@@ -20,7 +21,6 @@ from quire.layer_plan import (
     Rotation,
     mlps_of,
 )
-from quire.state_plan import StatePlan
 
 
 @dataclass(frozen=True, slots=True)

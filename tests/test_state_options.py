@@ -9,11 +9,11 @@ import pytest
 
 from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported
+from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.decide import least_block_size
 from quire.spec import ModelSpec, plain_decoder
-from quire.state_plan import DeltaNetPlan
 
 GIB = 1 << 30
 CPU = DeviceFacts("cpu", 16 * GIB, 8 * GIB, 2, steady_kernels=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire.layer_parts.state import StatePlan
 from quire.layer_plan import Activation, AttentionPlan, ExpertsPlan, LayerPlan
-from quire.state_plan import StatePlan
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quire.backends import decay_rule, delta_rule
 from quire.backends.ops import StateRule
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
 _LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
 

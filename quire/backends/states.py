@@ -18,7 +18,7 @@ from torch import Tensor
 from quire.backends.generic import activated
 from quire.backends.ops import AttentionInputs, StateRule
 from quire.backends.recurrences import Recurrence, recurrence_of
-from quire.state_plan import StatePlan
+from quire.layer_parts.state import StatePlan
 
 # Most bytes of states that are computed at once for decode rows.
 STATE_BYTES = 1 << 25

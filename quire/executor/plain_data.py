@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from quire import config, errors, layer_plan, spec, state_plan
+from quire import config, errors, layer_plan, spec
 from quire.errors import NotSupported, QuireError
 from quire.executor import executor
+from quire.layer_parts import state
 from quire.logprobs import FlatLogprobs, LazyLogprobs, Logprob, Unread
 from quire.outputs import (
     AnswerReading,
@@ -33,7 +34,7 @@ from quire.request import Choices, NamedTokens, Request, ThoughtLimit
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.weights import source
 
-_MODULES = (config, layer_plan, state_plan, spec, structured, shares, executor, source)
+_MODULES = (config, layer_plan, state, spec, structured, shares, executor, source)
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
     for each in (

@@ -12,9 +12,9 @@ from quire.families.fields import Fields
 from quire.families.mixtures import read_count
 from quire.families.reading import num_layers, read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
+from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
-from quire.state_plan import DeltaNetPlan
 
 PERIOD = 4  # the last layer of each period has attention, the others keep a state
 ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"

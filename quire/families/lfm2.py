@@ -9,9 +9,9 @@ from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, MOST_REACH, layer_kinds
 from quire.families.reading import num_layers, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
+from quire.layer_parts.state import ConvolutionPlan
 from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import ModelSpec
-from quire.state_plan import ConvolutionPlan
 
 CONVOLVES = "conv"
 

@@ -11,9 +11,9 @@ from quire.errors import UnsupportedModel
 from quire.families.family import Name
 from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, KEEPS_STATE, MOST_REACH, layer_kinds
+from quire.layer_parts.state import MambaPlan
 from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
-from quire.state_plan import MambaPlan
 
 # Names of the two kinds of layers, the newer ones and those of older files.
 KINDS = {ATTENDS: ATTENDS, "attention": ATTENDS, KEEPS_STATE: KEEPS_STATE, "mamba": KEEPS_STATE}

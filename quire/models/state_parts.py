@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from quire.backends.ops import StateHeads, StateRule
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layers.state_layer import DeltaNet, Mamba, ShortConvolution, StateLayer
 from quire.models.weight_parts import WeightParts
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 
 
 def state_layer(parts: WeightParts, name: str, plan: StatePlan) -> StateLayer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quire.families.family import Name
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.weights.parts import LayerParts, Stored, Weight, single
 
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 from quire.layer_plan import (
     AttentionPlan,
     ExpertsPlan,
@@ -19,7 +20,6 @@ from quire.layer_plan import (
 )
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
 ACTIVATIONS = {
     "silu": F.silu,

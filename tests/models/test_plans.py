@@ -15,6 +15,7 @@ from quire.backends.ops import Kernels
 from quire.errors import UnsupportedModel
 from quire.executor.cpu.accuracy import hidden_states
 from quire.executor.plain_data import from_json, to_json
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 from quire.layer_plan import (
     AttentionPlan,
     EmbeddingBranchPlan,
@@ -31,7 +32,6 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
 from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, for_kernels
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan
 from quire.weights.names import weights_of
 from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle

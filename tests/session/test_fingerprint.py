@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import (
     AttentionPlan,
     CrossPlan,
@@ -18,7 +19,6 @@ from quire.layer_plan import (
 )
 from quire.session.fingerprint import _facts
 from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
-from quire.state_plan import DeltaNetPlan
 from tests.specs import small_spec
 
 SPEC = small_spec()

@@ -38,9 +38,9 @@ from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
 
 from quire.families.registry import BY_MODEL_TYPE, FAMILIES
+from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
-from quire.state_plan import DeltaNetPlan
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from quire.weights.hf_config import read_config, spec_from_hf

@@ -20,7 +20,7 @@ from quire.backends.ops import StateRule
 from quire.backends.states import block_numbers, half_of
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.state_kernels import convolve, take_up_tokens
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 
 _CHANNELS_AT_ONCE = 128
 _TOKENS_AT_ONCE = 16  # tokens of a slice that the convolution computes at once

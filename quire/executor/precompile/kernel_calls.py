@@ -21,9 +21,9 @@ from quire.executor.cuda.graphs import DecodePlaces
 from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.precompile.call_room import ROWS, CallRoom
+from quire.layer_parts.state import ConvolutionPlan, MambaPlan, StatePlan
 from quire.layer_plan import expert_plans, mlps_of
 from quire.params.row_sampling import RowSampling
-from quire.state_plan import ConvolutionPlan, MambaPlan, StatePlan
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
 from quire.steps.row_schema import NOWHERE

@@ -14,6 +14,7 @@ from torch import nn
 from quire.base.boundary import reason, refusing
 from quire.errors import QuireError, UnsupportedModel
 from quire.families.fields import Fields
+from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import AttentionPlan, LayerPlan, MlpPlan, NormPlan
 from quire.layers.tp import TensorParallel
 from quire.models.fallback.body import BodyCall
@@ -24,7 +25,6 @@ from quire.models.fallback.recording import record, record_whole
 from quire.models.fallback.seen import Seen
 from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
-from quire.state_plan import DeltaNetPlan
 
 FAMILY = "transformers"
 WAY_OUT = (

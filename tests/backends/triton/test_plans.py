@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from quire.executor.cpu.accuracy import hidden_states
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import (
     AttentionPlan,
     ExpertsPlan,
@@ -22,7 +23,6 @@ from quire.layers.tp import TensorParallel
 from quire.models.decoder import head_shape
 from quire.models.registry import build_model
 from quire.spec import LogitsPlan, ModelSpec
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from tests.backends.triton.places import DEVICE
 from tests.models.plan_oracle import PlanOracle
 from tests.models.test_plans import random_weights

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, StateHeads, StateRule
 from quire.backends.states import state_pass
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import NormPlan
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from tests.backends.triton.checks import assert_close, generator
 from tests.backends.triton.places import DEVICE
 

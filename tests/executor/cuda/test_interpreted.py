@@ -13,6 +13,7 @@ from quire.config import EngineConfig
 from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import (
     AttentionPlan,
     LatentPlan,
@@ -24,7 +25,6 @@ from quire.layer_plan import (
 from quire.request import Request
 from quire.scheduler import repeats
 from quire.spec import LogitsPlan, ModelSpec
-from quire.state_plan import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda import test_walks as walks

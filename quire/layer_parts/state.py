@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.norm_plan import NormPlan
+from quire.layer_parts.norm import NormPlan
 
 
 @dataclass(frozen=True, slots=True)

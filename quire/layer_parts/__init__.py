@@ -1,0 +1,1 @@
+"""Parts of a LayerPlan that are plans of their own. Know nothing of torch."""
