@@ -44,7 +44,7 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
     if spec.is_plain and not rope.interleaved:
         return facts
     around = (spec.norm, spec.embedding_scale, spec.learned_positions, spec.logits)
-    return (*facts, spec.layers, *around)
+    return (*facts, spec.layers, *around, spec.layer_embeddings)
 
 
 def file_hash(path: Path) -> str:

@@ -6,6 +6,7 @@ from docs import render_models
 from quire.families.registry import FAMILIES
 from tests.parity.families import FAMILIES as FIRST
 from tests.parity.families_by_kind import BY_KIND
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import LATENTS, MORE
 
 
@@ -28,6 +29,12 @@ def test_the_readme_counts_them() -> None:
 
 def test_every_family_of_text_is_held_to_transformers() -> None:
     """Those of models that see or hear have tests of their own, with images and sounds."""
-    tiny = (*FIRST.values(), *MORE.values(), *LATENTS.values(), *BY_KIND.values())
+    tiny = (
+        *FIRST.values(),
+        *MORE.values(),
+        *LATENTS.values(),
+        *BY_KIND.values(),
+        *WITH_STATES.values(),
+    )
     held = {config.model_type for config in tiny}
     assert {family.name for family in TEXT if not held & set(family.model_types)} == set()

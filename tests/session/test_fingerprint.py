@@ -10,6 +10,8 @@ from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import (
     AttentionPlan,
     CrossPlan,
+    EmbeddingBranchPlan,
+    ExpertsPlan,
     LatentPlan,
     LayerPlan,
     MlpPlan,
@@ -18,7 +20,7 @@ from quire.layer_plan import (
     Rope,
 )
 from quire.session.fingerprint import _facts
-from quire.spec import LearnedPositions, LogitsPlan, ModelSpec
+from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec
 from tests.specs import small_spec
 
 SPEC = small_spec()
@@ -34,6 +36,9 @@ ATTENTION = {
     "output_gate": True,
     "k_bias": False,
     "latent": LatentPlan(8, 4, 4, 8, NormPlan(1e-6)),
+    "kv_from": 0,
+    "values_are_keys": True,
+    "value_norm": 1e-6,
 }
 MLP = {"activation": "relu"}
 LAYER = {
@@ -41,8 +46,15 @@ LAYER = {
     "branch_scale": 2.0,
     "state": DeltaNetPlan(4, 2, 8, 8, 4, NormPlan(1e-6)),
     "cross": CrossPlan(9),
+    "beside": ExpertsPlan(4, 2, MlpPlan(16)),
+    "embedding": EmbeddingBranchPlan(8, "silu"),
+    "is_scaled": True,
 }
-SPEC_FIELDS = {"embedding_scale": 2.0, "logits": LogitsPlan(scale=2.0)}
+SPEC_FIELDS = {
+    "embedding_scale": 2.0,
+    "logits": LogitsPlan(scale=2.0),
+    "layer_embeddings": LayerEmbeddingsPlan(96, 8, NormPlan(1e-6)),
+}
 # Sizes and parts show in the weights; lengths, ids and the stored type change no verdict.
 SEEN_IN_WEIGHTS = {
     *("num_heads", "num_kv_heads", "head_dim", "qkv_bias", "o_bias", "qk_norm"),
