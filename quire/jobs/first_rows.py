@@ -24,9 +24,10 @@ _LACKS = frozenset(("missing_column", "missing_id", "null_value"))
 _MOST_NAMED, _LONGEST_NAME = 20, 100
 
 
-def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputFile]) -> None:
-    """Raise InvalidOption if a file has a column that the output adds, or if the first rows all
-    lack a column that is asked for, or if the whole input cannot be read."""
+def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputFile]) -> bool:
+    """Whether one of the first rows needs an engine. Raise InvalidOption if a file has a column
+    that the output adds, or if the first rows all lack a column that is asked for, or if the whole
+    input cannot be read."""
     _refuse_clash(files, manifest.columns)
     _refuse_single_braces(options.prompt, files)
     work = make_work(options, manifest, files, ())
@@ -35,11 +36,11 @@ def check_first_rows(options: JobOptions, manifest: Manifest, files: list[InputF
     with closing(RowsAhead(work.first_rows(NUM_ROWS), work.evaluation_limit)) as ahead:
         for row, error in ahead.wait():
             if error is None or (error.kind not in _LACKS and row.error is None):
-                return
+                return error is None
             num_rows, is_unread = num_rows + 1, is_unread or row.error is not None
             first = first or (row, error)
     if first is None or (is_unread and next(islice(read_rows(files), NUM_ROWS, None), None)):
-        return
+        return False
     unsaid = options.input == (STDIN,) and options.format is None and first[0].error is not None
     raise _unfit(*first, num_rows, is_batch=options.batch, is_unsaid=unsaid)
 

@@ -88,9 +88,10 @@ def run_job(
                     job_setup.check_output(before, Path(manifest.output))
                     num_rows, num_failed = before.num_rows or 0, before.num_failed or 0
                     return JobReport(Path(before.output), job_dir, num_rows, num_failed, num_rows)
-                check_first_rows(options, manifest, files)
+                has_work = check_first_rows(options, manifest, files)
             run = JobRun(options, job_dir, lock, files, manifest, show=show)
-            return run.run(signals, engine_command)
+            # What a run before has answered is known when its journal is read.
+            return run.run(signals, engine_command, start_at_once=has_work and before is None)
 
 
 class JobRun(Watcher):
@@ -115,11 +116,13 @@ class JobRun(Watcher):
         self._work: Work | None = None
         self._index = ResultIndex()  # of what is on disk
 
-    def run(self, signals: StopSignals, engine_command: Sequence[str]) -> JobReport:
+    def run(
+        self, signals: StopSignals, engine_command: Sequence[str], *, start_at_once: bool
+    ) -> JobReport:
         opening = opening_message(self._manifest, self._options)
         starts = EngineStarts.of(self._options, opening, engine_command, self.note)
-        # The engines start first, and load while everything else is prepared.
-        engines = starts.start_all()
+        # Engines that are needed start first, and load while everything else is prepared.
+        engines = starts.start_all() if start_at_once else []
         try:
             return self._answered(signals, starts, engines)
         except JobStopped as stopped:
@@ -159,6 +162,8 @@ class JobRun(Watcher):
         finally:
             rows.close()
             journal.close()
+        if not supervisor.has_begun:
+            job_setup.check_model_on_disk(self._manifest)
         num_failed = self._finish(journal, work, signals)
         return JobReport(
             Path(self._manifest.output),

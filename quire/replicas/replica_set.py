@@ -36,21 +36,35 @@ class ReplicaSet:
         engines: Sequence[EngineLink] = (),
     ) -> None:
         """`openings` has one per replica. `engines` may have been started already, with the same
-        openings, to save time."""
+        openings, to save time; otherwise `begin` or the first row starts them."""
         self.feeder = Feeder(len(openings))
         self._receiver = receiver
         self._replicas: list[Replica] = []
         self._by_number: dict[int, Replica] = {}
         many = len(openings) > 1
+        self.begun = False  # engines were started
         for number, opening in enumerate(openings):
             name = f"replica {number}: " if many else ""
             replica = Replica(number, name, opening, _starter(start, number), self.feeder, receiver)
-            replica.begin(engines[number] if number < len(engines) else None)
             self._replicas.append(replica)
             self._by_number[number] = replica
         self._looked_at_end = 0.0
         self._arithmetic: Message | None = None  # of the first engine; all others must use it
         self._aligned: set[Replica] = set()  # replicas that were started again for that
+        if engines:
+            self.begin(engines)
+
+    def begin(self, engines: Sequence[EngineLink] = ()) -> None:
+        """Start every engine, except those that are started already."""
+        self.begun = True
+        for replica in self._replicas:
+            given = engines[replica.number] if replica.number < len(engines) else None
+            replica.begin(given)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many more rows to add now."""
+        return self.feeder.num_wanted if self.begun else 1
 
     @property
     def num_restarts(self) -> int:
@@ -74,7 +88,7 @@ class ReplicaSet:
         """Send rows, wait at most `wait` seconds for a message, and handle what came."""
         if self._send():
             wait = 0.0
-        if len(self._replicas) > 1 and wait > 0:
+        if (len(self._replicas) > 1 or not self.begun) and wait > 0:
             self._wait(wait)
             wait = 0.0
         for replica in list(self._replicas):
@@ -84,6 +98,8 @@ class ReplicaSet:
                 self._give_up(replica, hopeless)
 
     def add(self, task: Task) -> None:
+        if not self.begun:
+            self.begin()
         self.feeder.add(task)
 
     # One turn.
@@ -107,6 +123,8 @@ class ReplicaSet:
 
     def _is_needed(self, replica: Replica) -> bool:
         """Whether an engine that died should be started again: only if it would have rows."""
+        if not self.begun:
+            return False
         if replica.has_suspects or not self.feeder.exhausted or self.feeder.num_waiting:
             return True
         return self._has_rows() and not any(r.facts for r in self._replicas)

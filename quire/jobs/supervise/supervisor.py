@@ -46,7 +46,8 @@ class Supervisor:
     ) -> None:
         """`rows` yields work, an earlier result that still counts, or None while the next row is
         not ready. `openings` has the first message for each replica; `engines` may be started
-        already, with the same messages, to save time."""
+        already, with the same messages, to save time. Otherwise the first row that needs an
+        engine starts them: a run with nothing left to compute loads no model."""
         self._journal, self._source, self._costs = journal, rows, RowCosts(openings[0])
         self._epoch, self._watcher, self._on_ready = epoch, watcher, on_ready
         self._should_stop, self._metrics = should_stop, ReplicaMetrics()
@@ -56,6 +57,11 @@ class Supervisor:
     @property
     def num_restarts(self) -> int:
         return self._replicas.num_restarts
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a row needed the engines."""
+        return self._replicas.begun
 
     def run(self) -> None:
         """Return when every row has a record on disk; JobStopped if it has to stop before."""
@@ -94,9 +100,7 @@ class Supervisor:
         feeder = self._replicas.feeder
         num_bytes = num_taken = 0
         self._starved = False
-        for _ in range(min(TURN_ROWS, feeder.num_wanted)):
-            if num_bytes > TURN_BYTES or feeder.exhausted:
-                break
+        while self._has_room(num_taken, num_bytes):
             try:
                 row = next(self._source)
             except StopIteration:
@@ -115,6 +119,11 @@ class Supervisor:
             else:
                 self._keep(self._failed(row, row.error.kind, row.error.message))
         return num_taken > 0
+
+    def _has_room(self, num_taken: int, num_bytes: int) -> bool:
+        if num_taken >= TURN_ROWS or num_bytes > TURN_BYTES or self._replicas.feeder.exhausted:
+            return False
+        return self._replicas.num_wanted > 0
 
     # Callbacks of the replicas.
 

@@ -67,6 +67,7 @@ class ReplicaSession(Session):
             return EngineProcess(opening, command=COMMAND, hear=_hear, environment=environment)
 
         replicas = ReplicaSet(openings, start, receiver)
+        replicas.begin()
         try:
             parts = read_parts(model, options)  # while the replicas load
             while not replicas.all_ready:
