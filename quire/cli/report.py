@@ -36,7 +36,9 @@ def report(
     if rows < 0:
         raise InvalidOption(f"--rows is 0 or more, not {rows}", parameter="rows", value=rows)
     stored = [StoredRun.open(run) for run in runs]
-    target = output or Path(runs[0].rstrip("/").removesuffix(".quire")).with_suffix(".html")
+    run = Path(runs[0])
+    run = run if run.name else run.absolute()  # the folder that the command is run in
+    target = output or run.with_name(run.name.removesuffix(".quire")).with_suffix(".html")
     num_bytes = write_report(stored, target, max_rows=rows, on=on, truth=truth, overwrite=overwrite)
     if as_json:
         say_json({"report": str(target), "bytes": num_bytes})

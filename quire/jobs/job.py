@@ -124,16 +124,26 @@ _READ: dict[str, Callable[[Any], Any]] = {
 
 
 def _input(given: Any) -> dict[str, Any]:
-    if isinstance(given, str | Path):
-        return {"input": (str(given),)}
-    if isinstance(given, Sequence) and given and all(isinstance(x, str | Path) for x in given):
-        return {"input": tuple(str(each) for each in given)}
+    several = [given] if isinstance(given, str | Path) else given
+    if isinstance(several, Sequence) and several and all(_is_name(each) for each in several):
+        if "" in several:  # a shell's variable that is not set
+            raise InvalidOption(
+                "input is the name of a file or a folder, and one is empty. The present folder is "
+                "written as a dot.",
+                parameter="input",
+                value=given,
+            )
+        return {"input": tuple(str(each) for each in several)}
     if isinstance(given, Iterable) or hasattr(given, "__arrow_c_stream__"):
         return {"rows": given}
     raise InvalidOption(
         f"input is a path, several paths, rows as dicts or a table, not a {type(given).__name__}",
         parameter="input",
     )
+
+
+def _is_name(given: Any) -> bool:
+    return isinstance(given, str | Path)
 
 
 def plan_job(options: JobOptions, *, engine_command: Sequence[str] = COMMAND) -> str:

@@ -56,6 +56,12 @@ class JobOptions(RunOptions):
             raise _wrong("continuations", "goes with a prompt that they continue", None)
         if self.messages is not None and self.few_shot is not None:
             raise _wrong("few_shot", "goes with a prompt; conversations hold their own", None)
+        for name in ("output", "job", "few_shot"):
+            if getattr(self, name) == "":
+                raise _wrong(name, "is the name of a file or folder", "")
+        if self.prompt == "" and not (self.system or self.few_shot or self.media_columns()):
+            rule = 'is empty, and so is every question; name a column: "{{ text }}"'
+            raise _wrong("prompt", rule, None)
         if self.prompt is not None:
             RowTemplate(self.prompt, "--prompt")
         if self.where is not None:

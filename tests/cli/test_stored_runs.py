@@ -84,6 +84,10 @@ def test_score_as_json_is_one_object(output: str, capsys: pytest.CaptureFixture[
         (["show", "{}", "--where", "nothing > 1"], "--where cannot be asked of row 0"),
         (["diff", "{}", "{}", "--on", "id"], "has no column 'id'"),
         (["ls", "{}"], "is no folder"),
+        (["show", ""], "the name of a run is empty"),
+        (["report", ""], "the name of a run is empty"),
+        (["merge", ""], "the name of a run is empty"),
+        (["show", "/"], "there is no job at /"),
         (["eval", "mmul", "-m", "smollm2"], "no task is called 'mmul'"),
         (["eval", "gsm8k", "-m", "smollm2", "--limit", "0"], "--limit is at least 1"),
         (["eval", "gsm8k", "mmlu", "-m", "m", "-o", "x.jsonl"], "--output goes with one task"),
@@ -130,6 +134,20 @@ def test_report_writes_one_file_beside_the_run(
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert run("report", output, output, "-o", str(page.with_name("two.html")), "--json") == 0
     assert json.loads(capsys.readouterr().out)["bytes"] > 50_000
+
+
+def test_the_folder_of_a_job_may_be_the_present_one(
+    output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(output + ".quire")
+    assert run("show", ".") == 0
+    assert run("report", ".") == 0
+    assert (
+        capsys.readouterr()
+        .out.rstrip()
+        .splitlines()[-1]
+        .startswith(str(Path(output).with_suffix(".html")))
+    )
 
 
 def test_export_by_ending(output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -454,6 +454,9 @@ def test_metrics_and_results_can_be_read_by_others(source: Path, output: Path) -
     [
         ({"prompt": None}, "prompt or messages"),
         ({"prompt": "{{ text"}, "does not compile"),
+        ({"prompt": ""}, "prompt is empty"),
+        ({"few_shot": ""}, "few_shot is the name of a file"),
+        ({"job": ""}, "job is the name of a file"),
         ({"where": "text >"}, "does not compile"),
         ({"temperature": -1}, "temperature"),
         ({"no_such_thing": 1}, "no_such_thing"),

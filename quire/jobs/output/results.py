@@ -51,9 +51,9 @@ class StoredRun:
     @classmethod
     def open(cls, path: str | Path, *, output_column: str | None = None) -> StoredRun:
         """The run at an OUTPUT, a job directory, or a table with a column `output_column`."""
-        path = Path(path)
+        given, path = path, Path(path)
         try:
-            job_dir = job_dir_of(path)
+            job_dir = job_dir_of(given)
         except InvalidOption:
             if not path.is_file():
                 raise

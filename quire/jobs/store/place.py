@@ -22,11 +22,17 @@ _LONGEST_POINTER = 1 << 16  # bytes
 
 def job_dir_for(output: Path) -> Path:
     """The usual job directory of this output."""
-    return output.with_name(output.name + SUFFIX)
+    return output.parent / f"{output.name}{SUFFIX}"  # "." and "/" are paths without a name
 
 
 def job_dir_of(path: str | Path) -> Path:
     """The job directory of an OUTPUT, or the directory itself."""
+    if path == "":
+        raise InvalidOption(
+            "the name of a run is empty. Give the OUTPUT of a `quire run`, or its job directory.",
+            parameter="job",
+            value=path,
+        )
     path = Path(path)
     beside = job_dir_for(path)
     for directory in (path, beside):
