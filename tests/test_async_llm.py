@@ -300,6 +300,28 @@ def test_what_a_closed_loop_asked_for_is_given_up(slow: AsyncLLM) -> None:
     assert engine.num_steps - began < LONG.max_tokens
 
 
+def test_what_a_closed_loop_wants_only_the_end_of_is_given_up(slow: AsyncLLM) -> None:
+    engine, loop = slow._session.engine, asyncio.new_event_loop()
+    began = engine.num_steps
+    wanted = LONG.clone()
+    wanted.output_kind = RequestOutputKind.FINAL_ONLY
+    answer = slow.generate("a", wanted, "left")
+
+    async def begin() -> asyncio.Future[Any]:
+        first = asyncio.ensure_future(anext(answer))
+        while not slow._engine.in_engine:
+            await asyncio.sleep(0.01)
+        return first
+
+    left = loop.run_until_complete(begin())
+    loop.close()
+    wait_until(lambda: engine.idle)
+    assert engine.num_steps - began < LONG.max_tokens
+    assert not left.done()  # its task was there all the time
+    wait_until(lambda: not slow._readers)
+    left._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_another_rank_is_refused(llm: AsyncLLM) -> None:
     with pytest.raises(NotSupported, match="data_parallel_rank=1"):
         asyncio.run(all_of(llm, "a", params(1), data_parallel_rank=1))

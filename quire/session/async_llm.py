@@ -32,8 +32,9 @@ from quire.session.views import MadeOfArgs, VllmConfigView
 class _Reader:
     """The event-loop side of one request: keeps its outputs until its task reads them."""
 
-    def __init__(self, asked: Submission) -> None:
-        self.asked = asked
+    def __init__(self, asked: Submission, readers: dict[str, _Reader]) -> None:
+        self.asked, self._readers = asked, readers
+        readers[asked.request_id] = self
         self.loop = asyncio.get_running_loop()
         self._only_new = asked.params.output_kind is RequestOutputKind.DELTA
         self._ready = asyncio.Event()
@@ -50,6 +51,11 @@ class _Reader:
             else:
                 self._output = joined
         self._ready.set()
+
+    def leave(self) -> None:
+        """Its task reads no more. A second call does nothing."""
+        if self._readers.get(self.asked.request_id) is self:
+            del self._readers[self.asked.request_id]
 
     def _joined(self, news: RequestOutput) -> RequestOutput:
         if self._output is None:
@@ -109,7 +115,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
         self._readers: dict[str, _Reader] = {}  # by request id, while a task reads
         self._num_unnamed = 0
         self._lookers = ThreadPoolExecutor(LOOKERS, "quire-look-at-media")
-        self._engine = EngineThread(self._session, _hand_over)
+        self._engine = EngineThread(self._session, _hand_over, is_left=_is_left)
         # Also at exit: no thread may compute while Python shuts down.
         self._end = weakref.finalize(self, self._engine.close)
 
@@ -150,7 +156,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
                 output = await reader.next()
                 yield output
         finally:
-            del self._readers[reader.asked.request_id]
+            reader.leave()
             if output is None or not output.finished:
                 self._engine.give_up(reader.asked)
 
@@ -184,7 +190,7 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
             output = await reader.next()
             yield pooling.request_output(output, wanted)
         finally:
-            del self._readers[reader.asked.request_id]
+            reader.leave()
             if output is None:
                 self._engine.give_up(reader.asked)
 
@@ -278,8 +284,8 @@ class AsyncLLM(MadeOfArgs, NotBuiltAsyncMethods, ListsAttributes):
 
     def _reader(self, request_id: str, asked: Submission) -> _Reader:
         asked.request_id = request_id
-        asked.reader = self._readers[request_id] = _Reader(asked)
-        return self._readers[request_id]
+        asked.reader = reader = _Reader(asked, self._readers)
+        return reader
 
     async def _ask(self, asked: Submission) -> None:
         """Send a request to the engine's thread. Headers of its media are checked first, on
@@ -303,8 +309,14 @@ def _hand_over(news: list[News]) -> list[Submission]:
         try:
             loop.call_soon_threadsafe(_deliver, some)
         except RuntimeError:  # what a closed loop raises
-            left += [asked for asked, _ in some]
+            for asked, _ in some:
+                asked.reader.leave()  # it may hold its task, which would never leave by itself
+                left.append(asked)
     return left
+
+
+def _is_left(asked: Submission) -> bool:
+    return bool(asked.reader.loop.is_closed())
 
 
 def _deliver(news: list[News]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from quire.session.session import Session
 CLOSE_SECONDS = 30.0  # how long closing waits for the step in progress
 READ_IN_A_HURRY = 8  # background requests read between two steps: each takes some tenths of a ms
 READ_TOGETHER = 64  # at other times, so that new requests do not have to wait for all of them
+LOOK_SECONDS = 0.5  # between two looks for requests whose readers are gone
 READING = "its prompt was read"
 
 
@@ -136,13 +138,17 @@ class EngineThread:
         *,
         on_idle: Callable[[], None] = lambda: None,
         is_behind: Callable[[], bool] = lambda: False,
+        is_left: Callable[[Submission], bool] | None = None,
         hurried: bool = False,
     ) -> None:
         """`hand_over` is called on the thread with the news of a step: outputs of requests, or the
         error that ended them. It may return requests that are not read any more. `on_idle` is
         called before the thread waits for requests. While `is_behind` returns True, no outputs of
-        growing answers are made. `hurried`: answers to foreground requests are waited for."""
+        growing answers are made. `is_left`: whether nobody reads a request any more, which is asked
+        now and then for those that hand over nothing before their end.
+        `hurried`: answers to foreground requests are waited for."""
         self._on_idle, self._hurried = on_idle, hurried
+        self._is_left, self._looked = is_left, time.monotonic()
         self.failure: BaseException | None = None  # the error that ended the engine, if any
         self._session, self._hand_over = session, hand_over
         self._inbox = _Inbox()
@@ -260,6 +266,10 @@ class EngineThread:
         if self._inbox.closed:
             raise EngineClosed("the engine was shut down")
         self._num_read = 0
+        if self._is_left is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            for asked in filter(self._is_left, self.in_engine.values()):
+                self.give_up(asked)
         for asked in self._inbox.take_given_up():
             if asked.number >= 0:
                 self._run.cancel(asked.number)
