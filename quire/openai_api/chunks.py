@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.openai_api.answer_parts import AnswerParts
 from quire.openai_api.asks import Asked
 from quire.openai_api.bodies import (
@@ -39,10 +41,11 @@ class Stream:
         self._told_prompt = False
         self._over: set[int] = set()  # choices that were shown to their end
 
-    def opening(self) -> Iterator[Chunk]:
-        """The chunks before the first output of the engine."""
+    def opening(self, first: Output) -> Iterator[Chunk]:
+        """The chunks that are sent before the engine's first output, which tells of the prompt."""
         if not self._asked.is_chat:
             return
+        self._last[0] = replace(first, output_tokens=0, reasoning_tokens=0)  # nothing is shown yet
         content = None if self._asked.tools.constrained else ""  # no text comes beside calls
         for index in range(self._asked.num_samples):
             yield self._chunk(_chat_choice(index, {"role": "assistant", "content": content}))

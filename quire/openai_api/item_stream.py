@@ -25,11 +25,13 @@ class ItemStream(ABC):
         self._open = ""  # the kind of item that text goes to: "", "message" or "reasoning"
         self._text: list[str] = []  # of that item
 
-    def opening(self) -> Iterator[Event]:
-        """No events before the engine's first output, nor after its last."""
+    def opening(self, first: Output) -> Iterator[Event]:
+        """No events before the engine's first output."""
         return iter(())
 
-    closing = opening
+    def closing(self) -> Iterator[Event]:
+        """No events after the engine's last output."""
+        return iter(())
 
     def feed(self, row: int, output: Output) -> Iterator[Event]:
         if self._parts is None:

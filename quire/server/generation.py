@@ -70,7 +70,7 @@ async def _events(
     is_open = False
     async with aclosing(row_outputs(services, asked, key_id)) as outputs:
         async for row, output in outputs:
-            chunks = [] if is_open else [*stream.opening()]
+            chunks = [] if is_open else [*stream.opening(output)]
             chunks += stream.feed(row, output)
             is_open = True
             if chunks:

@@ -129,5 +129,7 @@ def test_ids_come_with_every_chunk_of_tokens_whatever_text_they_have() -> None:
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_no_text_is_opened_where_calls_alone_may_come(choice: str) -> None:
     body = {**BODIES[CHAT], "tools": [TOOL], "tool_choice": choice, "stream": True}
-    [chunk] = Stream(read_body(CHAT, body), id="x", created=0, model="m").opening()
+    [chunk] = Stream(read_body(CHAT, body), id="x", created=0, model="m").opening(
+        Output((), finished=False)
+    )
     assert chunk["choices"][0]["delta"]["content"] == (None if choice == "required" else "")

@@ -197,6 +197,15 @@ def test_usage_in_a_stream_counts_answers_that_wait(tmp_path: Path) -> None:
     assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6, 6]
 
 
+def test_usage_counts_the_prompt_from_the_opening_on(http: httpx.Client) -> None:
+    told = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": "fake", **chat(), "max_tokens": 2, "ignore_eos": True}
+    chunks = events(http, CHAT, {**asked, "stream": True, "stream_options": told})
+    counted = [(c["usage"]["prompt_tokens"], c["usage"]["completion_tokens"]) for c in chunks]
+    [prompt] = {prompt for prompt, _ in counted}
+    assert prompt > 0 and counted[0] == (prompt, 0) and counted[-1] == (prompt, 2)
+
+
 def test_nothing_is_no_tokens_and_back(http: httpx.Client) -> None:
     nothing = {"prompt": "", "add_special_tokens": False}
     assert http.post("/tokenize", json=nothing).json()["tokens"] == []
