@@ -21,7 +21,14 @@ from quire.server.database import WRITE_REFUSALS
 from quire.server.files import FileObject, StoredFile
 from quire.server.limits import SLOW_READER_SECONDS
 from quire.server.multipart import Form, FormReader, form_schema
-from quire.server.paging import PAGE_REFUSALS, ListObject, list_object, page_asked, page_query
+from quire.server.paging import (
+    PAGE_REFUSALS,
+    ListObject,
+    given,
+    list_object,
+    page_asked,
+    page_query,
+)
 from quire.server.receiving import FORM_REFUSALS, Limits, Received, quota_exceeded, receive
 from quire.server.replies import json_response
 from quire.server.route import ApiRoute
@@ -104,7 +111,7 @@ class FileRoutes:
 
     async def listed(self, request: Request) -> Response:
         page = page_asked(request.query_params, **_PAGE)
-        purpose = request.query_params.get("purpose")
+        purpose = given(request.query_params, "purpose")
         found, has_more = await self._service.database.read(
             lambda connection: files.page_of(connection, key_of(request), page, purpose)
         )

@@ -30,6 +30,7 @@ from quire.server.paging import (
     PAGE_REFUSALS,
     ListObject,
     Page,
+    given,
     list_object,
     page_asked,
     page_query,
@@ -171,8 +172,8 @@ class MessageBatchRoutes:
 def _page(query: Mapping[str, str]) -> tuple[Page, str]:
     """The page of a query, and the id from which it is counted. A page before an id is read in
     ascending order from it."""
-    limit = page_asked({"limit": query["limit"]} if "limit" in query else {}, **_PAGE).limit
-    before, after = query.get("before_id"), query.get("after_id")
+    limit = page_asked({"limit": query.get("limit", "")}, **_PAGE).limit
+    before, after = given(query, "before_id"), given(query, "after_id")
     if before is not None and after is not None:
         raise bad("before_id and after_id exclude each other; give one", param="before_id")
     if before is not None:

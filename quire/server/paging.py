@@ -31,16 +31,21 @@ def page_query(*, default: int, most: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def given(query: Mapping[str, str], name: str) -> str | None:
+    """A parameter of a list; an empty one is none: clients send `after=` for the first page."""
+    return query.get(name) or None
+
+
 def page_asked(query: Mapping[str, str], *, default: int, most: int) -> Page:
     """The page that a query asks for; 400 for invalid parameters."""
-    limit = query.get("limit", str(default))
+    limit = given(query, "limit") or str(default)
     is_number = limit.isascii() and limit.isdigit() and len(limit) < 10
     if not is_number or not 1 <= int(limit) <= most:
         raise bad(f"limit is a whole number from 1 to {most:,}, not {show(limit)}", param="limit")
-    order = query.get("order", "desc")
+    order = given(query, "order") or "desc"
     if order not in ("asc", "desc"):
         raise bad(f"order is asc or desc, not {show(order)}", param="order")
-    return Page(int(limit), query.get("after"), order == "asc")
+    return Page(int(limit), given(query, "after"), order == "asc")
 
 
 def select_page(

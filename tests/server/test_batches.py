@@ -390,6 +390,7 @@ async def test_batches_are_listed_in_pages(client: Client) -> None:
     assert (first["first_id"], first["last_id"]) == (made[4], made[3])
     rest = (await client.http.get(f"/v1/batches?limit=9&after={made[3]}")).json()
     assert [b["id"] for b in rest["data"]] == made[2::-1] and not rest["has_more"]
+    assert (await client.http.get("/v1/batches?limit=2&after=")).json() == first
     for wrong in ("limit=0", "limit=101", "limit=x", "order=up"):
         assert (await client.http.get(f"/v1/batches?{wrong}")).status_code == 400
     assert (await client.http.get("/v1/batches?after=batch_x")).status_code == 404

@@ -66,6 +66,8 @@ async def test_files_are_listed_by_purpose_and_in_pages(client: Client) -> None:
     assert [file["id"] for file in only["data"]] == [made[1]]
     page = (await client.http.get(f"/v1/files?order=asc&limit=1&after={made[0]}")).json()
     assert [file["id"] for file in page["data"]] == [made[1]] and page["has_more"]
+    for empty in ("after=", "after=&limit=&order=&purpose="):
+        assert (await client.http.get(f"/v1/files?{empty}")).json() == listed
     batch = await client.batch(chats(2))
     outputs = (await client.http.get("/v1/files?purpose=batch_output")).json()["data"]
     assert [file["id"] for file in outputs] == [batch["output_file_id"]]

@@ -176,6 +176,7 @@ async def test_lists_are_paged_both_ways(client: Client) -> None:
     assert await page(limit=2, before_id=newest[3]) == (newest[1:3], True)
     assert await page(limit=3, before_id=newest[3]) == (newest[:3], False)
     assert await page(before_id=newest[0]) == ([], False)
+    assert await page(limit=2, after_id="", before_id="") == (newest[:2], True)
     for query in ("limit=0", "limit=1001", "after_id=x&before_id=y"):
         assert (await client.http.get(f"{BATCHES}?{query}")).status_code == 400
     missing = await client.http.get(f"{BATCHES}?before_id=msgbatch_x")
