@@ -7,13 +7,7 @@ from typing import Any
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
-from quire.families.reading import (
-    num_layers,
-    read_heads,
-    read_plain_decoder,
-    read_window,
-    windows_by_kind,
-)
+from quire.families.reading import read_heads, read_plain_decoder, windows_from_a_layer_on
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
@@ -23,7 +17,7 @@ def read(fields: Fields) -> ModelSpec:
         fields,
         read_heads(fields, kv_heads=16),
         qkv_bias=fields.flag("qkv_bias", True),
-        windows=_windows(fields),
+        windows=windows_from_a_layer_on(fields, _has_window),
     )
     experts = read_experts(
         fields,
@@ -36,12 +30,9 @@ def read(fields: Fields) -> ModelSpec:
     return with_experts(spec, fields, experts)
 
 
-def _windows(fields: Fields) -> tuple[int | None, ...]:
-    """Windows in every second one of the first layers, unless the config lists them."""
-    window = read_window(fields) if fields.flag("use_sliding_window", False) else None
-    first = fields.whole("max_window_layers", 28)
-    usual = (window if i < first and i % 2 == 0 else None for i in range(num_layers(fields)))
-    return windows_by_kind(fields, window) or tuple(usual)
+def _has_window(layer: int, first: int) -> bool:
+    """Every second one of the first layers."""
+    return layer < first and layer % 2 == 0
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

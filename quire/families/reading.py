@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,15 +181,21 @@ def windows_in_turn(fields: Fields, window: int | None, period: int) -> tuple[in
     return windows_by_kind(fields, window) or tuple(usual)
 
 
-def windows_from_a_layer_on(fields: Fields) -> tuple[int | None, ...]:
-    """Windows that a flag switches on, from layer `max_window_layers` on."""
+def windows_from_a_layer_on(
+    fields: Fields, has_window: Callable[[int, int], bool] = operator.ge
+) -> tuple[int | None, ...]:
+    """Windows that a flag switches on, from layer `max_window_layers` on, or in layers for which
+    `has_window(layer, max_window_layers)` is true."""
     on = fields.flag("use_sliding_window", False)
     window = read_window(fields) if on else None
     by_kind = windows_by_kind(fields, window)
     if by_kind is not None or window is None:
         return by_kind or (None,) * num_layers(fields)
-    first = fields.whole("max_window_layers", 28)
-    return tuple(window if layer >= first else None for layer in range(num_layers(fields)))
+    name = "max_window_layers"
+    if name in fields.values and fields.values[name] is None:  # Transformers refuses that, too
+        raise fields.wrong(name, "a whole number from 0")
+    first = fields.whole(name, 28)
+    return tuple(window if has_window(i, first) else None for i in range(num_layers(fields)))
 
 
 def read_dtype(fields: Fields) -> str:

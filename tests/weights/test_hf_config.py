@@ -278,6 +278,15 @@ def test_absurd_windows_are_refused(change: dict[str, Any]) -> None:
         spec_from_hf(family("qwen2", use_sliding_window=True, **change))
 
 
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2_moe"])
+def test_windows_from_no_layer_on_are_refused_and_without_windows_it_is_not_read(name: str) -> None:
+    config = family(name, sliding_window=7, max_window_layers=None)
+    spec = spec_from_hf({**config, "use_sliding_window": False})
+    assert all(layer.attention.window is None for layer in spec.layers)
+    with pytest.raises(CorruptModel, match="max_window_layers"):
+        spec_from_hf({**config, "use_sliding_window": True})
+
+
 @pytest.mark.parametrize("kind", ["chunked_attention", ["x"], None])
 def test_an_unknown_kind_of_layer_is_refused(kind: Any) -> None:
     config = family("qwen2", use_sliding_window=True, sliding_window=7, layer_types=[kind] * 4)
