@@ -146,13 +146,20 @@ def _classifying(
     parts: tuple[HeadPart, ...] = (Dense("score"),)
     if encoder is not None:
         parts = encoder.classifier(fields, per_token)
-        kind = fields.word("classifier_pooling", "cls")
-        if kind not in ("cls", "bos", "mean"):
-            raise fields.unsupported("classifier_pooling", "'cls' or 'mean'")
-        pooling = "mean" if kind == "mean" else "cls"
+        pooling = "cls" if per_token else _label_pooling(fields, encoder)
     classifier = Classifier(parts, count, _activation(fields, count, sentence), pooling, prefix)
     tasks: tuple[Task, ...] = ("token_classify",) if per_token else ("classify", "token_classify")
     return PoolerSpec(tasks, (pooling,), classifier=classifier, why_not=_CLASSIFIES)
+
+
+def _label_pooling(fields: Fields, encoder: EncoderFamily) -> PoolingType:
+    known = encoder.label_pooling
+    kind = fields.word("classifier_pooling", next(iter(known)))
+    if kind not in known:
+        raise fields.unsupported(
+            "classifier_pooling", f"{' or '.join(map(repr, known))} for {encoder.name}"
+        )
+    return known[kind]
 
 
 def _by_tokens(fields: Fields, rows: TokenRows, sentence: SentenceFiles | None) -> PoolerSpec:

@@ -249,9 +249,21 @@ def test_a_config_that_would_be_another_model_is_refused(
         open_llm(tmp_path, hf_overrides=change)
 
 
-def test_labels_of_other_tokens_than_are_known_are_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, ENCODERS["modernbert"], "classes", num_labels=1)
+@pytest.mark.parametrize(
+    ("family", "pooling", "rule"),
+    [
+        ("modernbert", "max", "'cls' or 'mean' for modernbert"),
+        ("modernbert", "bos", "'cls' or 'mean' for modernbert"),
+        ("eurobert", "cls", "'bos' or 'mean' for eurobert"),
+        ("nomic_bert", "mean", "'cls' for nomic_bert"),  # its class reads no such key
+        ("bert", "mean", "'cls' for bert"),
+    ],
+)
+def test_labels_of_other_tokens_than_the_family_has_are_refused(
+    family: str, pooling: str, rule: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path, ENCODERS[family], "classes", num_labels=1)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"classifier_pooling": "max"}))
-    with pytest.raises(UnsupportedModel, match="classifier_pooling must be 'cls' or 'mean'"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"classifier_pooling": pooling}))
+    with pytest.raises(UnsupportedModel, match=f"classifier_pooling must be {rule}"):
         open_llm(tmp_path)

@@ -65,6 +65,7 @@ FAMILY = EncoderFamily(
     read=read,
     names=NAMES,
     classifier=classifier,
+    label_pooling={"bos": "cls", "mean": "mean"},
     without_effect={
         "attention_dropout": "training",
         "mask_token_id": "the tokenizer's",

@@ -88,6 +88,7 @@ FAMILY = EncoderFamily(
         norm="final_norm",
     ),
     classifier=classifier,
+    label_pooling={"cls": "cls", "mean": "mean"},
     without_effect={
         "initializer_cutoff_factor": "training",
         "attention_dropout": "training",
