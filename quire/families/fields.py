@@ -63,6 +63,12 @@ class Fields:
         """As `wrong`, for a valid value that quire's own families do not support."""
         return UnsupportedModel(str(self.wrong(key, rule)))
 
+    def refuse_null(self, *keys: str) -> None:
+        """Refuse null where Transformers refuses it, too. Absent is accepted."""
+        for key in keys:
+            if key in self.values and self.values[key] is None:
+                raise self.wrong(key, "a value, or left out")
+
     def check_only(self, only: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse all values but these; null or absent is always accepted."""
         for key, allowed in only.items():

@@ -191,10 +191,8 @@ def windows_from_a_layer_on(
     by_kind = windows_by_kind(fields, window)
     if by_kind is not None or window is None:
         return by_kind or (None,) * num_layers(fields)
-    name = "max_window_layers"
-    if name in fields.values and fields.values[name] is None:  # Transformers refuses that, too
-        raise fields.wrong(name, "a whole number from 0")
-    first = fields.whole(name, 28)
+    fields.refuse_null("max_window_layers")
+    first = fields.whole("max_window_layers", 28)
     return tuple(window if has_window(i, first) else None for i in range(num_layers(fields)))
 
 

@@ -109,8 +109,8 @@ class EncoderFamily:
     needs: Mapping[str, Any] = field(default_factory=dict)
     # Keys that do not change results, and why.
     without_effect: Mapping[str, str] = field(default_factory=dict)
-    # The words of `classifier_pooling` that its class in Transformers reads, the usual one first, and
-    # the state of a text that they mean. A family without the key uses the first token's.
+    # The words of `classifier_pooling` that its class in Transformers reads, the usual one first,
+    # and the state of a text that they mean. A family without the key uses the first token's.
     label_pooling: Mapping[str, Literal["cls", "mean"]] = field(
         default_factory=lambda: {"cls": "cls"}
     )

@@ -48,19 +48,24 @@ class MediaConfig:
                 return self.token_text(found[0]) or unsaid
         return unsaid
 
-    def side(self, key: str, unsaid: int) -> int:
-        """The side of a square, or the shortest edge, at this key of the processor's config."""
+    def side(self, key: str, unsaid: int, *edges: str, number: bool = True) -> int:
+        """The side of a square, or one of these `edges`, at this key of the processor's config;
+        `number`: also written as a number alone."""
+        self.processor.refuse_null(key)
         value = self.processor.values.get(key)
         if value is None:
             return unsaid
         if isinstance(value, Mapping):
             if value.get("height") != value.get("width"):
                 raise self.processor.wrong(key, "a square, or an edge")
-            inner = Fields(value, f"{self.processor.source}, {key}")
-            names = ("shortest_edge", "height", "width", "longest_edge")
-            named = next((name for name in names if value.get(name) is not None), "height")
-            return inner.count(named)
-        return self.processor.count(key)
+            names = (*edges, *(("height",) if number else ()))
+            found = next((name for name in names if value.get(name) is not None), None)
+            if found is not None:
+                return Fields(value, f"{self.processor.source}, {key}").count(found)
+        elif number:
+            return self.processor.count(key)
+        kinds = [*edges, "height and width"] if number else edges
+        raise self.processor.wrong(key, f"an object with {' or '.join(kinds)}")
 
 
 def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -93,7 +93,7 @@ def read(config: MediaConfig) -> SquareImages:
         pad=config.token("image_token_index", "image_token_id", unsaid="<image_soft_token>"),
         begin=config.token("boi_token_index", "boi_token_id", unsaid="<start_of_image>"),
         end=config.token("eoi_token_index", "eoi_token_id", unsaid="<end_of_image>"),
-        side=config.side("size", 896),
+        side=config.side("size", 224),
         count=config.model.count("mm_tokens_per_image", 256),
         resample=filter_of(said, BILINEAR),
         normalised=Normalised.of(said, 0.5, 0.5),

@@ -102,12 +102,12 @@ def _below(width: int, height: int, most: int) -> tuple[int, int]:
 
 def read(config: MediaConfig) -> TiledImages:
     said, vision = config.processor, config.model.inner("vision_config")
-    tile = config.side("max_image_size", 364)
+    tile = config.side("max_image_size", 364, "longest_edge")
     patches = vision.count("image_size", tile) // vision.count("patch_size", 32)
     scale = config.model.count("scale_factor", 2)
     return TiledImages(
         pad=config.token("image_token_id", unsaid="<image>"),
-        edge=config.side("size", 4 * 364),
+        edge=config.side("size", 4 * 364, "longest_edge", number=False),
         tile=tile,
         count=patches**2 // scale**2,
         splits=said.flag("do_image_splitting", True),

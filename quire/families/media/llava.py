@@ -64,17 +64,19 @@ class LlavaImages(PaddedImages):
 
 def read(config: MediaConfig) -> LlavaImages:
     said, vision = config.processor, config.model.inner("vision_config")
-    edge, size = config.side("size", CLIP_SIDE), said.values.get("size")
-    stretched = isinstance(size, Mapping) and size.get("shortest_edge") is None
-    if said.flag("do_center_crop", not stretched or said.values.get("crop_size") is not None):
-        crop = config.side("crop_size", edge)
-    elif stretched:
-        crop = edge
-    else:
-        raise said.wrong("do_center_crop", "true where size has a shortest_edge")
     # SigLIP's processor has other defaults than CLIP's, and neither of them pads.
     kind = said.word("image_processor_type", said.word("feature_extractor_type", _OWN_PROCESSOR))
-    mean, std = (0.5, 0.5) if kind.startswith("Siglip") else (CLIP_MEAN, CLIP_STD)
+    is_siglip = kind.startswith("Siglip")
+    mean, std = (0.5, 0.5) if is_siglip else (CLIP_MEAN, CLIP_STD)
+    edge, size = config.side("size", CLIP_SIDE, "shortest_edge"), said.values.get("size")
+    stretched = is_siglip if size is None else "shortest_edge" not in _named(size)
+    crop = edge
+    if said.flag("do_center_crop", not is_siglip):
+        if is_siglip and "crop_size" not in said.values:
+            raise said.wrong("do_center_crop", "false where crop_size is left out")
+        crop = config.side("crop_size", CLIP_SIDE)
+    elif not stretched:
+        raise said.wrong("do_center_crop", "true where size has a shortest_edge")
     pads = kind.startswith(_OWN_PROCESSOR) and said.flag("do_pad", False)
     patches = (crop // vision.count("patch_size", 14)) ** 2
     return LlavaImages(
@@ -87,6 +89,12 @@ def read(config: MediaConfig) -> LlavaImages:
         background=background_of(said, mean) if pads else None,
         normalised=Normalised.of(said, mean, std),
     )
+
+
+def _named(size: Any) -> Mapping[str, Any]:
+    """What a size says by name: a number alone is the shortest edge."""
+    said = size if isinstance(size, Mapping) else {"shortest_edge": size}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def num_more_rows(config: MediaConfig, tower: str, kept: str) -> int:

@@ -165,7 +165,11 @@ def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, i
 
 
 def read(config: MediaConfig) -> GridImages:
-    return _read(config, "clip", "default", PINPOINTS, CLIP_SIDE)
+    rules, said = _read(config, "clip", "default", PINPOINTS, CLIP_SIDE), config.processor
+    crops = "do_center_crop" not in said.values or said.flag("do_center_crop", False)
+    if crops and config.side("crop_size", CLIP_SIDE, "shortest_edge") != rules.tile:
+        raise said.wrong("crop_size", f"as large as size, and is {CLIP_SIDE} where it is left out")
+    return rules
 
 
 def read_onevision(config: MediaConfig) -> GridImages:
@@ -174,6 +178,10 @@ def read_onevision(config: MediaConfig) -> GridImages:
         raise config.model.wrong("vision_aspect_ratio", "anyres_max_ and a number")
     grids = product(ONEVISION_SIDES, ONEVISION_SIDES)
     rules = _read(config, "siglip", "full", grids, ONEVISION_SIDES.start)
+    if config.processor.flag("do_center_crop", False):
+        raise config.processor.wrong("do_center_crop", "false: tiles are read whole")
+    if any(side % rules.tile for grid in rules.grids for side in grid):
+        raise config.processor.wrong(_GRIDS, f"multiples of {rules.tile}, the side of a tile")
     return replace(rules, most_tiles=int(most), background=background_of(config.processor))
 
 
@@ -183,9 +191,7 @@ def _read(
     """The rules; `tower`, `kept` (see num_more_rows), `grids` and the `side` of a tile are
     defaults."""
     said, vision = config.processor, config.model.inner("vision_config")
-    tile = config.side("size", side)
-    if config.side("crop_size", tile) != tile:
-        raise said.wrong("crop_size", "as large as size")
+    tile = config.side("size", side, "shortest_edge")
     if num_more_rows(config, tower, kept):
         rule = "what leaves the rows of a tile's patches alone: 'full' for SigLIP, else 'default'"
         raise config.model.wrong("vision_feature_select_strategy", rule)

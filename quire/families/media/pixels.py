@@ -22,6 +22,7 @@ def filter_of(said: Fields, unsaid: int) -> int:
     """The filter in a processor's config, as Pillow's number."""
     if not said.flag("do_resize", True):
         raise said.wrong("do_resize", "true: images of any size are read")
+    said.refuse_null("resample")
     if (found := said.whole("resample", unsaid)) > _MOST_FILTER:
         raise said.wrong("resample", f"one of Pillow's filters, from 0 to {_MOST_FILTER}")
     return found

@@ -53,10 +53,12 @@ class LinedImages(PaddedImages):
 
 def read(config: MediaConfig) -> LinedImages:
     said, patch = config.processor, config.model.inner("vision_config").count("patch_size", 16)
+    if said.flag("do_center_crop", False):
+        raise said.wrong("do_center_crop", "false: every image is read whole")
     return LinedImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="[IMG]"),
         unit=patch * config.model.count("spatial_merge_size", 1),
-        edge=config.side("size", 1024),
+        edge=config.side("size", 1024, "longest_edge"),
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )

@@ -51,11 +51,13 @@ class Normalised:
     @classmethod
     def of(cls, said: Fields, mean: float | tuple[float, ...], std: Any) -> Normalised:
         """Read from a processor's config; `mean` and `std` are defaults."""
-        factor = said.positive("rescale_factor", 1 / 255)
-        if not said.flag("do_rescale", True):
-            factor = 1.0
+        factor = 1.0
+        if said.flag("do_rescale", True):
+            said.refuse_null("rescale_factor")
+            factor = said.positive("rescale_factor", 1 / 255)
         if not said.flag("do_normalize", True):
             return cls(factor, (0.0,) * 3, (1.0,) * 3)
+        said.refuse_null("image_mean", "image_std")
         stds = _three(said, "image_std", std)
         if 0.0 in stds:
             raise said.wrong("image_std", "without 0")
