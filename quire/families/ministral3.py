@@ -8,7 +8,8 @@ from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window
 from quire.families.rope_config import read_rope, rope_fields, yarn_scale
-from quire.layer_plan import Llama3Rope, QueryGrowth, RopeScaling, YarnRope
+from quire.layer_parts.rope import Llama3Rope, RopeScaling, YarnRope
+from quire.layer_plan import QueryGrowth
 from quire.spec import ModelSpec
 
 THETA = 1_000_000.0

@@ -13,7 +13,8 @@ from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
-from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, RopeScaling, YarnRope
+from quire.layer_parts.rope import FactorRope, LinearRope, Llama3Rope, RopeScaling, YarnRope
+from quire.layer_plan import Rope
 from quire.spec import ModelSpec
 
 DEFAULT_THETA = 10_000.0

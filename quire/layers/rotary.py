@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope, Rotation, YarnRope
+from quire.layer_parts.rope import FactorRope, LinearRope, Llama3Rope, YarnRope
+from quire.layer_plan import Rope, Rotation
 
 Turn = tuple[Tensor, Tensor]  # cos and sin
 STILL = Rope(1.0, 0)

@@ -19,7 +19,8 @@ from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import SIGMOID
 from quire.families.registry import families_of_gguf
-from quire.layer_plan import FactorRope, LayerPlan, MlpPlan
+from quire.layer_parts.rope import FactorRope
+from quire.layer_plan import LayerPlan, MlpPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_metadata import plain_metadata, shortest

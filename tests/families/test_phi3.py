@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.layer_plan import FactorRope
+from quire.layer_parts.rope import FactorRope
 from quire.weights.hf_config import spec_from_hf
 from tests.weights.test_hf_config import family
 

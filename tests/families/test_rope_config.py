@@ -16,7 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.rope_config import for_length, long_len
-from quire.layer_plan import FactorRope, Rope, YarnRope
+from quire.layer_parts.rope import FactorRope, YarnRope
+from quire.layer_plan import Rope
 from quire.layers.rotary import attention_factor, frequencies
 from quire.spec import ModelSpec
 from quire.weights.gguf_config import spec_from_gguf

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from quire.layer_plan import FactorRope, LinearRope, Llama3Rope, Rope
+from quire.layer_parts.rope import FactorRope, LinearRope, Llama3Rope
+from quire.layer_plan import Rope
 from quire.layers.rotary import Rotary, frequencies
 
 ROPE = Rope(theta=100.0, dims=8)

@@ -15,6 +15,7 @@ from quire.backends.ops import Kernels
 from quire.errors import UnsupportedModel
 from quire.executor.cpu.accuracy import hidden_states
 from quire.executor.plain_data import from_json, to_json
+from quire.layer_parts.rope import LinearRope
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 from quire.layer_plan import (
     AttentionPlan,
@@ -22,7 +23,6 @@ from quire.layer_plan import (
     ExpertsPlan,
     LatentPlan,
     LayerPlan,
-    LinearRope,
     MlpPlan,
     NormPlan,
     QueryGrowth,

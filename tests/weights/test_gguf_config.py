@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
-from quire.layer_plan import FactorRope, LinearRope
+from quire.layer_parts.rope import FactorRope, LinearRope
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
 from tests.weights.tiny import tiny_model, write_gguf

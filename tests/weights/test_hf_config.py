@@ -11,7 +11,8 @@ import pytest
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
-from quire.layer_plan import LinearRope, Llama3Rope, mlp_of
+from quire.layer_parts.rope import LinearRope, Llama3Rope
+from quire.layer_plan import mlp_of
 from quire.spec import ModelSpec
 from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
 

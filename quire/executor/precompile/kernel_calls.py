@@ -196,7 +196,8 @@ class Calls(CallRoom):
 
     def packed(self) -> None:
         """Attention of few rows that reads q, k and v from one packed projection."""
-        from quire.executor.cuda.triton_ops import PlannedDecode, TritonOps
+        from quire.executor.cuda.planned_decode import PlannedDecode
+        from quire.executor.cuda.triton_ops import TritonOps
 
         columns, window, shape = self.columns(), next(iter(self.windows)), self.shape
         max_rows = max(ROWS, self.config.max_num_seqs)

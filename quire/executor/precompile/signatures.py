@@ -16,7 +16,6 @@ from quire.backends.triton import (
     blocks,
     decode,
     elementwise,
-    experts,
     heads,
     prefill,
     sample,
@@ -24,14 +23,6 @@ from quire.backends.triton import (
 )
 from quire.backends.triton.decode_kernels import attend_items, merge_parts
 from quire.backends.triton.draw_kernels import TILE, draw, pick
-from quire.backends.triton.experts_kernels import (
-    add_up,
-    arrange_pairs,
-    choose_experts,
-    count_pairs,
-    multiply_experts,
-    order_pairs,
-)
 from quire.backends.triton.jit import power_of_two
 from quire.backends.triton.packed_kernels import attend_packed
 from quire.backends.triton.prefill_kernels import attend_tiles, make_tiles
@@ -49,6 +40,7 @@ from quire.backends.triton.tiles import (
 )
 from quire.backends.triton.truncate_kernels import find_limits
 from quire.config import EngineConfig
+from quire.executor.precompile.expert_variants import expert_variants
 from quire.executor.precompile.steady_variants import SteadyAttention
 from quire.executor.precompile.variants import (
     A_FRACTION,
@@ -63,7 +55,7 @@ from quire.executor.precompile.variants import (
     Pointer,
     Variant,
 )
-from quire.layer_plan import NormPlan, expert_plans, mlps_of
+from quire.layer_plan import NormPlan, mlps_of
 from quire.spec import ModelSpec
 from quire.steps.row_schema import NUM_COLUMNS
 
@@ -114,7 +106,7 @@ class Steps:
             *(variant for one in by_heads for variant in one._attention()),
             *self._small_batch(),
             *self._sampling(truncated=False),
-            *self._experts(),
+            *expert_variants(self.spec, self.dtype, self._own()),
             *(one._heads() for one in by_heads),
             *self._ends_of_a_step(),
             *self._elementwise(),
@@ -296,23 +288,6 @@ class Steps:
                 **decode.packed_constants(shape, decode_tile(shape, ROWS)),
             },
         )
-
-    def _experts(self) -> Iterator[Variant]:
-        own, hidden = self._own(), self.spec.hidden_size
-        for plan in expert_plans(self.spec.layers):
-            counted, summed = experts.COUNT_CONSTANTS, experts.sum_constants(plan.per_token)
-            router = (F32, F32, I64, F32, SOME, A_FRACTION, A_FRACTION)
-            yield Variant(choose_experts, router, experts.choice_constants(plan))
-            yield Variant(count_pairs, (I64, I32, I32, SOME), counted)
-            yield Variant(add_up, (own, F32, own, hidden), summed)
-            for tile in dict.fromkeys(experts.all_tiles(plan, self.dtype)):
-                order = experts.order_constants(plan.count, tile)
-                arranged = experts.arrange_constants(plan.count, tile)
-                yield Variant(order_pairs, (I64, I32, I32, I32, SOME), order)
-                yield Variant(arrange_pairs, (I64, I32, I32, SOME), arranged)
-                for inner, constants in experts.products_of(plan, hidden, tile, self.dtype):
-                    given = (own, own, own, I32, I32, own, inner)
-                    yield Variant(multiply_experts, given, constants)
 
     def _heads(self) -> Variant:
         own, kept, spec = self._own(), self._kept(), self.spec
