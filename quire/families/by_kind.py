@@ -8,8 +8,9 @@ from typing import Any
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.fields import Fields
+from quire.families.mixtures import FACTORS
 from quire.families.reading import Heads, num_layers, read_heads
-from quire.families.rope_config import RopeSettings, read_rope
+from quire.families.rope_config import PROPORTIONAL, RopeSettings, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6  # without `layer_types`: the last layer of each period has no window
@@ -92,3 +93,80 @@ def read_kind_ropes(
         theta = unsaid[kind]["rope_theta"]
         ropes[kind] = read_rope(Fields(said, given.source), own.head_dim, theta=theta)
     return ropes
+
+
+# Not of the format: how many pairs of a head do not rotate, by a tensor (weights/gguf_ropes.py).
+STILL_PAIRS = "rope.still_pairs"
+# Keys of GGUF metadata that say what these models have.
+GGUF_READS = (
+    *("attention.key_length_swa", "attention.value_length_swa", "attention.value_length"),
+    *("rope.dimension_count", "rope.dimension_count_swa", STILL_PAIRS),
+    *("attention.shared_kv_layers", "embedding_length_per_layer_input"),
+    "final_logit_softcapping",
+)
+GGUF_BY_LAYER = ("attention.head_count_kv", "feed_forward_length")
+
+
+def gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """What GGUF metadata say of layers by kind, as a config says it."""
+    arch = fields.word("general.architecture")
+    given = Fields(
+        {key.removeprefix(f"{arch}."): value for key, value in fields.values.items()}, fields.source
+    )
+    marks = given.values.get("attention.sliding_window_pattern")
+    count = config["num_hidden_layers"]
+    if not isinstance(marks, list) or len(marks) != count:
+        raise given.wrong("attention.sliding_window_pattern", f"a mark for each of {count} layers")
+    size, full_size = given.count("attention.key_length_swa"), given.count("attention.key_length")
+    if given.count("rope.dimension_count_swa", size) != size:
+        raise given.unsupported("rope.dimension_count_swa", f"{size}, all of a head")
+    kv_heads = _of_kinds(given, "attention.head_count_kv", marks, config["num_attention_heads"])
+    widths = given.values.get("feed_forward_length")
+    pairs = full_size // 2
+    turning = pairs - given.whole(STILL_PAIRS, 0)
+    return {
+        "head_dim": size,
+        "global_head_dim": full_size,
+        "num_key_value_heads": kv_heads[SLIDING],
+        "num_global_key_value_heads": kv_heads[FULL],
+        "sliding_window": given.count("attention.sliding_window"),
+        "num_kv_shared_layers": given.whole("attention.shared_kv_layers", 0),
+        "use_double_wide_mlp": isinstance(widths, list),
+        "hidden_size_per_layer_input": given.whole("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"],
+        "final_logit_softcapping": given.optional("final_logit_softcapping"),
+        "enable_moe_block": "num_experts" in config,
+        "top_k_experts": config.get("num_experts_per_tok"),
+        FACTORS: False,
+        "rope_scaling": None,
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": given.positive("rope.freq_base_swa")},
+            FULL: {
+                "rope_type": PROPORTIONAL,
+                "rope_theta": config["rope_theta"],
+                "partial_rotary_factor": turning / pairs,
+            },
+        },
+    }
+
+
+def _of_kinds(given: Fields, key: str, marks: list[Any], unsaid: int) -> dict[str, int]:
+    """A number for each kind of layer; the file has one for all, or one for each layer."""
+    found = given.values.get(key, unsaid)
+    each = found if isinstance(found, list) else [found] * len(marks)
+    made: dict[str, int] = {}
+    for mark, number in zip(marks, each, strict=False):
+        kind = SLIDING if mark else FULL
+        if made.setdefault(kind, number) != number or len(each) != len(marks):
+            raise given.unsupported(key, "the same in all layers of a kind")
+    return {kind: made.get(kind, unsaid) for kind in (SLIDING, FULL)}
+
+
+# What a Family says of these files.
+IN_GGUF: dict[str, Any] = {
+    "gguf_windows": True,
+    "gguf_experts": None,
+    "gguf_words": gguf_words,
+    "gguf_reads": GGUF_READS,
+    "gguf_by_layer": GGUF_BY_LAYER,
+}

@@ -174,8 +174,13 @@ class Family:
     # Whether the converter to GGUF reorders the rows of a head of q or k: the first of each half,
     # then the second of each half, and so on.
     gguf_interleaved: bool = False
-    # Whether its GGUF files have experts, which decides between families with one GGUF name.
-    gguf_experts: bool = False
+    # Whether its GGUF files have experts, which decides between families with one GGUF name; None:
+    # they may.
+    gguf_experts: bool | None = False
+    # Metadata keys that may be arrays with a number for each layer. The config gets the first ones.
+    gguf_by_layer: tuple[str, ...] = ()
+    # A kind of tokenizer in its GGUF files: SentencePiece's BPE with its merges written out.
+    gguf_merged: str = ""
     # Makes config values from a GGUF file's metadata (and the config so far) that GGUF writes in
     # other words or not at all; and the metadata keys that it reads.
     gguf_words: Callable[[Fields, dict[str, Any]], dict[str, Any]] | None = None

@@ -44,7 +44,7 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 
 def read(fields: Fields, *, window: int, embedding_width: int) -> ModelSpec:
-    """`window` and `embedding_width` are defaults; 0: no embeddings for single layers."""
+    """`window` and `embedding_width` are defaults."""
     norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), rounds_last=True)
     kinds, has_experts = by_kind.kinds_of(fields), fields.flag("enable_moe_block", False)
     heads = by_kind.read_kind_heads(fields, kinds, kv_heads=4, head_dim=256, full_head_dim=512)
@@ -88,6 +88,9 @@ FAMILY = Family(
     model_types=("gemma4_text", "gemma4"),
     read=partial(read, window=512, embedding_width=256),
     unsaid=sizes(262_144, 2304, 9216, 30, 8, 131_072),
+    gguf="gemma4",
+    gguf_merged="gemma4",
+    **by_kind.IN_GGUF,
     names=NAMES,
     reads=READS,
     only=ONLY,

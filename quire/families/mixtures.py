@@ -12,6 +12,7 @@ from quire.layer_plan import Activation, ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 MAX_EXPERTS = 65_536
+FACTORS = "expert_factors"  # a key of ours: whether they are weights of their own
 # Keys of a config that do not change results, and why.
 ROUTER_KEYS: Mapping[str, str] = {
     "output_router_logits": "what a call returns",
@@ -70,14 +71,15 @@ def read_routed_experts(
 
 
 def read_beside(fields: Fields, norm: NormPlan, activation: Activation) -> ExpertsPlan:
-    """Experts beside a feed-forward, whose router has a norm, and each a factor of its own."""
+    """Experts beside a feed-forward, whose router has a norm, and each a factor of its own, which
+    GGUF files have as a scale of its last product."""
     count = fields.count("num_experts", most=MAX_EXPERTS)
     return ExpertsPlan(
         count,
         fields.count("top_k_experts", most=count),
         MlpPlan(fields.count("moe_intermediate_size"), activation),
         renormalise=True,
-        has_factors=True,
+        has_factors=fields.flag(FACTORS, True),
         router_norm=norm,
     )
 

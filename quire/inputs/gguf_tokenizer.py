@@ -1,20 +1,22 @@
 """The tokenizer of a GGUF file, built from its metadata.
 
-Four kinds are built. "gpt2" is byte-level BPE: the file has the vocabulary and the merges, and
-names the rule by which text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are
-SentencePiece's BPE and unigram: the file has pieces with scores, which give the merges, or are
-added up for a text. "bert" is WordPiece (gguf_wordpiece.py). An unknown rule is refused: a similar
-one would give tokens that are nearly right, and nobody would notice the error.
+"gpt2" is byte-level BPE: the file has the vocabulary and the merges, and names the rule by which
+text is cut before merging (`tokenizer.ggml.pre`). "llama" and "t5" are SentencePiece's BPE and
+unigram: the file has pieces with scores, which give the merges, or are added up for a text. Kinds
+that a family names (Family.gguf_merged) are SentencePiece's BPE, too, with merges in the file.
+"bert" is WordPiece (gguf_wordpiece.py). An unknown rule is refused: a similar one would give tokens
+that are nearly right, and nobody would notice the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.encoders import embeddinggemma
+from quire.families.registry import FAMILIES
 from quire.inputs.bpe import bpe_model, byte_level_bpe, merges_by_score
 from quire.inputs.gguf_cuts import CUTS, Cut
 from quire.inputs.gguf_vocabulary import (
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
 
 _NEVER = -1e6  # a score so low that the piece is never used
 # Tokens that end a turn in the chat formats of the supported families.
-_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+_TURN_ENDS = frozenset(
+    {"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<|tool_response>"}
+)
+_MERGED = frozenset(family.gguf_merged for family in FAMILIES if family.gguf_merged)
 # Encoders whose texts get only the end tokens that the file asks for.
 _ENDS_AS_DECODERS = ("eurobert", embeddinggemma.GGUF)
 _NAMED = {
@@ -72,14 +77,15 @@ def load_gguf_tokenizer(metadata: Mapping[str, Any], *, prefix_once: bool = Fals
 
 def _built(metadata: Mapping[str, Any], prefix_once: bool) -> Tokenizer:
     kind = checked(metadata, "model", str)
-    if kind not in ("gpt2", "llama", "t5", "bert"):
+    if kind not in (known := ("gpt2", "llama", "t5", "bert", *sorted(_MERGED))):
         raise UnsupportedModel(
-            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds 'gpt2', 'llama', 't5' "
-            "and 'bert', for others pass tokenizer= with a directory that has a tokenizer.json"
+            f"the GGUF file has a tokenizer of kind {kind!r}; quire builds "
+            f"{', '.join(map(repr, known))}, for others pass tokenizer= with a directory that has "
+            "a tokenizer.json"
         )
     vocabulary = read_vocabulary(metadata, kind)
     special = _special(metadata, vocabulary, kind)
-    ends = _Ends(bos=kind == "llama", eos=kind == "t5")
+    ends = _Ends(bos=kind == "llama" or kind in _MERGED, eos=kind == "t5")
     if kind == "gpt2":
         cut = _cut(metadata)
         backend, ends = _byte_bpe(metadata, vocabulary, cut), _Ends(bos=cut.bos)
@@ -142,11 +148,15 @@ def _cut(metadata: Mapping[str, Any]) -> Cut:
 
 
 def _byte_bpe(metadata: Mapping[str, Any], vocabulary: Vocabulary, cut: Cut) -> Backend:
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    return byte_level_bpe(ids, _merges(metadata), cut)
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, ...]]:
     merges = [tuple(merge.split(" ")) for merge in strings(metadata, "merges")]
     if not all(len(merge) == 2 for merge in merges):
         raise CorruptModel("the GGUF file's tokenizer.ggml.merges has a merge that is no pair")
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
-    return byte_level_bpe(ids, merges, cut)
+    return merges
 
 
 def _sentencepiece(
@@ -156,11 +166,7 @@ def _sentencepiece(
     from tokenizers import decoders, normalizers
     from tokenizers.pre_tokenizers import Metaspace
 
-    scores = numbers(metadata, "scores", len(vocabulary.tokens))
-    if scores is None:
-        raise CorruptModel("the GGUF file has no tokenizer.ggml.scores, which order its merges")
-    unknown = token_id(metadata, "unknown_token_id", vocabulary)
-    backend = Backend(_pieces(vocabulary, scores, unknown, kind))
+    backend = Backend(_pieces(metadata, vocabulary, kind))
     prefix = flag(metadata, "add_space_prefix", True)
     steps = _cleaning(metadata, kind)
     if prefix and prefix_once:
@@ -180,9 +186,16 @@ def _sentencepiece(
     return backend
 
 
-def _pieces(vocabulary: Vocabulary, scores: Sequence[float], unknown: int | None, kind: str) -> Any:
+def _pieces(metadata: Mapping[str, Any], vocabulary: Vocabulary, kind: str) -> Any:
     from tokenizers import models
 
+    unknown = token_id(metadata, "unknown_token_id", vocabulary)
+    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    if kind in _MERGED:
+        return _piece_bpe(ids, _merges(metadata), vocabulary, unknown)
+    scores = numbers(metadata, "scores", len(vocabulary.tokens))
+    if scores is None:
+        raise CorruptModel("the GGUF file has no tokenizer.ggml.scores, which order its merges")
     listed = zip(vocabulary.tokens, vocabulary.types, scores, strict=True)
     if kind == "t5":
         # Pieces that stand for something else than their text must not be found in one.
@@ -191,10 +204,16 @@ def _pieces(vocabulary: Vocabulary, scores: Sequence[float], unknown: int | None
             for token, one, score in listed
         ]
         return models.Unigram(vocab, unknown, byte_fallback=BYTE in vocabulary.types)
-    ids = {token: index for index, token in enumerate(vocabulary.tokens)}
+    scored = {token: score for token, one, score in listed if one == NORMAL}
+    return _piece_bpe(ids, merges_by_score(scored, ids), vocabulary, unknown)
+
+
+def _piece_bpe(
+    ids: dict[str, int], merges: Any, vocabulary: Vocabulary, unknown: int | None
+) -> Any:
     return bpe_model(
         ids,
-        merges_by_score({token: score for token, one, score in listed if one == NORMAL}, ids),
+        merges,
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,

@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import log
 from typing import Any
-
-import numpy as np
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.family import Family
@@ -24,6 +21,7 @@ from quire.layer_plan import LayerPlan, MlpPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
 from quire.weights.gguf_metadata import plain_metadata, shortest
+from quire.weights.gguf_ropes import freq_factors, rope_scaling, still_pairs
 from quire.weights.gguf_windows import check_windows, layer_types, read_window
 from quire.weights.hf_config import spec_from_hf
 
@@ -63,10 +61,11 @@ _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> ModelSpec:
     """The spec of a GGUF file; `overrides` are keys of a Hugging Face config, as for other
     models."""
-    fields = Fields({**_gating(file), **plain_metadata(file.metadata)}, file.path.name)
+    found = {**_gating(file), **still_pairs(file), **plain_metadata(file.metadata)}
+    fields = Fields(found, file.path.name)
     config = _config(file, fields)
     spec = spec_from_hf(config, overrides, source=file.path.name)
-    factors = _freq_factors(file, spec)
+    factors = freq_factors(file, spec)
     if factors is not None and not {"rope_scaling", "rope_parameters"} & (overrides or {}).keys():
         spec = _with_factors(spec, factors, fields.source)
     if not overrides:
@@ -112,6 +111,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     experts = _experts(fields, arch)
     family = _family(families, fields, window, has_experts=bool(experts))
     _refuse_what_changes_the_model(fields, arch, family)
+    whole, fields = fields, _of_first_layer(fields, arch, family)
     heads = fields.count(f"{arch}.attention.head_count")
     hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
@@ -127,7 +127,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         **_eps(fields, arch),
         "rope_theta": shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
-        "rope_scaling": _rope_scaling(file, fields, arch, family),
+        "rope_scaling": rope_scaling(file, fields, arch, family),
         **_read_off_the_tensors(file),
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
@@ -136,11 +136,19 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     }
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
     if family.gguf_words is not None:
-        config |= family.gguf_words(fields, config)
+        config |= family.gguf_words(whole, config)
     if window is not None:
         config["sliding_window"] = window
     # A family may have set the window, and its layers with one may have a theta of their own.
     return config if config.get("sliding_window") is None else config | layer_types(fields, config)
+
+
+def _of_first_layer(fields: Fields, arch: str, family: Family) -> Fields:
+    """The fields, with the first layer's numbers in place of arrays that the family reads."""
+    keys = (f"{arch}.{key}" for key in family.gguf_by_layer)
+    arrays = {key: fields.values[key] for key in keys if isinstance(fields.values.get(key), list)}
+    firsts = {key: value[0] for key, value in arrays.items() if value}
+    return Fields({**fields.values, **firsts}, fields.source)
 
 
 def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
@@ -148,6 +156,10 @@ def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
     return {
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "attention_k_eq_v": any(
+            name.endswith(".attn_k.weight") and name.replace("_k.", "_v.") not in file.tensors
+            for name in file.tensors
+        ),
         "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in file.tensors else 1,
     }
 
@@ -195,7 +207,7 @@ def _width(fields: Fields, arch: str) -> int:
 def _family(
     families: Sequence[Family], fields: Fields, window: int | None, *, has_experts: bool
 ) -> Family:
-    fitting = [family for family in families if family.gguf_experts == has_experts]
+    fitting = [family for family in families if family.gguf_experts in (None, has_experts)]
     if not fitting:
         raise UnsupportedModel(f"{fields.source}: a mixture of experts, which quire does not know")
     for family in fitting:
@@ -240,64 +252,6 @@ def _vocab_size(file: GgufFile, fields: Fields, arch: str) -> int:
     return fields.count(f"{arch}.vocab_size", embedding.shape[0])
 
 
-def _rope_scaling(
-    file: GgufFile, fields: Fields, arch: str, family: Family
-) -> dict[str, Any] | None:
-    said = Fields(
-        {
-            key.removeprefix(f"{arch}.rope.scaling."): value
-            for key, value in fields.values.items()
-            if key.startswith(f"{arch}.rope.scaling.")
-        },
-        f"{fields.source}, {arch}.rope.scaling",
-    )
-    kind = said.word("type", "linear")
-    if "rope_factors_short.weight" in file.tensors:
-        return _longrope(file, said)
-    if kind == "yarn":
-        return _yarn(said, family)
-    if said.positive("attn_factor", 1.0) != 1.0:
-        raise UnsupportedModel(f"{said.source}: attn_factor without YaRN is not supported")
-    if kind not in ("none", "linear"):
-        return {"rope_type": kind, "factor": said.positive("factor")}
-    # Older files have another key for it; zero means that it is not set.
-    older = fields.not_negative(f"{arch}.rope.scale_linear", 1.0)
-    factor = said.not_negative("factor", older) or 1.0
-    return None if kind == "none" or factor == 1.0 else {"rope_type": kind, "factor": factor}
-
-
-def _longrope(file: GgufFile, said: Fields) -> dict[str, Any]:
-    short, long = (_factors(file, f"rope_factors_{one}.weight") for one in ("short", "long"))
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(short),
-        "long_factor": list(long),
-        "original_max_position_embeddings": said.values.get("original_context_length"),
-        # If missing, Transformers computes it from the lengths; converters write the result.
-        "attention_factor": said.values.get("attn_factor"),
-    }
-
-
-def _yarn(said: Fields, family: Family) -> dict[str, Any]:
-    for key, neutral in {"yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}.items():
-        if f"rope.scaling.{key}" in family.gguf_reads:
-            continue  # the family reads it
-        if said.not_negative(key, neutral) != neutral:
-            raise UnsupportedModel(f"{said.source}: {key} other than {neutral:g} is not supported")
-    factor = said.positive("factor")
-    # Converters write Transformers' attention_factor; llama.cpp's own factor multiplies it.
-    usual = 1.0 if factor <= 1 else 0.1 * log(factor) + 1.0
-    attention = said.positive("yarn_attn_factor", usual) * said.positive("attn_factor", 1.0)
-    return {
-        "rope_type": "yarn",
-        "factor": factor,
-        "original_max_position_embeddings": said.values.get("original_context_length"),
-        "attention_factor": attention,
-        "beta_fast": said.values.get("yarn_beta_fast"),
-        "beta_slow": said.values.get("yarn_beta_slow"),
-    }
-
-
 def _stop_ids(fields: Fields) -> list[int]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     found = [token for key in keys for token in fields.ids(f"tokenizer.ggml.{key}")]
@@ -309,26 +263,3 @@ def stored_dtype(file: GgufFile) -> str:
         tensor.format.name for tensor in file.tensors.values() if tensor.name.startswith("blk.")
     } - {"F32"}  # norms are F32 in every file
     return {"F16": "float16", "BF16": "bfloat16"}.get("".join(stored), "float32")
-
-
-def _freq_factors(file: GgufFile, spec: ModelSpec) -> tuple[float, ...] | None:
-    if "rope_freqs.weight" not in file.tensors:
-        return None
-    factors, pairs = _factors(file, "rope_freqs.weight"), spec.rope.dims // 2
-    if len(factors) != pairs:
-        raise CorruptModel(
-            f"{file.path.name}: rope_freqs.weight has {len(factors)} factors; expected {pairs}"
-        )
-    return factors
-
-
-def _factors(file: GgufFile, name: str) -> tuple[float, ...]:
-    """The divisors of the frequencies of pairs."""
-    stored = file.tensors.get(name)
-    if stored is None or stored.format.name != "F32" or len(stored.shape) != 1:
-        found = "missing" if stored is None else f"{stored.shape} in {stored.format.name}"
-        raise CorruptModel(f"{file.path.name}: {name} is {found}; expected a vector in F32")
-    factors = file.raw(name).view("<f4")
-    if not (np.isfinite(factors).all() and (factors > 0).all()):
-        raise CorruptModel(f"{file.path.name}: {name} holds factors that are not > 0")
-    return tuple(float(factor) for factor in factors)

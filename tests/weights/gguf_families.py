@@ -61,6 +61,9 @@ class Converter:
         if self.arch in PERMUTED and name.endswith(("q_proj.bias", "k_proj.bias")):
             count = heads if "q_proj" in name else config.num_key_value_heads
             values = rearranged(values, count)
+        if self.arch == "gemma4":
+            yield from self._of_gemma4(name, values)
+            return
         if self.arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         if self.arch in HYBRIDS:
@@ -127,6 +130,18 @@ class Converter:
                 values = self._in_turn(values)
         yield name.replace(".dt_bias", ".dt_proj.bias"), values
 
+    def _of_gemma4(self, name: str, values: np.ndarray) -> Stored:
+        if name == "model.norm.weight":  # once: only the layers without a window read them
+            pairs = self.config.per_layer_config[-1].head_dim // 2  # the last has no window
+            rope = self.config.rope_parameters["full_attention"]
+            turning = int(pairs * rope["partial_rotary_factor"])
+            yield "rope_freqs.weight", np.array([1.0] * turning + [1e30] * (pairs - turning), "f")
+        if name.endswith((".layer_scalar", ".experts.gate_up_proj", ".experts.down_proj")):
+            name += ".weight"
+        if name.endswith(".router.scale"):
+            name = name.replace(".router.scale", ".router.proj.scale")
+        yield name, values
+
     def _in_turn(self, rows: np.ndarray) -> np.ndarray:
         """Heads of v, the first of every key head before the second of any."""
         keys, heads = self.config.linear_num_key_heads, self.config.linear_num_value_heads
@@ -152,7 +167,11 @@ def _named(names: Any, name: str) -> str:
     for bare in (".sinks",):
         if name.endswith(bare):
             name += ".weight"
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if name == "rope_freqs.weight":
+        return name
+    if name.endswith(".router.per_expert_scale"):
+        return f"blk.{name.split('.')[2]}.ffn_down_exps.scale"
+    found = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
     if found is None and ".block_sparse_moe.experts." in name:  # as the converter writes them
         layer = name.split(".")[2]
         kinds = {"gate": "ffn_gate_exps", "up": "ffn_up_exps"}

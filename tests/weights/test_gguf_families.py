@@ -16,6 +16,7 @@ from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.falcon import FalconConfig
 from transformers.models.gemma import GemmaConfig
 from transformers.models.gemma2 import Gemma2Config
+from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.glm4 import Glm4Config
 from transformers.models.glm4_moe import Glm4MoeConfig
 from transformers.models.gpt2 import GPT2Config
@@ -48,6 +49,7 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.models.plan_oracle import PlanOracle
 from tests.parity.families import YARN
+from tests.parity.families_by_kind import BY_KIND, GEMMA4
 from tests.parity.more_families import (
     BY_HIDDEN,
     EXPERTS,
@@ -94,6 +96,21 @@ DEEPSEEK = {
     "attention.key_length_mla": 20,
     "attention.value_length_mla": 10,
     "rope.dimension_count": 8,
+}
+BY_KINDS = {
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.key_length_swa": 16,
+    "attention.value_length_swa": 16,
+    "attention.sliding_window": 9,
+    "attention.sliding_window_pattern": [True, True, False] * 2,
+    "attention.shared_kv_layers": 0,
+    "embedding_length_per_layer_input": 0,
+    "rope.dimension_count": 32,
+    "rope.dimension_count_swa": 16,
+    "rope.freq_base": 1e6,
+    "rope.freq_base_swa": 1e4,
 }
 ROUTING = {
     "expert_count": 12,
@@ -311,6 +328,23 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "attention.sliding_window": 9,
         },
     ),
+    "gemma4, values are keys": (
+        "gemma4",
+        BY_KIND["gemma4, values are keys"],
+        BY_KINDS | FEED | {"attention.head_count_kv": [6, 6, 1] * 2},
+    ),
+    "gemma4, embeddings of layers, keys of others, wider": (
+        "gemma4",
+        BY_KIND["gemma4, embeddings of layers, keys of others, wider"],
+        {
+            **BY_KINDS,
+            "attention.head_count_kv": 1,
+            "attention.shared_kv_layers": 3,
+            "feed_forward_length": [80, 80, 80, 160, 160, 160],
+            "embedding_length_per_layer_input": 12,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
     "gpt oss": (
         "gpt-oss",
         GptOssConfig(**GPT_OSS),
@@ -367,6 +401,22 @@ def test_heads_that_a_gguf_file_has_in_turn(tmp_path: Path) -> None:
     other = spec_from_gguf(GgufFile(path))
     assert other.layers[0].state == replace(HYBRID_STATE, in_turn=True) != spec.layers[0].state
     text = [5 * i % 96 for i in range(20)]
+    wanted = PlanOracle(spec, weights(tmp_path, spec)).logits(text)
+    found = PlanOracle(other, weights(path, other)).logits(text)
+    assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_factors_of_experts_are_scales_in_a_gguf_file(tmp_path: Path) -> None:
+    """Other weights, and the same logits."""
+    from tests.weights.gguf_families import write
+
+    sizes = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 32}
+    config = Gemma4TextConfig(**GEMMA4, enable_moe_block=True, **sizes)
+    random_model(config).save_pretrained(tmp_path)
+    spec, path = spec_from_hf(read_config(tmp_path)), tmp_path / "m.gguf"
+    said = {"attention.head_count_kv": 2, "expert_feed_forward_length": 32}
+    write(tmp_path, path, config, "gemma4", BY_KINDS | FEED | EIGHT | said)
+    other, text = spec_from_gguf(GgufFile(path)), [5 * i % 96 for i in range(20)]
     wanted = PlanOracle(spec, weights(tmp_path, spec)).logits(text)
     found = PlanOracle(other, weights(path, other)).logits(text)
     assert torch.allclose(found, wanted, atol=1e-5)
