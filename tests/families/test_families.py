@@ -26,7 +26,9 @@ ALSO = {
         f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
     "olmo2": {"families/olmo3.py"},
-    "granite": {"families/granitemoe.py"},
+    "granite": {"families/granitemoe.py", "families/granitemoehybrid.py"},
+    "granitemoe": {"families/granitemoehybrid.py"},
+    "lfm2": {"families/lfm2_moe.py"},
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},

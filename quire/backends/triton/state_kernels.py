@@ -178,17 +178,25 @@ def _take_up(
     k: tl.tensor,
     v: tl.tensor,
     rate: tl.tensor,
-    decay: tl.tensor,
+    step: tl.tensor,
+    slope: tl.tensor,
+    skip: tl.tensor,
     SCALE: tl.constexpr,
+    LEAST: tl.constexpr,
     CORRECTS: tl.constexpr,
 ) -> Any:
-    """(the state after a token, what the token reads from it)"""
-    state *= decay
+    """(the state after a token, what the token reads from it); `step`: before its softplus."""
+    step, skipped = _softplus(step), v * skip
     if CORRECTS:
         q, k = _unit(q) * SCALE, _unit(k)
+    else:
+        step = tl.maximum(step, LEAST)
+        rate = step
+    state *= tl.exp(-slope * step)
+    if CORRECTS:
         v -= tl.sum(state * k[:, None], 0)
     state += k[:, None] * (v * rate)[None, :]
-    return state, tl.sum(state * q[:, None], 0)
+    return state, tl.sum(state * q[:, None], 0) + skipped
 
 
 @part
@@ -219,6 +227,46 @@ def _fetch(
     first = tl.load(own, mask=there, other=0.0)
     decay = tl.load(own + HEADS, mask=there, other=0.0) if CORRECTS else first
     return q, k, v, 1.0 / (1.0 + tl.exp(-first)), decay
+
+
+@part
+def _tile(
+    head: tl.tensor, i: tl.tensor, j: tl.tensor, KEY: tl.constexpr, VALUE: tl.constexpr
+) -> Any:
+    """(which numbers of a state lines i and columns j of a head are, whether they exist)"""
+    numbers = (head * KEY + i)[:, None] * VALUE + j[None, :]
+    return numbers, (i < KEY)[:, None] & (j < VALUE)[None, :]
+
+
+@part
+def _of_head(
+    log_slopes: tl.tensor,
+    shifts: tl.tensor,
+    skips: tl.tensor,
+    head: tl.tensor,
+    CORRECTS: tl.constexpr,
+) -> Any:
+    """(slope, shift, skip) of a head; one that CORRECTS skips nothing."""
+    skip = 0.0 if CORRECTS else tl.load(skips + head)
+    return tl.exp(tl.load(log_slopes + head)), tl.load(shifts + head), skip
+
+
+@part
+def _begun(
+    states: tl.tensor,
+    table: tl.tensor,
+    start: tl.tensor,
+    numbers: tl.tensor,
+    inside: tl.tensor,
+    apart: tl.tensor,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
+) -> Any:
+    """The state behind the token before position `start`, zeros where nothing began before."""
+    block = tl.load(table + (start - 1) // SLOTS, mask=start > 0, other=0).to(tl.int64) * BLOCK
+    place = states + _place(block, numbers, apart, HALF)
+    return tl.load(place, mask=inside & (start > 0), other=0.0)
 
 
 @kernel("table_stride")
@@ -261,13 +309,9 @@ def take_up_tokens(
     first, start, context, table = _span(
         query_starts, context_lens, tables, rows, table_stride, HAS_ROWS
     )
-    slope, shift = tl.exp(tl.load(log_slopes + head)), tl.load(shifts + head)
-    skip = 0.0 if CORRECTS else tl.load(skips + head)
-    numbers = (head * KEY + i)[:, None] * VALUE + j[None, :]
-    inside = (i < KEY)[:, None] & (j < VALUE)[None, :]
-    block = tl.load(table + (start - 1) // SLOTS, mask=start > 0, other=0).to(tl.int64) * BLOCK
-    place = states + _place(block, numbers, apart, HALF)
-    state = tl.load(place, mask=inside & (start > 0), other=0.0)
+    slope, shift, skip = _of_head(log_slopes, shifts, skips, head, CORRECTS)
+    numbers, inside = _tile(head, i, j, KEY, VALUE)
+    state = _begun(states, table, start, numbers, inside, apart, HALF, BLOCK, SLOTS)
     q, k, v, rate, decay = _fetch(
         *(mixed, rates, first, start < context, head, key_head, i, j),
         *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
@@ -281,14 +325,10 @@ def take_up_tokens(
                 *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
                 *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
             )
-            step = _softplus(decay + shift)
-            if not CORRECTS:
-                step = tl.maximum(step, LEAST)
-                rate = step
-            kept = tl.exp(-slope * step)
-            state, read = _take_up(state, q, k, v, rate, kept, SCALE, CORRECTS)
-            line = out + (token.to(tl.int64) * HEADS + head) * VALUE
-            tl.store(line + j, read + skip * v, mask=j < VALUE)
+            state, read = _take_up(
+                state, q, k, v, rate, decay + shift, slope, skip, SCALE, LEAST, CORRECTS
+            )
+            tl.store(out + (token.to(tl.int64) * HEADS + head) * VALUE + j, read, mask=j < VALUE)
             q, k, v, rate, decay = later_q, later_k, later_v, later_rate, later_decay
         block = tl.load(table + number).to(tl.int64) * BLOCK
         tl.store(states + _place(block, numbers, apart, HALF), state, mask=inside)
