@@ -127,7 +127,8 @@ def _watch_model(model: Decoder, meter: Meter, kind: str) -> None:
     embedding: Any = meter.timed("embedding", model.embedding)
     model.embedding = embedding
     for layer in model.layers:
-        for linear in (*layer.attention.products, *layer.mlp.products):
+        behind = () if layer.mlp is None else layer.mlp.products
+        for linear in (*layer.attention.products, *behind):
             _watch_linear(linear, "product", meter, kind)
         if isinstance(layer.mlp, GatedMLP):
             work = lambda x: Work(bytes=2.0 * x.numel() * 4)  # noqa: E731

@@ -243,7 +243,7 @@ class LayerPlan:
     end."""
 
     attention: AttentionPlan
-    mlp: MlpPlan | ExpertsPlan
+    mlp: MlpPlan | ExpertsPlan | None  # None: nothing follows attention or the state
     norm: NormPlan
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # multiplied with what each branch adds to the stream
@@ -264,15 +264,12 @@ class LayerPlan:
         return self.attention.product_width if self.state is None else self.state.value_width
 
 
-def mlp_of(layer: LayerPlan) -> MlpPlan:
-    """The feed-forward of a layer; of one with experts, the part that each token takes."""
-    return layer.mlp if isinstance(layer.mlp, MlpPlan) else _taken(layer.mlp)
-
-
 def mlps_of(layer: LayerPlan) -> tuple[MlpPlan, ...]:
-    """The feed-forward of a layer, and what each token takes of the experts beside it."""
-    beside = () if layer.beside is None else (_taken(layer.beside),)
-    return mlp_of(layer), *beside
+    """The feed-forward of a layer, and what each token takes of its experts."""
+    plans = (layer.mlp, layer.beside)
+    return tuple(
+        plan if isinstance(plan, MlpPlan) else _taken(plan) for plan in plans if plan is not None
+    )
 
 
 def _taken(experts: ExpertsPlan) -> MlpPlan:

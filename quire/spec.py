@@ -120,7 +120,7 @@ class ModelSpec:
     @property
     def intermediate_size(self) -> int:
         """The width of the widest feed-forward."""
-        return max(mlp.width for layer in self.layers for mlp in mlps_of(layer))
+        return max((mlp.width for one in self.layers for mlp in mlps_of(one)), default=0)
 
     @property
     def heard_rows(self) -> int:

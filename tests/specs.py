@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from quire.config import EngineConfig
-from quire.layer_plan import mlp_of
+from quire.layer_plan import mlps_of
 from quire.spec import ModelSpec, plain_decoder
 
 
 def changed(spec: ModelSpec, **facts: Any) -> ModelSpec:
     """The plain decoder with other facts, by the names that `plain_decoder` has for them."""
-    attention, mlp = spec.layers[0].attention, mlp_of(spec.layers[0])
+    attention, (mlp,) = spec.layers[0].attention, mlps_of(spec.layers[0])
     same = ("family", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
     more = ("num_kv_heads", "head_dim", "max_model_len", "norm_eps")
     around = ("tied_embeddings", "eos_ids", "bos_id", "dtype")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, KEEPS_STATE
-from quire.families.mamba import NAMES, ONLY, WITHOUT_EFFECT, with_states
+from quire.families.mamba import ONLY, WITHOUT_EFFECT, names_of, with_states
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
@@ -35,7 +35,7 @@ FAMILY = Family(
     unsaid=sizes(128_000, 4096, 14_336, 32, 32, 262_144),
     partial_rotary=True,
     names=LayerNames(
-        **NAMES,
+        **names_of("mamba"),
         mlp_norm=Name("pre_ff_layernorm", "ffn_norm"),
         gate_up=(
             Name("feed_forward.gate_proj", "ffn_gate"),

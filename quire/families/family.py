@@ -191,6 +191,8 @@ class Family:
     # Names for layers with norms at these places, if different from `names`.
     names_by_norms: Mapping[NormPlaces, LayerNames] = field(default_factory=dict)
     outer_names: ModelNames = ModelNames()
+    # Whether in files the branches of a layer, each with its norm, are layers of their own.
+    branches_apart: bool = False
     # Stored tensors that are no weights, by the ends of their names.
     buffers: tuple[str, ...] = ()
     # Keys of its config that do not change results, and why. weights/hf_config.py has those of all

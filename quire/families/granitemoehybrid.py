@@ -8,7 +8,7 @@ from dataclasses import replace
 from quire.families import granite, granitemoe
 from quire.families.family import Family, Name, sizes
 from quire.families.fields import Fields
-from quire.families.mamba import NAMES, ONLY, WITHOUT_EFFECT, read_kinds, with_states
+from quire.families.mamba import ONLY, WITHOUT_EFFECT, names_of, read_kinds, with_states
 from quire.families.mixtures import ROUTER_KEYS, read_experts
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -49,7 +49,7 @@ FAMILY = Family(
     unsaid=sizes(32_000, 4096, 11_008, 32, 32, 2048),
     names=replace(
         granitemoe.FAMILY.names,
-        **NAMES,
+        **names_of("mamba"),
         gate_up=(UP,),
         down=DOWN,
         shared_gate_up=(UP,),

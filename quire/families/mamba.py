@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -18,23 +18,34 @@ from quire.spec import ModelSpec
 # Names of the two kinds of layers, the newer ones and those of older files.
 KINDS = {ATTENDS: ATTENDS, "attention": ATTENDS, KEEPS_STATE: KEEPS_STATE, "mamba": KEEPS_STATE}
 # Keys of a config that do not change results, and why.
-WITHOUT_EFFECT = {"mamba_chunk_size": "the sums are the same for chunks of any size"}
-NAMES: Mapping[str, Any] = {
-    "convolution": Name("mamba.conv1d", "ssm_conv1d"),
-    "log_slopes": Name("mamba.A_log", "ssm_a", bare=True, gguf_bare=True),
-    "shifts": Name("mamba.dt", "ssm_dt", bare=True),
-    "state_norm": Name("mamba.norm", "ssm_norm"),
-    "state_out": Name("mamba.out_proj", "ssm_out"),
+WITHOUT_EFFECT = {
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), "the sums are the same for every size"),
+    "use_mamba_kernels": "quire has its own",
 }
+_OLDER = {"n_groups": "mamba_n_groups", "conv_kernel": "mamba_d_conv"}
+_OLDER |= {"use_conv_bias": "mamba_conv_bias", "time_step_min": "mamba_dt_min"}
 # Steps without bounds; the last is how Transformers writes it in JSON.
 ONLY: dict[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, inf], (0.0, inf), [0.0, {"__float__": "Infinity"}])
 }
 
 
+def names_of(module: str) -> dict[str, Any]:
+    """The names of a layer's tensors, which are in this module in files of Hugging Face."""
+    return {
+        "state_in": Name(f"{module}.in_proj", "ssm_in"),
+        "convolution": Name(f"{module}.conv1d", "ssm_conv1d"),
+        "log_slopes": Name(f"{module}.A_log", "ssm_a", bare=True, gguf_bare=True),
+        "skips": Name(f"{module}.D", "ssm_d", bare=True, gguf_bare=True),
+        "shifts": Name(f"{module}.dt", "ssm_dt", bare=True),
+        "state_norm": Name(f"{module}.norm", "ssm_norm"),
+        "state_out": Name(f"{module}.out_proj", "ssm_out"),
+    }
+
+
 def read_mamba(fields: Fields, norm: NormPlan) -> MambaPlan:
     """Of a config that says the heads' size, or the factor from hidden size to all heads."""
-    heads, groups = fields.count("mamba_n_heads", 128), fields.count("mamba_n_groups", 1)
+    heads = fields.count("mamba_n_heads", 128)
     width = fields.count("mamba_expand", 2) * fields.count("hidden_size")
     if width % heads:
         raise fields.wrong("mamba_n_heads", f"a divisor of {width}, the width of all heads")
@@ -44,7 +55,7 @@ def read_mamba(fields: Fields, norm: NormPlan) -> MambaPlan:
         raise fields.wrong("mamba_d_head", f"{width // heads}, as {heads} heads are {width} wide")
     return MambaPlan(
         heads,
-        checked_groups(fields, "mamba_n_groups", groups, heads),
+        _groups(fields, "mamba_n_groups", 1, heads),
         fields.count("mamba_d_state", 256),
         size,
         fields.count("mamba_d_conv", 4, most=MOST_REACH),
@@ -54,7 +65,26 @@ def read_mamba(fields: Fields, norm: NormPlan) -> MambaPlan:
     )
 
 
-def checked_groups(fields: Fields, key: str, groups: int, heads: int) -> int:
+def read_mamba_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
+    """Of a config that says the number and the size of heads, some of it under older names."""
+    older = {new: old for new, old in _OLDER.items() if fields.values.get(old) is not None}
+    fields = fields.under(older)
+    heads = fields.count("mamba_num_heads", 128)
+    return MambaPlan(
+        heads,
+        _groups(fields, "n_groups", 8, heads),
+        fields.count("ssm_state_size", 128),
+        fields.count("mamba_head_dim", 64),
+        fields.count("conv_kernel", 4, most=MOST_REACH),
+        norm,
+        bias=fields.flag("use_bias", False),
+        convolution_bias=fields.flag("use_conv_bias", True),
+        least_step=fields.not_negative("time_step_min", 0.001),
+    )
+
+
+def _groups(fields: Fields, key: str, unsaid: int, heads: int) -> int:
+    groups = fields.count(key, unsaid)
     if heads % groups:
         raise fields.wrong(key, f"a divisor of the {heads} heads")
     return groups
@@ -66,12 +96,16 @@ def read_kinds(fields: Fields) -> list[str]:
     return [KINDS[kind] for kind in layer_kinds(fields, older, KINDS)]
 
 
+def check_attends(fields: Fields, kinds: Collection[str]) -> None:
+    if ATTENDS not in kinds:
+        raise UnsupportedModel(f"{fields.source}: no layer attends; quire's own families need one")
+
+
 def with_states(spec: ModelSpec, fields: Fields, kinds: Sequence[str]) -> ModelSpec:
     """The spec, whose layers of one kind keep a state. UnsupportedModel if all do."""
     if KEEPS_STATE not in kinds:
         return spec
-    if ATTENDS not in kinds:
-        raise UnsupportedModel(f"{fields.source}: no layer attends; quire's own families need one")
+    check_attends(fields, kinds)
     state, pairs = read_mamba(fields, spec.norm), zip(spec.layers, kinds, strict=True)
     layers = (one if kind == ATTENDS else replace(one, state=state) for one, kind in pairs)
     return replace(spec, layers=tuple(layers))

@@ -31,6 +31,7 @@ from quire.families import (
     ministral3,
     mistral,
     mixtral,
+    nemotron_h,
     olmo2,
     olmo3,
     olmoe,
@@ -97,6 +98,7 @@ FAMILIES: tuple[Family, ...] = (
     lfm2_moe.FAMILY,
     granitemoehybrid.FAMILY,
     bamba.FAMILY,
+    nemotron_h.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

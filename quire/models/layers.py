@@ -43,6 +43,20 @@ class PlainLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class MixingLayer:
+    """A PlainLayer without a feed-forward."""
+
+    attention: Mixer
+    next_norm: Norm
+    mlp: None = None
+
+    def __call__(
+        self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        return self.next_norm.after_adding(self.attention(normed, shared, keys, values), residual)
+
+
+@dataclass(frozen=True, slots=True)
 class HearingLayer:
     """A PlainLayer with attention to a sound between attention and feed-forward."""
 
@@ -162,4 +176,4 @@ class Finish:
         return made if self.scale == 1.0 else made.mul_(self.scale)
 
 
-Layer = PlainLayer | HearingLayer | FinishingLayer | LongLayer | ParallelLayer
+Layer = PlainLayer | MixingLayer | HearingLayer | FinishingLayer | LongLayer | ParallelLayer

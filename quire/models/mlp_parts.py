@@ -19,12 +19,12 @@ def feed_forward(parts: WeightParts, name: str, plan: MlpPlan | ExpertsPlan) -> 
 
 def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
-    if not one.gated:
-        raise UnsupportedModel("experts without a gate.")
-    make, each = parts.bare_linear, f"{name}.experts"
+    if not one.gated and parts.adapters is not None:
+        raise UnsupportedModel("LoRA adapters beside experts without a gate.")
+    make, each, first = parts.bare_linear, f"{name}.experts", first_of(one)
     pairs = [
         (
-            make(f"{each}.{i}.gate_up", 2 * one.width, hidden, bias=one.bias),
+            make(f"{each}.{i}.{first}", (1 + one.gated) * one.width, hidden, bias=one.bias),
             make(f"{each}.{i}.down", hidden, one.width, bias=one.bias),
         )
         for i in range(plan.count)
@@ -35,7 +35,8 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
         gated = plan.shared_gate
         gate = parts.linear(f"{name}.shared_gate", 1, hidden, bias=False) if gated else None
         shared = SharedExpert(dense(parts, f"{name}.shared", plan.shared), gate)
-    op = kernels.make_experts(kernels.gate(one.activation), ups, downs)
+    opened = kernels.gate(one.activation) if one.gated else kernels.activate(one.activation)
+    op = kernels.make_experts(opened, ups, downs)
     if parts.adapters is not None:
         op = parts.adapters.experts(each, op, pairs)
     return Experts(_router(parts, name, plan), op, pairs[0], shared, parts.tp)
@@ -53,11 +54,16 @@ def _router(parts: WeightParts, name: str, plan: ExpertsPlan) -> Router:
     return Router(product, parts.kernels.make_choice(plan, choice), norm, factors)
 
 
+def first_of(plan: MlpPlan) -> str:
+    """The name of its first product."""
+    return "gate_up" if plan.gated else "up"
+
+
 def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     hidden, inner, bias, kernels = parts.spec.hidden_size, plan.width, plan.bias, parts.kernels
     if plan.activation == "clamped_silu" and not plan.gated:
         raise UnsupportedModel(f"{name}: {plan.activation} without a gate.")
-    first = "gate_up" if plan.gated else "up"
+    first = first_of(plan)
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
     if plan.gated:

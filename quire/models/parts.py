@@ -27,6 +27,7 @@ from quire.models.layers import (
     HearingLayer,
     Layer,
     Mixer,
+    MixingLayer,
     Mlp,
     ParallelLayer,
     PlainLayer,
@@ -70,8 +71,12 @@ class Parts(WeightParts):
 
     def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
         attention = self.mixer(f"layers.{index}.attn", plan)
-        mlp = feed_forward(self, f"layers.{index}.mlp", plan.mlp)
         scale, norms = plan.branch_scale, plan.norms
+        if plan.mlp is None:
+            if norms != "before" or scale != 1.0 or plan.is_long or plan.cross is not None:
+                raise UnsupportedModel(f"layers.{index}: no feed-forward beside other norms.")
+            return MixingLayer(attention, next_norm)
+        mlp = feed_forward(self, f"layers.{index}.mlp", plan.mlp)
         if plan.cross is not None:
             return self._hearing(index, plan, attention, mlp, next_norm)
         if norms in ("parallel", "parallel_two"):

@@ -140,7 +140,7 @@ def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], .
     """The parts of a layer, each with the classes that can be divided among ranks."""
     return (
         (layer.attention, (AttentionPlan,)),
-        (layer.mlp, (MlpPlan, ExpertsPlan)),
+        (layer.mlp, (MlpPlan, ExpertsPlan, type(None))),
         (layer.cross, (CrossPlan, type(None))),
         (layer.state, (type(None),)),
         (layer.beside, (ExpertsPlan, type(None))),
@@ -174,10 +174,10 @@ def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:
     return WholeHeads(plan.num_heads, plan.num_kv_heads, share.counts_kv(plan))
 
 
-def _mlp(plan: MlpPlan | ExpertsPlan, share: RankShare) -> MlpPlan | ExpertsPlan:
+def _mlp(plan: MlpPlan | ExpertsPlan | None, share: RankShare) -> MlpPlan | ExpertsPlan | None:
     if isinstance(plan, MlpPlan):
         return replace(plan, width=len(share.inner(plan.width)))
-    return _experts(plan, share)
+    return None if plan is None else _experts(plan, share)
 
 
 def _experts(plan: ExpertsPlan, share: RankShare) -> ExpertsPlan:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from quire.families.family import ModelNames
+from quire.families.family import ModelNames, Name
 from quire.families.registry import family_named
 from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan
 from quire.spec import ModelSpec
@@ -35,9 +35,11 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)
     yield from _layer_embeddings(spec, names)
+    number = 0
     for index, plan in enumerate(spec.layers):
         names_there = family.names_by_norms.get(plan.norms, family.names)
-        yield from _layer(LayerParts(index, hidden, family, names_there), plan)
+        yield from _layer(LayerParts(index, hidden, family, names_there, number), plan)
+        number += 2 if family.branches_apart and plan.mlp is not None else 1
     yield from normed("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
         yield single("head", (vocab, hidden), names.head)
@@ -58,9 +60,11 @@ def _layer(layer: LayerParts, plan: LayerPlan) -> Iterator[Weight]:
     if plan.cross is not None:
         yield from layer.norm("cross_norm", names.cross_norm, plan.norm)
         yield from cross_weights(layer, plan.attention)
-    if before and plan.norms != "parallel":
-        yield from layer.norm("mlp_norm", names.mlp_norm, plan.norm)
-    yield from _mlp(layer, plan.mlp)
+    if plan.mlp is not None:
+        behind = replace(layer, number=layer.number + layer.family.branches_apart)
+        if before and plan.norms != "parallel":
+            yield from behind.norm("mlp_norm", names.mlp_norm, plan.norm)
+        yield from _mlp(behind, plan.mlp)
     if plan.beside is not None:
         yield from layer.norm("mlp_own_norm", names.mlp_own_norm, plan.norm)
         yield from layer.norm("beside_norm", names.beside_norm, plan.norm)
@@ -92,29 +96,36 @@ def _mlp(layer: LayerParts, plan: MlpPlan | ExpertsPlan) -> Iterator[Weight]:
     if isinstance(plan, ExpertsPlan):
         yield from _experts(layer, "mlp", plan)
         return
-    names, rows = layer.names, (plan.width,)
-    first, up = ("mlp.up", layer.parts((names.up,), rows))
-    if plan.gated:
-        first, up = ("mlp.gate_up", layer.parts(names.gate_up, rows * 2))
-    yield from layer.linear(first, layer.hidden, up, bias=plan.bias)
-    down = layer.parts((names.down,), (layer.hidden,))
-    yield from layer.linear("mlp.down", plan.width, down, bias=plan.bias)
+    names = layer.names
+    stored = (names.gate_up if plan.gated else (names.up,), names.down)
+    yield from _feed_forward(layer, "mlp", plan, *stored)
+
+
+def _feed_forward(
+    layer: LayerParts,
+    ours: str,
+    plan: MlpPlan,
+    first: tuple[Name, ...],
+    last: Name,
+    expert: int | None = None,
+) -> Iterator[Weight]:
+    """Of gate and up, in the tensors named `first`, or of up alone; and of down."""
+    rows, name = (plan.width,) * (1 + plan.gated), "gate_up" if plan.gated else "up"
+    up, down = layer.parts(first if plan.gated else first[-1:], rows, expert=expert), (last,)
+    yield from layer.linear(f"{ours}.{name}", layer.hidden, up, bias=plan.bias)
+    out = layer.parts(down, (layer.hidden,), expert=expert)
+    yield from layer.linear(f"{ours}.down", plan.width, out, bias=plan.bias)
 
 
 def _experts(layer: LayerParts, ours: str, plan: ExpertsPlan) -> Iterator[Weight]:
-    names, inner, bias = layer.names, plan.expert.width, plan.expert.bias
+    names = layer.names
     yield from _router(layer, ours, plan)
     for i in range(plan.count):
-        up = layer.parts(names.expert_gate_up, (inner, inner), expert=i)
-        yield from layer.linear(f"{ours}.experts.{i}.gate_up", layer.hidden, up, bias=bias)
-        down = layer.parts((names.expert_down,), (layer.hidden,), expert=i)
-        yield from layer.linear(f"{ours}.experts.{i}.down", inner, down, bias=bias)
+        stored = (names.expert_gate_up, names.expert_down, i)
+        yield from _feed_forward(layer, f"{ours}.experts.{i}", plan.expert, *stored)
     if plan.shared is not None:
-        width = plan.shared.width
-        up = layer.parts(names.shared_gate_up, (width, width))
-        yield from layer.linear(f"{ours}.shared.gate_up", layer.hidden, up, bias=False)
-        down = layer.parts((names.shared_down,), (layer.hidden,))
-        yield from layer.linear(f"{ours}.shared.down", width, down, bias=False)
+        shared = (names.shared_gate_up, names.shared_down)
+        yield from _feed_forward(layer, f"{ours}.shared", plan.shared, *shared)
     if plan.shared is not None and plan.shared_gate:
         gate = layer.parts((names.shared_gate,), (1,))
         for weight in layer.linear(f"{ours}.shared_gate", layer.hidden, gate, bias=False):

@@ -93,12 +93,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """One layer: quire's and the files' names of its weights, and their parts."""
+    """One layer: quire's and the files' names of its weights, and their parts. `number`: of the
+    layer in files, where a branch may be a layer of its own."""
 
     index: int
     hidden: int
     family: Family
     names: LayerNames
+    number: int
 
     def norm(self, name: str, stored: Name, plan: NormPlan, size: int = 0) -> Iterator[Weight]:
         yield from normed(self.ours(name), self.stored(stored), size or self.hidden, plan)
@@ -171,7 +173,7 @@ class LayerParts:
 
     def stored(self, name: Name) -> Name:
         layer = self.family.outer_names.layer
-        hf, gguf = (one.format(self.index) for one in (layer.hf, layer.gguf))
+        hf, gguf = (one.format(self.number) for one in (layer.hf, layer.gguf))
         return replace(name, hf=f"{hf}.{name.hf}", gguf=f"{gguf}.{name.gguf}")
 
     def ours(self, name: str) -> str:

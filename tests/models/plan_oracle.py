@@ -71,7 +71,6 @@ class PlanOracle:
                 made = self._normed(f"{name}{branch}_post_norm", plan.norm, made)
             return made * plan.branch_scale
 
-        feed_forward = self._mlp if isinstance(plan.mlp, MlpPlan) else self._experts
         if plan.state is None:
             mixed = self._attention(f"{name}attn.", plan.attention, before("attn"))
         elif isinstance(plan.state, MambaPlan):
@@ -81,16 +80,23 @@ class PlanOracle:
         else:
             mixed = self._delta_net(f"{name}attn.", plan.state, before("attn"))
         attended = after("attn", mixed)
+        if plan.mlp is None:
+            return x + attended
         if plan.norms.startswith("parallel"):
-            return x + attended + after("mlp", feed_forward(f"{name}mlp.", plan.mlp, before("mlp")))
+            return x + attended + after("mlp", self._behind(name, plan.mlp, before("mlp")))
         x = x + attended
-        made = feed_forward(f"{name}mlp.", plan.mlp, before("mlp"))
+        made = self._behind(name, plan.mlp, before("mlp"))
         if plan.beside is not None:
             read = self._normed(f"{name}beside_norm", plan.norm, x)
             mixed = self._experts(f"{name}beside.", plan.beside, read, routed_by=x)
             made = self._normed(f"{name}mlp_own_norm", plan.norm, made)
             made = made + self._normed(f"{name}beside_post_norm", plan.norm, mixed)
         return x + after("mlp", made)
+
+    def _behind(self, name: str, plan: MlpPlan | ExpertsPlan, x: Tensor) -> Tensor:
+        if isinstance(plan, MlpPlan):
+            return self._mlp(f"{name}mlp.", plan, x)
+        return self._experts(f"{name}mlp.", plan, x)
 
     def _layer_embeddings(self, text: list[int], x: Tensor) -> Tensor:
         plan = self.spec.layer_embeddings

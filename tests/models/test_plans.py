@@ -37,7 +37,8 @@ from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
 
 NORM = NormPlan(1e-3)
-PLAIN = LayerPlan(AttentionPlan(4, 2, 16, 0.25, Rope(100.0, 16)), MlpPlan(40), NORM)
+GATED = MlpPlan(40)
+PLAIN = LayerPlan(AttentionPlan(4, 2, 16, 0.25, Rope(100.0, 16)), GATED, NORM)
 SPEC = ModelSpec("llama", 60, 32, 64, (PLAIN,) * 2, NORM)
 TEXT = [(7 * i + i * i) % 60 for i in range(23)]
 
@@ -84,10 +85,10 @@ EXPERTS: dict[str, list[Any]] = {
     "per_token": [3],
     "expert": [
         *(MlpPlan(24), MlpPlan(16, "gelu"), MlpPlan(16, bias=True)),
-        MlpPlan(16, "clamped_silu"),
+        *(MlpPlan(16, "clamped_silu"), MlpPlan(16, "relu2", gated=False)),
     ],
     "renormalise": [True],
-    "shared": [MlpPlan(20)],
+    "shared": [MlpPlan(20), MlpPlan(20, "relu2", gated=False, bias=True)],
     "score": ["sigmoid"],
     "router_bias": [True],
     "choice_bias": [True],
@@ -103,7 +104,8 @@ BESIDE = {
     "group_score": replace(GROUPED, group_score="best"),
     "shared_gate": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_gate=False),
 }
-MIXTURE = replace(PLAIN, mlp=ExpertsPlan(5, 2, MlpPlan(16)))
+MIXED = ExpertsPlan(5, 2, MlpPlan(16))
+MIXTURE = replace(PLAIN, mlp=MIXED)
 LAYER: dict[str, list[Any]] = {
     "norm": [
         NormPlan(0.5),
@@ -113,6 +115,7 @@ LAYER: dict[str, list[Any]] = {
     ],
     "norms": ["after", "both", "parallel", "parallel_two"],
     "branch_scale": [0.3],
+    "mlp": [None],
     "is_scaled": [True],
     "beside": [ExpertsPlan(5, 2, MlpPlan(16), has_factors=True, router_norm=NORM)],
 }
@@ -180,11 +183,11 @@ def changes() -> dict[str, ModelSpec]:
         add(f"latent beside {name}", value, *[with_rows(ROWS, **{name: value})] * 2)
     for name, values in MLP.items():
         for value in values:
-            add(name, value, PLAIN, replace(PLAIN, mlp=replace(PLAIN.mlp, **{name: value})))
+            add(name, value, PLAIN, replace(PLAIN, mlp=replace(GATED, **{name: value})))
     add("experts", "", PLAIN, MIXTURE)
     for name, values in EXPERTS.items():
         for value in values:
-            layer = replace(MIXTURE, mlp=replace(MIXTURE.mlp, **{name: value}))
+            layer = replace(MIXTURE, mlp=replace(MIXED, **{name: value}))
             add(f"experts, {name}", value, PLAIN, layer)
     for name, experts in BESIDE.items():
         add(f"experts, {name}", "", PLAIN, replace(MIXTURE, mlp=experts))

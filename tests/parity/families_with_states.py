@@ -9,9 +9,10 @@ from transformers.models.bamba import BambaConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
+from transformers.models.nemotron_h import NemotronHConfig
 
 from tests.parity.families import LINEAR
-from tests.parity.more_families import BY_HIDDEN, EXPERTS
+from tests.parity.more_families import BY_HIDDEN, EXPERTS, ROUTED
 
 CONVOLVING: dict[str, Any] = {
     **{key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"},
@@ -43,6 +44,18 @@ GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "logits_scaling": 2.5,
 }
+NEMOTRON: dict[str, Any] = {
+    **{key: value for key, value in MAMBA.items() if not key.startswith(("mamba_", "rms_"))},
+    "num_key_value_heads": 6,
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 10,
+    "ssm_state_size": 3,
+    "n_groups": 2,
+    "moe_shared_expert_intermediate_size": 40,
+    **ROUTED,
+}
+del NEMOTRON["num_hidden_layers"], NEMOTRON["first_k_dense_replace"], NEMOTRON["n_shared_experts"]
 WITH_STATES: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
     "lfm2, every bias, reach of 2, untied, width adjusted, linear rope": Lfm2Config(
@@ -90,5 +103,19 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         mamba_proj_bias=True,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
+    ),
+    "nemotron h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-MM*EM*-M"),
+    "nemotron h, every bias, groups of experts, least steps": NemotronHConfig(
+        **{**NEMOTRON, "n_routed_experts": 12},
+        layers_block_type=["mamba", "moe", "attention", "mlp", "mamba"],
+        mlp_bias=True,
+        use_bias=True,
+        use_conv_bias=False,
+        conv_kernel=3,
+        layer_norm_epsilon=1e-3,
+        time_step_min=0.9,
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
     ),
 }

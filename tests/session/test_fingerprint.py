@@ -75,6 +75,7 @@ def test_every_fact_of_a_spec_is_in_it_or_seen_otherwise() -> None:
 def test_each_of_them_makes_another_fingerprint() -> None:
     layer = SPEC.layers[0]
     attention, mlp = layer.attention, layer.mlp
+    assert isinstance(mlp, MlpPlan)
     others = [
         *(replace(layer, attention=replace(attention, **{k: v})) for k, v in ATTENTION.items()),
         replace(layer, attention=replace(attention, rope=Rope(10000.0, 8, interleaved=True))),

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from quire.errors import CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from quire.layer_parts.rope import LinearRope, Llama3Rope
-from quire.layer_plan import mlp_of
+from quire.layer_plan import mlps_of
 from quire.spec import ModelSpec
 from quire.weights.hf_config import ARCHITECTURES, read_config, read_generation_config, spec_from_hf
 
@@ -50,7 +50,7 @@ def family(name: str, **changes: Any) -> dict[str, Any]:
 def biases_and_norms(spec: ModelSpec) -> tuple[bool, bool, bool, bool]:
     """Of q, k and v, of o, of the feed-forward; and whether heads are normed."""
     attention = spec.layers[0].attention
-    biases = (attention.qkv_bias, attention.o_bias, mlp_of(spec.layers[0]).bias)
+    biases = (attention.qkv_bias, attention.o_bias, mlps_of(spec.layers[0])[0].bias)
     return *biases, attention.qk_norm is not None
 
 

@@ -22,7 +22,7 @@ import triton
 
 from quire.backends.triton.jit import overlapping, power_of_two, precision, waiting
 from quire.backends.triton.small_batch_kernels import embed_rows, multiply
-from quire.layer_plan import mlp_of
+from quire.layer_plan import mlps_of
 from quire.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
     not hold the sums that are normed only afterwards, and none of a model with other parts."""
     if str(dtype) == "torch.float16" or not spec.is_plain:
         return ()
-    attention, mlp = spec.layers[0].attention, mlp_of(spec.layers[0])
+    attention, (mlp,) = spec.layers[0].attention, mlps_of(spec.layers[0])
     hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     # columns, depth, normed, gated, with a bias

@@ -323,12 +323,10 @@ def _touch(model: Decoder, spec: ModelSpec, dtype: torch.dtype, device: torch.de
     """Make the vendor's library load its kernels while others are still being compiled. Its handle
     belongs to this thread, which runs the passes."""
     layer = model.layers[0]
-    products = (
-        (layer.attention.products[0], spec.hidden_size),
-        (layer.attention.products[1], spec.layers[0].mixed_width),
-        (layer.mlp.products[0], spec.hidden_size),
-        (layer.mlp.products[1], spec.layers[0].mlp.product_width),
-    )
+    plan, hidden = spec.layers[0], spec.hidden_size
+    products = [*zip(layer.attention.products, (hidden, plan.mixed_width), strict=True)]
+    if layer.mlp is not None and plan.mlp is not None:
+        products += zip(layer.mlp.products, (hidden, plan.mlp.product_width), strict=True)
     few, more = TOUCHED_ROWS
     for linear, width in products:
         linear(torch.zeros(few, width, dtype=dtype, device=device))

@@ -20,7 +20,7 @@ from quire.backends.cpu.native.linear import NativeLinear
 from quire.backends.generic import row_norms_of
 from quire.backends.linear import LinearOp
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention, RowOp
-from quire.layer_plan import Activation, LayerPlan, mlp_of
+from quire.layer_plan import Activation, LayerPlan, mlps_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
 
@@ -65,9 +65,9 @@ class NativeKernels(CpuKernels):
         found += row_norms_of(layer)
         if layer.norm.kind == "rms" and layer.norm.is_wide and self.shape.dtype != torch.float32:
             found.append("norms whose weights are in float32")
-        mlp = mlp_of(layer)
-        if not mlp.gated or mlp.activation not in GATES:
-            found.append(f"{mlp.activation} {'gates' if mlp.gated else 'without a gate'}")
+        for mlp in mlps_of(layer):
+            if not mlp.gated or mlp.activation not in GATES:
+                found.append(f"{mlp.activation} {'gates' if mlp.gated else 'without a gate'}")
         return tuple(found)
 
     def kv_dtype_beside_int8(self) -> torch.dtype:
