@@ -42,9 +42,7 @@ class WrittenOut:
 
 def write_out(batch: StoredBatch, job: BatchJob, storage: Storage, ending: Ending) -> WrittenOut:
     """Give every line without a result its error, and write the files. Blocks."""
-    if ending in _UNANSWERED:
-        job.fail_rest(*_UNANSWERED[ending])
-    outcome = job.write()
+    outcome = job.write(_UNANSWERED.get(ending))
     return WrittenOut(
         batch,
         outcome,

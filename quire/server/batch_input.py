@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from quire.jobs.input.jsonl import LONGEST_ROW, lines_of, parse_line
 from quire.jobs.input.rows import BadRow
 from quire.jobs.store.keys import KeyTable
@@ -22,6 +24,15 @@ from quire.params.rules import show
 MOST_ERRORS = 1000  # errors that a batch lists; further ones are counted
 LONGEST_ID = 512  # characters of a custom_id
 _LOOK_EVERY = 1000  # lines between two checks of whether the batch was cancelled
+
+
+class _JustId(msgspec.Struct):
+    """A line of which only this is read: no object is made of its body."""
+
+    custom_id: str
+
+
+_JUST_ID = msgspec.json.Decoder(_JustId)
 
 
 @dataclass(slots=True)
@@ -82,10 +93,16 @@ def line_ids(path: Path) -> Iterator[tuple[int, str]]:
     """The number of each row of a file that was checked, from 0 on, and its custom_id."""
     with open(path, "rb") as file:
         for row, (_, _, line) in enumerate(lines_of(file)):
-            found = parse_line(line)
-            named = None if isinstance(found, BadRow) else found.get("custom_id")
+            named = _id_of(line)
             # A line that was changed on disk since then gets the usual key of a job's row.
             yield row, named if isinstance(named, str) else f"0:{row}"
+
+
+def _id_of(line: bytes | BadRow) -> Any:
+    with suppress(msgspec.MsgspecError, TypeError, RecursionError):  # it is stricter than `parse`
+        return _JUST_ID.decode(line).custom_id  # type: ignore[arg-type]
+    found = parse_line(line)
+    return None if isinstance(found, BadRow) else found.get("custom_id")
 
 
 def _check_id(
@@ -132,5 +149,4 @@ def _id_at(file: int, start: int) -> Any:
         data += piece
         if b"\n" in piece:
             break
-    row = parse_line(bytes(data[: data.find(b"\n") + 1 or None]))
-    return None if isinstance(row, BadRow) else row.get("custom_id")
+    return _id_of(bytes(data[: data.find(b"\n") + 1 or None]))

@@ -194,10 +194,11 @@ class BatchJob:
         self._journal.commit()
         return self.counts()
 
-    def _append(self, record: ResultRecord, *, group: int = 0) -> None:
+    def _append(self, record: ResultRecord, *, group: int = 0) -> ResultRecord:
         kept = self._journal.append(record, group=group)
         self._completed += not kept.failed
         self._failed += kept.failed
+        return kept
 
     def counts(self) -> tuple[int, int]:
         """Rows in the journal: how many succeeded, and how many failed."""
@@ -207,26 +208,17 @@ class BatchJob:
         """Write a line of metrics, for the curves of the report."""
         self._metrics.append(dict(metrics))
 
-    def fail_rest(self, code: str, message: str) -> None:
-        """Give every row without a result this error. Their bodies are not read, which would take
-        most of the time."""
-        for row, key in line_ids(self._path("input")):
-            if row not in self._journal.index:
-                record = ResultRecord(row, key, "", self.epoch, error=message, error_type=code)
-                self._append(record, group=_UNANSWERED_GROUP)
-        self._journal.commit()
-
-    def write(self) -> Outcome:
+    def write(self, unanswered: tuple[str, str] | None = None) -> Outcome:
         """Write the batch's files in the order of the input; they are durable when this returns. A
-        batch of messages has one file for answers and errors."""
+        batch of messages has one file for answers and errors. `unanswered` is the code and the
+        message of an error that every row without a result gets."""
         usage, causes = _Usage(), dict[str, int]()
         apart, endpoint = self._batch.endpoint != MESSAGES, self._batch.endpoint
         with ExitStack() as stack:
             answers = stack.enter_context(_writing(self._path("output")))
             errors = stack.enter_context(_writing(self._path("error")))
             reader = stack.enter_context(RecordReader(self._directory))
-            for position in self._journal.index.positions():
-                record = reader.read(position)
+            for record in self._records(reader, unanswered):
                 lines = errors if record.failed and apart else answers
                 lines.add(line_of(endpoint, self._batch.id, record))
                 usage.add(record)
@@ -241,6 +233,24 @@ class BatchJob:
         return Outcome(
             answers.written(), errors.written(), completed, failed, usage.as_object(), causes
         )
+
+    def _records(
+        self, reader: RecordReader, unanswered: tuple[str, str] | None
+    ) -> Iterator[ResultRecord]:
+        """The records of all rows. New ones are not read back from the journal, nor are the bodies
+        of their rows read from the input: most of the time would go there."""
+        index = self._journal.index
+        if unanswered is None:
+            yield from map(reader.read, index.positions())
+            return
+        code, message = unanswered
+        for row, key in line_ids(self._path("input")):
+            if (position := index.position(row)) is not None:
+                yield reader.read(position)
+            else:
+                record = ResultRecord(row, key, "", self.epoch, error=message, error_type=code)
+                yield self._append(record, group=_UNANSWERED_GROUP)
+        self._journal.commit()
 
     def close(self) -> None:
         self._closing.close()

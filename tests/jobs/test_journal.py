@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,24 @@ def test_a_record_comes_back_as_it_was(text: str, row: int, key: str) -> None:
     line = encode(before)
     assert line.count(b"\n") == 1 and line.isascii()
     assert decode(line) == before
+
+
+def test_a_line_is_the_json_of_its_fields() -> None:
+    made = ResultRecord(3, 'k"\x7f\ud800é', "c\\", 2, ("a\n", ""), ("stop", None), 5, 6)  # type: ignore[arg-type]
+    fields = {"epoch": 2, "row": 3, "key": made.key, "content": "c\\", "outputs": ["a\n", ""]}
+    fields |= {"finish_reasons": ["stop", None], "prompt_tokens": 5, "output_tokens": 6}
+    wrong = replace(made, outputs=(), finish_reasons=(), error="\u2028", error_type="x")
+    of_wrong = {**fields, "outputs": [], "finish_reasons": [], "error": "\u2028", "error_type": "x"}
+    more = replace(made, extra={"t": [1.5, {"é": None}]})
+    cases = [(made, fields), (wrong, of_wrong), (more, {**fields, "extra": more.extra})]
+    for record_of, expected in cases:
+        for job in (None, "id"):
+            named = expected if job is None else {"job": job, **expected}
+            body = json.dumps(named, separators=(",", ":"))[1:]
+            assert encode(record_of, job) == b'{"crc":"%08x",%s\n' % (
+                zlib.crc32(body.encode()),
+                body.encode(),
+            )
 
 
 def test_every_single_bit_of_a_record_counts() -> None:

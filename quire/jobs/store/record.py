@@ -22,6 +22,7 @@ _BODY = len(_HEAD) + 8 + 2  # where the checked bytes begin: after 8 digits, a q
 LONGEST_LINE = 64 << 20
 MOST_ROWS = 1 << 48  # also of tokens and epochs
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_quoted = json.encoder.encode_basestring_ascii
 _COUNTS = ("row", "epoch", "prompt_tokens", "output_tokens")
 
 
@@ -77,23 +78,27 @@ def fitted(record: ResultRecord, job: str | None = None) -> tuple[ResultRecord, 
 
 def encode(record: ResultRecord, job: str | None = None) -> bytes:
     """The record as a line of ASCII, so that any text, even broken text, comes back as it was."""
-    fields: dict[str, Any] = {} if job is None else {"job": job}
-    fields |= {
-        "epoch": record.epoch,
-        "row": record.row,
-        "key": record.key,
-        "content": record.content,
-        "outputs": record.outputs,
-        "finish_reasons": record.finish_reasons,
-        "prompt_tokens": record.prompt_tokens,
-        "output_tokens": record.output_tokens,
-    }
+    # Put together by hand: an encoder called once for the whole takes twice as long.
+    text = "" if job is None else f'"job":{_quoted(job)},'
+    text += (
+        f'"epoch":{record.epoch},"row":{record.row},"key":{_quoted(record.key)},'
+        f'"content": {_quoted(record.content)},"outputs":{_listed(record.outputs)},'
+        f'"finish_reasons":{_listed(record.finish_reasons)},'
+        f'"prompt_tokens":{record.prompt_tokens},"output_tokens":{record.output_tokens}'
+    )
     if record.error_type is not None:
-        fields |= {"error": record.error, "error_type": record.error_type}
+        error = "null" if record.error is None else _quoted(record.error)
+        text += f',"error":{error},"error_type":{_quoted(record.error_type)}'
     if record.extra:
-        fields["extra"] = record.extra
-    body = _ENCODER.encode(fields).encode("ascii")[1:]
+        text += f',"extra":{_ENCODER.encode(record.extra)}'
+    body = f"{text}}}".encode("ascii")
     return b'%s%08x",%s\n' % (_HEAD, zlib.crc32(body), body)
+
+
+def _listed(texts: tuple[str | None, ...]) -> str:
+    if not texts:
+        return "[]"
+    return "[" + ",".join("null" if text is None else _quoted(text) for text in texts) + "]"
 
 
 def decode(line: bytes) -> ResultRecord:
