@@ -29,15 +29,9 @@ def read(fields: Fields) -> ModelSpec:
     state, behind = read_mamba_heads(fields, norm), _behind(fields)
     branches = branches_of(fields, [KEEPS_STATE, MOE, ATTENDS, MLP], LETTERS, (MLP, MOE))
     check_attends(fields, [kind for kind, _ in branches])
-    layers = [
-        LayerPlan(
-            AttentionPlan(*sides, rope=None),
-            behind.get(mlp),
-            norm,
-            state=state if kind == KEEPS_STATE else None,
-        )
-        for kind, mlp in branches
-    ]
+    attending = LayerPlan(AttentionPlan(*sides, rope=None), None, norm)
+    kinds = {ATTENDS: attending, KEEPS_STATE: replace(attending, state=state)}
+    layers = [replace(kinds[kind], mlp=behind.get(mlp)) for kind, mlp in branches]
     return read_decoder(fields, layers, max_len=fields.count("max_position_embeddings"))
 
 
