@@ -32,7 +32,6 @@ ALSO = {
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},
-    "lfm2": {"families/lfm2_moe.py"},
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.
     "gemma": {
         *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
