@@ -41,6 +41,7 @@ class LayerEmbeddingsPlan:
     count: int  # rows of the table
     width: int  # of one layer's embedding
     norm: NormPlan
+    of_media: int = 0  # the token whose row tokens have that an encoder's rows stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class ModelSpec:
     embedding_scale: float = 1.0
     learned_positions: LearnedPositions | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
+    # The layers in which tokens of an image see each other, if any of the model's do.
+    two_way: Literal["all", "windowed"] = "all"
     logits: LogitsPlan = LogitsPlan()
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None

@@ -39,7 +39,7 @@ NAMES = LayerNames(
 READS = ("per_layer_config",)
 ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
-    "use_bidirectional_attention": (None, "vision"),  # of text alone, no token sees later ones
+    "use_bidirectional_attention": (None, "vision"),
 }
 
 
@@ -71,13 +71,15 @@ def read(fields: Fields, *, window: int, embedding_width: int) -> ModelSpec:
         more: dict[str, Any] = {"beside": beside, "embedding": branch, "is_scaled": True}
         layers.append(LayerPlan(attention, mlp, norm, "both", **more))
     rows = fields.count("vocab_size_per_layer_input", 262_144)
+    blank = fields.whole("pad_token_id", 0)
     return read_decoder(
         fields,
         layers,
         max_len=ropes[FULL].max_len,
         tied_embeddings=fields.flag("tie_word_embeddings", True),
+        two_way="windowed",
         embedding_scale=fields.count("hidden_size") ** 0.5,
-        layer_embeddings=LayerEmbeddingsPlan(rows, width, norm) if width else None,
+        layer_embeddings=LayerEmbeddingsPlan(rows, width, norm, blank) if width else None,
         logits=LogitsPlan(softcap=fields.optional("final_logit_softcapping")),
     )
 

@@ -19,10 +19,13 @@ _HALF = 2**-0.5
 class LayerEmbeddings:
     """Token ids and their embeddings -> one more embedding of each token for each layer."""
 
-    def __init__(self, table: Embedding, product: Linear, norm: Norm, *, width: int) -> None:
+    def __init__(
+        self, table: Embedding, product: Linear, norm: Norm, *, width: int, of_media: int
+    ) -> None:
         """`table` and `product` make those of all layers, one behind the other; `norm` is for one
-        of them, which has `width` numbers."""
+        of them, which has `width` numbers. `of_media`: as in spec.LayerEmbeddingsPlan."""
         self._table, self._product, self._norm, self._width = table, product, norm, width
+        self.of_media = of_media
 
     def __call__(self, token_ids: Tensor, positions: Tensor, embedded: Tensor) -> Tensor:
         """[T], [T] and [T, H] -> [T, layers, width]"""

@@ -22,6 +22,10 @@ class Overlay:
         """Overwrite the embeddings. Those may have been scaled; the encoder's rows are not."""
         stream[self.places] = self.rows.to(stream.dtype)
 
+    def replaced(self, token_ids: Tensor, by: int) -> Tensor:
+        """The ids [T], with another one where rows are written."""
+        return token_ids.index_fill(0, self.places, by)
+
     def add(self, layer: int, stream: Tensor) -> bool:
         """Add the rows that belong after this layer. Returns whether there were any."""
         if self.deeper is None or layer >= len(self.deeper):
@@ -37,3 +41,6 @@ class WholeOverlay(Overlay):
 
     def write(self, stream: Tensor) -> None:
         stream.copy_(torch.where(self.places, self.rows, stream))
+
+    def replaced(self, token_ids: Tensor, by: int) -> Tensor:
+        return token_ids.masked_fill(self.places[:, 0], by)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,15 +69,16 @@ class Decoder:
         kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
         layer_embeddings: LayerEmbeddings | None = None,
+        two_way: Literal["all", "windowed"] = "all",
     ) -> None:
         """`places`: where each weight is. `kv_dtype`: dtype of keys and values unless an option
         says otherwise. `finish`: applied to the products of the head. `layer_embeddings`: makes
-        embeddings for single layers."""
+        embeddings for single layers. `two_way`: the layers in which spans are seen both ways."""
         self.kernels, self.embedding, self.first_norm = kernels, embedding, first_norm
         self.layers, self.head, self.rotary, self.tp = tuple(layers), head, rotary, tp
         self.vocab_size, self.places = vocab_size, places
         self.kv_dtype, self.finish = kv_dtype, finish
-        self.layer_embeddings = layer_embeddings
+        self.layer_embeddings, self.two_way = layer_embeddings, two_way
 
     @property
     def dtype(self) -> torch.dtype:
@@ -115,9 +117,10 @@ class Decoder:
         }
         if batch.two_way:
             spans = batch.two_way
-            attention = {
+            attention |= {
                 kind: TwoWayAttention(step, kind.shape, inputs[kind.table], kind.window, spans)
                 for kind, step in attention.items()
+                if self.two_way == "all" or kind.window is not None
             }
         turns = self.rotary(batch.positions if batch.coordinates is None else batch.coordinates)
         slots = batch.slots.unbind()
@@ -133,6 +136,8 @@ class Decoder:
             if shared.overlay.deeper is not None:
                 return self._compute_deeper(residual, shared, cache, shared.overlay)
         if self.layer_embeddings is not None:
+            if shared.overlay is not None:
+                token_ids = shared.overlay.replaced(token_ids, self.layer_embeddings.of_media)
             made = self.layer_embeddings(token_ids, shared.positions, residual)
             shared = replace(shared, layer_embeddings=made)
         normed = self.first_norm(residual)
@@ -203,6 +208,7 @@ def build_model(
         kv_dtype=shape.kv_dtype if isinstance(table, Tensor) else kernels.kv_dtype_beside_int8(),
         finish=logits_finish(spec.logits),
         layer_embeddings=made,
+        two_way=spec.two_way,
     )
 
 

@@ -65,4 +65,4 @@ def layer_embeddings(parts: WeightParts, plan: LayerEmbeddingsPlan) -> LayerEmbe
     parts.places[f"{name}.weight"] = (table.place,)
     product = parts.linear(f"{name}_product", rows, spec.hidden_size, bias=False)
     norm = parts.norm(f"{name}_norm", plan.norm, plan.width)
-    return LayerEmbeddings(table, product, norm, width=plan.width)
+    return LayerEmbeddings(table, product, norm, width=plan.width, of_media=plan.of_media)

@@ -172,8 +172,8 @@ class ModelMedia:
         generator = torch.Generator().manual_seed(config.seed)
 
         def read(name: str, shape: tuple[int, ...]) -> Tensor | None:
-            if config.load_format == "dummy":
-                return torch.randn(shape, generator=generator) * 0.02
+            if config.load_format == "dummy":  # single numbers are bounds, and stay as they are
+                return torch.randn(shape, generator=generator) * 0.02 if shape else None
             tensor = stored.get(canonical_name(name))
             return None if tensor is None else read_tensor(tensor)
 

@@ -95,6 +95,8 @@ def read_exactly(file: BinaryIO, into: npt.NDArray[np.uint8], source: StoredTens
 
 def read_tensor(source: StoredTensor, first: int = 0, count: int | None = None) -> Tensor:
     """Rows first .. first + count of a stored tensor, by default all, as float32."""
+    if not source.shape:  # a single number
+        return read_tensor(replace(source, shape=(1,)))[0]
     count = source.shape[0] - first if count is None else count
     part = replace(
         source,

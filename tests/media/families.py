@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from PIL import Image
 
+from tests.media.gemma4 import GEMMA4
+from tests.media.seeing import CLIP, Seeing, processed
 from tests.media.tiny import FIRST_ADDED, TEXT
 
-CLIP = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "image_size": 56,
-    "patch_size": 14,
-}
 ROWS = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
-
-
-@dataclass(frozen=True)
-class Seeing:
-    """How a family is made small, and asked the way Transformers does."""
-
-    make: Callable[[], Any]
-    added: Sequence[str]
-    processor: dict[str, Any]
-    inputs: Callable[[dict[str, Any], list[Image.Image]], dict[str, Any]]  # of `generate`
-    placeholder: str = "<image>"
-    typed: str = ""  # under which name `generate` is told which tokens are of media
-    sizes: tuple[tuple[int, int], ...] = ((90, 70), (60, 120), (56, 56), (31, 200))
 
 
 def text_config(**more: Any) -> dict[str, Any]:
     from transformers import LlamaConfig
 
     return {**LlamaConfig(**{**TEXT, **more}).to_dict()}
-
-
-def processed(made_by: Any, processor: dict[str, Any], images: list[Image.Image]) -> Any:
-    kwargs = {k: v for k, v in processor.items() if k != "image_processor_type"}
-    return made_by(**kwargs)(images, return_tensors="pt")
 
 
 def llava_next() -> Any:
@@ -398,6 +373,7 @@ SEEING: dict[str, Seeing] = {
         "<start_of_image>",
         typed="token_type_ids",
     ),
+    **GEMMA4,
     "pixtral": Seeing(pixtral, LINES, LINED, pixtral_inputs, "[IMG]"),
     "mistral3": Seeing(mistral3, LINES, MERGED, pixtral_inputs, "[IMG]"),
     "internvl": Seeing(

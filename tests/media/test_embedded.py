@@ -11,7 +11,8 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.errors import InvalidPrompt
-from tests.media.families import SEEING, Seeing
+from tests.media.families import SEEING
+from tests.media.seeing import Seeing
 from tests.media.tiny import TinyModel, picture, save_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=0)

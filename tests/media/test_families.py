@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from quire import LLM, SamplingParams
-from tests.media.families import SEEING, Seeing
+from tests.media.families import SEEING
+from tests.media.seeing import Seeing
 from tests.media.tiny import FIRST_ADDED, TinyModel, picture, save_tiny
 
 COUNT = 6
@@ -109,7 +110,7 @@ def test_greedy_tokens_are_those_of_transformers(
     "options",
     [
         {"max_num_batched_tokens": 300, "max_num_seqs": 3, "enable_prefix_caching": False},
-        {"num_gpu_blocks_override": 24, "max_model_len": 380},
+        {"num_gpu_blocks_override": 0, "max_model_len": 380},
     ],
     ids=["chunks", "preempted"],
 )
@@ -117,6 +118,8 @@ def test_nothing_that_plans_changes_the_tokens(
     family: Seeing, model: TinyModel, expected: list[Written], options: dict[str, Any]
 ) -> None:
     prompts = prompts_of(family)
+    if "num_gpu_blocks_override" in options:
+        options = {**options, "num_gpu_blocks_override": family.blocks}
     with model.llm(**options) as llm:
         llm._session.model.executor.shelf.tower._alone = False  # several together, as on a GPU
         check(llm, prompts[::-1], expected[::-1])

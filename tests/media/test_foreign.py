@@ -13,7 +13,7 @@ import torch
 
 from quire import LLM
 from quire.errors import InvalidPrompt, UnsupportedModel
-from tests.media.families import CLIP
+from tests.media.seeing import CLIP
 from tests.media.test_families import COUNT, GREEDY, check
 from tests.media.tiny import FIRST_ADDED, TEXT, TinyModel, picture, save_tiny
 

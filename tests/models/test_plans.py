@@ -254,7 +254,7 @@ def test_every_field_has_another_value_here() -> None:
     tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MAMBAS, CONVOLUTIONS, MODEL)
     known = {name for table in tables for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
-    known.add("layer_embeddings")
+    known |= {"layer_embeddings", "two_way"}  # the latter is of media: tests/media
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}

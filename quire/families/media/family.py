@@ -97,6 +97,7 @@ class MediaFamily:
     embedded: bool = True  # takes embeddings as images: all numbers of rows have one text
     tower: str = ""  # the tower's model_type; empty: any
     videos_in_text: str = ""
+    unused: tuple[str, ...] = ()  # configs of parts of its module that read nothing for quire
     foreign: bool = False  # Transformers reads its rules from the model's files
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from quire.families.media import (
     clips,
     gemma3,
+    gemma4,
     idefics3,
     internvl,
     llava,
@@ -33,6 +34,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     clips.VOXTRAL,
     whisper.FAMILY,
     gemma3.FAMILY,
+    gemma4.FAMILY,
     pixtral.MISTRAL3,
     internvl.FAMILY,
 )

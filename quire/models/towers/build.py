@@ -20,6 +20,8 @@ from quire.models.towers.tower import ModuleTower
 
 # The parts that compute text: quire computes it itself.
 _TEXT = ("language_model", "text_model", "lm_head")
+# Of text configs: what they say of single layers.
+_BY_LAYER = ("layer_types", "per_layer_config", "num_kv_shared_layers")
 # Reads a weight by its name in the module and its shape; None if the checkpoint has none.
 ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
 
@@ -56,6 +58,12 @@ def build_tower(
         holder, _, last = name.rpartition(".")
         parameter = nn.Parameter(stored.to(device, dtype), requires_grad=False)
         setattr(module.get_submodule(holder), last, parameter)
+    for (
+        name,
+        number,
+    ) in module.named_buffers():  # bounds of numbers between products, and their like
+        if (stored := read(name, tuple(number.shape))) is not None:
+            number.copy_(stored)
     module.to(device).eval()
     about: Any = module.config
     hidden = about.get_text_config().hidden_size
@@ -72,7 +80,8 @@ def canonical_name(name: str) -> str:
 def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
     """The module, with a single text layer, which is thrown away."""
     values = {k: v for k, v in config.items() if k not in ("architectures", "quantization_config")}
-    text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k != "layer_types"}
+    values |= {key: None for key in family.unused if key in values}
+    text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k not in _BY_LAYER}
     if text:
         values["text_config"] = {**text, "num_hidden_layers": 1}
     else:  # older files have the fields of the text at the top level

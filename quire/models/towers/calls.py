@@ -128,6 +128,25 @@ def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]
     return cut, (long, high, wide)
 
 
+def _pooled(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+    """Images of any shape as patches with their places; squares of patches become one row."""
+    module: Any = tower.module
+    size = module.config.vision_config.patch_size
+
+    def encode(pixels: Tensor) -> Tensor:
+        count, high, wide = len(pixels), pixels.shape[2] // size, pixels.shape[3] // size
+        cut = pixels.view(count, 3, high, size, wide, size).permute(0, 2, 4, 3, 5, 1)
+        down, across = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
+        places = torch.stack([across, down], -1).view(1, -1, 2).expand(count, -1, -1)
+        made = module.get_image_features(
+            pixel_values=cut.reshape(count, high * wide, -1),
+            image_position_ids=places.to(tower.device),
+        )
+        return _joined(_features(made)).view(count, -1, tower.hidden_size)
+
+    return _in_batches(tower, items, encode)
+
+
 def _clips(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     """Sounds of one clip each. The silence after a sound is masked."""
     module: Any = tower.module
@@ -171,6 +190,7 @@ CALLS: dict[str, EncodeItems] = {
     "pixtral": _sized,
     "mistral3": _sized,
     "gemma3": _squares,
+    "gemma4": _pooled,
     "internvl": _squares,
     "idefics3": _tiles,
     "smolvlm": _tiles,
