@@ -160,6 +160,7 @@ CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
     """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
+    `gate_scale` is multiplied with gate(x).
     "clamped_silu" is for gated ones: with g = min(gate, CLAMP) and u = up within -CLAMP .. CLAMP it
     is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1))."""
 
@@ -167,6 +168,7 @@ class MlpPlan:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    gate_scale: float = 1.0
 
     @property
     def product_width(self) -> int:
@@ -239,19 +241,20 @@ class LayerPlan:
     `state`: the layer keeps a state instead of attending; `attention` is then the plan of the
     other layers of the model, which do attend. `beside`: experts that read the same stream as the
     feed-forward, through a norm of their own; both results are normed and added up before the norm
-    behind the feed-forward. `is_scaled`: the stream is multiplied with a learned number at the
-    end."""
+    behind the feed-forward."""
 
     attention: AttentionPlan
     mlp: MlpPlan | ExpertsPlan | None  # None: nothing follows attention or the state
     norm: NormPlan
     norms: NormPlaces = "before"
     branch_scale: float = 1.0  # multiplied with what each branch adds to the stream
+    mlp_scale: float | None = None  # that of the feed-forward, if it is another
     state: StatePlan | None = None
     cross: CrossPlan | None = None  # a branch between these two, with a norm before it
     beside: ExpertsPlan | None = None
     embedding: EmbeddingBranchPlan | None = None
-    is_scaled: bool = False
+    is_scaled: bool = False  # the stream is multiplied with a learned number at the end
+    joins_next: bool = False  # the next layer reads the norm that this one's only branch reads
 
     @property
     def is_long(self) -> bool:
@@ -266,10 +269,8 @@ class LayerPlan:
 
 def mlps_of(layer: LayerPlan) -> tuple[MlpPlan, ...]:
     """The feed-forward of a layer, and what each token takes of its experts."""
-    plans = (layer.mlp, layer.beside)
-    return tuple(
-        plan if isinstance(plan, MlpPlan) else _taken(plan) for plan in plans if plan is not None
-    )
+    plans = (plan for plan in (layer.mlp, layer.beside) if plan is not None)
+    return tuple(plan if isinstance(plan, MlpPlan) else _taken(plan) for plan in plans)
 
 
 def _taken(experts: ExpertsPlan) -> MlpPlan:

@@ -224,6 +224,11 @@ class ModelSpec:
         return replace(self, layers=tuple(layers))
 
 
+def is_joined(spec: ModelSpec, index: int) -> bool:
+    """Whether layer `index` reads the norm of the layer before it."""
+    return index > 0 and spec.layers[index - 1].joins_next
+
+
 def _mixer_weights(layer: LayerPlan, hidden: int) -> int:
     """Weights in the products of a layer's attention or state."""
     return (layer.attention if layer.state is None else layer.state).weights(hidden)

@@ -43,10 +43,11 @@ def names_of(module: str) -> dict[str, Any]:
     }
 
 
-def read_mamba(fields: Fields, norm: NormPlan) -> MambaPlan:
-    """Of a config that says the heads' size, or the factor from hidden size to all heads."""
-    heads = fields.count("mamba_n_heads", 128)
-    width = fields.count("mamba_expand", 2) * fields.count("hidden_size")
+def read_mamba(fields: Fields, norm: NormPlan, width: int | None = None) -> MambaPlan:
+    """Of a config that says the heads' size, or how wide they are together: the hidden size times a
+    factor, or `width`."""
+    heads, bias = fields.count("mamba_n_heads", 128), fields.flag("mamba_proj_bias", False)
+    width = width or fields.count("mamba_expand", 2) * fields.count("hidden_size")
     if width % heads:
         raise fields.wrong("mamba_n_heads", f"a divisor of {width}, the width of all heads")
     automatic = fields.values.get("mamba_d_head") == "auto"
@@ -60,7 +61,8 @@ def read_mamba(fields: Fields, norm: NormPlan) -> MambaPlan:
         size,
         fields.count("mamba_d_conv", 4, most=MOST_REACH),
         norm,
-        bias=fields.flag("mamba_proj_bias", False),
+        bias=bias,
+        o_bias=bias,
         convolution_bias=fields.flag("mamba_conv_bias", True),
     )
 
@@ -69,7 +71,7 @@ def read_mamba_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
     """Of a config that says the number and the size of heads, some of it under older names."""
     older = {new: old for new, old in _OLDER.items() if fields.values.get(old) is not None}
     fields = fields.under(older)
-    heads = fields.count("mamba_num_heads", 128)
+    heads, bias = fields.count("mamba_num_heads", 128), fields.flag("use_bias", False)
     return MambaPlan(
         heads,
         _groups(fields, "n_groups", 8, heads),
@@ -77,7 +79,8 @@ def read_mamba_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
         fields.count("mamba_head_dim", 64),
         fields.count("conv_kernel", 4, most=MOST_REACH),
         norm,
-        bias=fields.flag("use_bias", False),
+        bias=bias,
+        o_bias=bias,
         convolution_bias=fields.flag("use_conv_bias", True),
         least_step=fields.not_negative("time_step_min", 0.001),
     )

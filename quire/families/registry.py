@@ -10,6 +10,7 @@ from quire.families import (
     deepseek_v2,
     deepseek_v3,
     falcon,
+    falcon_h1,
     gemma,
     gemma2,
     gemma3,
@@ -98,6 +99,7 @@ FAMILIES: tuple[Family, ...] = (
     lfm2_moe.FAMILY,
     granitemoehybrid.FAMILY,
     bamba.FAMILY,
+    falcon_h1.FAMILY,
     nemotron_h.FAMILY,
     whisper.FAMILY,
 )

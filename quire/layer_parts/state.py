@@ -76,13 +76,18 @@ class MambaPlan(_Matrices):
     with its query (backends/decay_rule.py). Keys, values and queries are what Mamba calls B, x and
     C. Decay and size of what is added follow from a step: the softplus of a product and a learned
     number, at least `least_step`. Values times a learned number per head are added to what is read.
-    The result is gated by silu, and then normed over each of num_key_heads equal parts by `norm`.
-    Neighbouring heads share a query and a key."""
+    The result is gated by silu, and then normed over each of num_key_heads equal parts by `norm`,
+    if there is one; or before it is gated if `norm_first`. Neighbouring heads share a query and a
+    key. `factors`: what queries, keys, values, the gate and steps are multiplied with as they come
+    from their product; empty: with nothing."""
 
-    norm: NormPlan
-    bias: bool = False  # of the products
+    norm: NormPlan | None
+    bias: bool = False  # of the first product
+    o_bias: bool = False
     convolution_bias: bool = True
     least_step: float = 0.0
+    norm_first: bool = False
+    factors: tuple[float, ...] = ()
 
     def weights(self, hidden: int) -> int:
         """Weights in its products, for hidden states of this size."""

@@ -6,10 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quire.backends.generic import activated
 from quire.backends.ops import HeadShape, RowNorm, StateRule
+from quire.layer_parts.state import MambaPlan
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
@@ -76,26 +78,37 @@ class DeltaNet:
 @dataclass(frozen=True, slots=True)
 class Mamba:
     """Mamba-2. `qkvz` makes queries, keys, values and the gate (z). `rates`, with a float32 weight,
-    makes a step for each head before its softplus. The result is normed over each of `groups`."""
+    makes a step for each head before its softplus. `factors`: of the numbers of `qkvz`, and of
+    steps."""
 
-    channels: int
-    groups: int
+    plan: MambaPlan
     qkvz: Linear
     rates: Linear
-    norm: RowNorm
+    norm: RowNorm | None
     out: Linear
+    factors: tuple[Tensor, float] | None
 
     @property
     def products(self) -> tuple[Linear, Linear]:
         return self.qkvz, self.out
 
     def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
-        qkvz, rates = self.qkvz(x), self.rates(x.float())
-        read = take_up(qkvz[:, : self.channels], rates).flatten(1)
-        gated = read * activated(qkvz[:, self.channels :].float(), "silu")
-        parts = gated.view(len(x), self.groups, -1)
+        qkvz, rates, plan = self.qkvz(x), self.rates(x.float()), self.plan
+        if self.factors is not None:
+            qkvz, rates = qkvz * self.factors[0], rates * self.factors[1]
+        read = take_up(qkvz[:, : plan.channels], rates).flatten(1)
+        gate = activated(qkvz[:, plan.channels :].float(), "silu")
+        if plan.norm_first:
+            return self.out((self._normed(read, torch.float32) * gate).to(x.dtype))
+        return self.out(self._normed(read * gate, x.dtype))
+
+    def _normed(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
+        """Float32 rows with each of their parts normed, if there is a norm."""
+        if self.norm is None:
+            return wide.to(dtype)
+        parts = wide.view(len(wide), self.plan.num_key_heads, -1)
         size = parts.square().mean(-1, keepdim=True).add_(self.norm.eps)
-        return self.out(weighted((parts * size.rsqrt_()).flatten(1), self.norm.weight, x.dtype))
+        return weighted((parts * size.rsqrt_()).flatten(1), self.norm.weight, dtype)
 
 
 @dataclass(frozen=True, slots=True)

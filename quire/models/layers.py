@@ -44,16 +44,34 @@ class PlainLayer:
 
 @dataclass(frozen=True, slots=True)
 class MixingLayer:
-    """A PlainLayer without a feed-forward."""
+    """A FinishingLayer without a feed-forward."""
 
     attention: Mixer
+    finish: Callable[[Tensor], Tensor]
     next_norm: Norm
     mlp: None = None
 
     def __call__(
         self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
     ) -> Tensor:
-        return self.next_norm.after_adding(self.attention(normed, shared, keys, values), residual)
+        made = self.finish(self.attention(normed, shared, keys, values))
+        return self.next_norm.after_adding(made, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningLayer:
+    """One branch, beside which the next layer's first branch reads the same norm of the stream."""
+
+    attention: Mixer
+    finish: Callable[[Tensor], Tensor]
+    next_norm: Norm
+    mlp: None = None
+
+    def __call__(
+        self, normed: Tensor, residual: Tensor, shared: Pass, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        residual += self.finish(self.attention(normed, shared, keys, values))
+        return normed
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,4 +194,12 @@ class Finish:
         return made if self.scale == 1.0 else made.mul_(self.scale)
 
 
-Layer = PlainLayer | MixingLayer | HearingLayer | FinishingLayer | LongLayer | ParallelLayer
+Layer = (
+    PlainLayer
+    | MixingLayer
+    | JoiningLayer
+    | HearingLayer
+    | FinishingLayer
+    | LongLayer
+    | ParallelLayer
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from quire.backends.linear import Gate
 from quire.backends.ops import RowOp
 from quire.errors import UnsupportedModel
@@ -21,6 +23,8 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
     if not one.gated and parts.adapters is not None:
         raise UnsupportedModel("LoRA adapters beside experts without a gate.")
+    if one.gate_scale != 1.0:
+        raise UnsupportedModel(f"{name}: experts with a scaled gate.")
     make, each, first = parts.bare_linear, f"{name}.experts", first_of(one)
     pairs = [
         (
@@ -66,10 +70,26 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     first = first_of(plan)
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
+    if plan.gated and plan.gate_scale != 1.0:
+        return GatedMLP(_scaled(parts, name, plan, up), up, down, parts.tp)
     if plan.gated:
         gate = Gate(plan.activation, kernels.gate(plan.activation))
         return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
     return PlainMLP(kernels.activate(plan.activation), up, down, parts.tp)
+
+
+def _scaled(parts: WeightParts, name: str, plan: MlpPlan, product: Linear) -> RowOp:
+    """The product followed by activation(gate_scale * gate) * up."""
+    if parts.adapters is not None:
+        raise UnsupportedModel(f"{name}: LoRA adapters beside a scaled gate.")
+    opened = parts.kernels.gate(plan.activation)
+
+    def scaled(x: Tensor) -> Tensor:
+        made = product(x)
+        made[:, : plan.width] *= plan.gate_scale
+        return opened(made)
+
+    return scaled
 
 
 def _opened(parts: WeightParts, name: str, gate: Gate, product: Linear) -> RowOp:

@@ -25,6 +25,7 @@ from quire.models.layers import (
     Finish,
     FinishingLayer,
     HearingLayer,
+    JoiningLayer,
     Layer,
     Mixer,
     MixingLayer,
@@ -36,6 +37,7 @@ from quire.models.long_parts import long_layer
 from quire.models.mlp_parts import feed_forward
 from quire.models.state_parts import state_layer
 from quire.models.weight_parts import WeightParts
+from quire.spec import is_joined
 
 
 class Parts(WeightParts):
@@ -65,7 +67,7 @@ class Parts(WeightParts):
         spec = self.spec
         if index == spec.num_layers:
             return self.norm("norm", spec.norm, spec.hidden_size)
-        if spec.layers[index].norms == "after":
+        if spec.layers[index].norms == "after" or is_joined(spec, index):
             return NoNorm()
         return self.layer_norm(index, "attn_norm")
 
@@ -73,26 +75,30 @@ class Parts(WeightParts):
         attention = self.mixer(f"layers.{index}.attn", plan)
         scale, norms = plan.branch_scale, plan.norms
         if plan.mlp is None:
-            if norms != "before" or scale != 1.0 or plan.is_long or plan.cross is not None:
+            if norms != "before" or plan.is_long or plan.cross is not None:
                 raise UnsupportedModel(f"layers.{index}: no feed-forward beside other norms.")
-            return MixingLayer(attention, next_norm)
+            kind = JoiningLayer if plan.joins_next else MixingLayer
+            return kind(attention, Finish(None, scale), next_norm)
+        if plan.joins_next:
+            raise UnsupportedModel(f"layers.{index}: a feed-forward beside the next layer.")
         mlp = feed_forward(self, f"layers.{index}.mlp", plan.mlp)
         if plan.cross is not None:
             return self._hearing(index, plan, attention, mlp, next_norm)
         if norms in ("parallel", "parallel_two"):
-            if plan.is_long:
+            if plan.is_long or plan.mlp_scale is not None:
                 raise UnsupportedModel(f"layers.{index}: more than two branches side by side.")
             own = self.layer_norm(index, "mlp_norm") if norms == "parallel_two" else None
             return ParallelLayer(attention, own, mlp, scale, next_norm)
         mlp_norm = NoNorm() if norms == "after" else self.layer_norm(index, "mlp_norm")
         if norms == "before":
-            if scale == 1.0 and not plan.is_long:
+            if scale == 1.0 and plan.mlp_scale in (None, 1.0) and not plan.is_long:
                 return PlainLayer(attention, mlp_norm, mlp, next_norm)
             after: list[Norm | None] = [None, None]
         else:
             names = ("attn_post_norm", "mlp_post_norm")
             after = [self.layer_norm(index, name) for name in names]
-        first, second = (Finish(norm, scale) for norm in after)
+        behind = scale if plan.mlp_scale is None else plan.mlp_scale
+        first, second = Finish(after[0], scale), Finish(after[1], behind)
         if plan.is_long:
             branches = (attention, first), (mlp_norm, mlp, second)
             return long_layer(self, index, plan, *branches, next_norm)

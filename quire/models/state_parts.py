@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import StateHeads, StateRule
@@ -47,13 +48,20 @@ def _delta_net(parts: WeightParts, name: str, plan: DeltaNetPlan) -> DeltaNet:
 
 def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
     hidden, width, bias = parts.spec.hidden_size, plan.value_width, plan.bias
+    norm, factors = None, None
+    if plan.norm is not None:
+        norm = parts.row_norm(f"{name}.gated_norm", plan.norm, width)
+    if plan.factors:
+        *each, steps = plan.factors
+        counts = torch.tensor((plan.key_width, plan.key_width, width, width))
+        factors = torch.tensor(each).repeat_interleave(counts).to(parts.device), steps
     return Mamba(
-        plan.channels,
-        plan.num_key_heads,
+        plan,
         parts.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=bias),
         parts.linear(f"{name}.rates", plan.num_heads, hidden, bias=bias),
-        parts.row_norm(f"{name}.gated_norm", plan.norm, width),
-        parts.linear(f"{name}.o", hidden, width, bias=bias),
+        norm,
+        parts.linear(f"{name}.o", hidden, width, bias=plan.o_bias),
+        factors,
     )
 
 

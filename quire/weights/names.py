@@ -14,7 +14,7 @@ from dataclasses import replace
 from quire.families.family import ModelNames, Name
 from quire.families.registry import family_named
 from quire.layer_plan import ExpertsPlan, LayerPlan, MlpPlan
-from quire.spec import ModelSpec
+from quire.spec import ModelSpec, is_joined
 from quire.weights.attention_names import attention_weights, cross_weights
 from quire.weights.parts import LayerParts, Weight, normed, single
 from quire.weights.state_names import state_weights
@@ -38,8 +38,9 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
     number = 0
     for index, plan in enumerate(spec.layers):
         names_there = family.names_by_norms.get(plan.norms, family.names)
-        yield from _layer(LayerParts(index, hidden, family, names_there, number), plan)
-        number += 2 if family.branches_apart and plan.mlp is not None else 1
+        layer = LayerParts(index, hidden, family, names_there, number)
+        yield from _layer(layer, plan, joined=is_joined(spec, index))
+        number += _stored_layers(plan, branches_apart=family.branches_apart)
     yield from normed("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
         yield single("head", (vocab, hidden), names.head)
@@ -47,9 +48,17 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         yield single("head", (vocab,), names.head, kind="bias")
 
 
-def _layer(layer: LayerParts, plan: LayerPlan) -> Iterator[Weight]:
+def _stored_layers(plan: LayerPlan, *, branches_apart: bool) -> int:
+    """How many layers it is in files: none if the next one is the rest of it."""
+    if plan.joins_next:
+        return 0
+    return 2 if branches_apart and plan.mlp is not None else 1
+
+
+def _layer(layer: LayerParts, plan: LayerPlan, *, joined: bool) -> Iterator[Weight]:
+    """`joined`: it reads the norm of the layer before it."""
     names, before, after = layer.names, plan.norms != "after", plan.norms in AFTER
-    if before:
+    if before and not joined:
         yield from layer.norm("attn_norm", names.attn_norm, plan.norm)
     if plan.state is None:
         yield from attention_weights(layer, plan.attention)

@@ -48,9 +48,10 @@ def _mamba(layer: LayerParts, plan: MambaPlan) -> Iterator[Weight]:
     x, b, c = layer.slices(names.convolution, (width, keys, keys))
     yield from _convolution(layer, plan, (c, b, x), bias=plan.convolution_bias)
     yield from _of_heads(layer, plan, (names.log_slopes, names.shifts, names.skips))
-    yield from layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
+    if plan.norm is not None:
+        yield from layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
     out = layer.parts((names.state_out,), (layer.hidden,))
-    yield from layer.linear("attn.o", width, out, bias=plan.bias)
+    yield from layer.linear("attn.o", width, out, bias=plan.o_bias)
 
 
 def _of_heads(

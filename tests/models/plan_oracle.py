@@ -44,8 +44,11 @@ class PlanOracle:
         embeddings, self.kept = self._layer_embeddings(text, x), {}
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
+        joined: Tensor | None = None
         for index, plan in enumerate(spec.layers):
-            x = self._layer(f"layers.{index}.", plan, x)
+            name = f"layers.{index}."
+            read = self._normed(f"{name}attn_norm", plan.norm, x) if plan.joins_next else None
+            x, joined = self._layer(name, plan, x, joined), read
             if plan.embedding is not None:
                 name = f"layers.{index}.embedding"
                 opened = ACTIVATIONS[plan.embedding.activation](self._linear(f"{name}.gate", x))
@@ -59,17 +62,22 @@ class PlanOracle:
             logits = logits + w["head.bias"]
         return capped(logits * spec.logits.scale, spec.logits.softcap)
 
-    def _layer(self, name: str, plan: LayerPlan, x: Tensor) -> Tensor:
+    def _layer(self, name: str, plan: LayerPlan, x: Tensor, joined: Tensor | None) -> Tensor:
+        """`joined`: what its first branch reads, if that is what another layer has normed."""
+
         def before(branch: str) -> Tensor:
             if plan.norms == "after":
                 return x
+            if joined is not None and branch == "attn":
+                return joined
             norm = "attn" if plan.norms == "parallel" else branch
             return self._normed(f"{name}{norm}_norm", plan.norm, x)
 
         def after(branch: str, made: Tensor) -> Tensor:
             if plan.norms in ("after", "both"):
                 made = self._normed(f"{name}{branch}_post_norm", plan.norm, made)
-            return made * plan.branch_scale
+            own = branch == "mlp" and plan.mlp_scale is not None
+            return made * ((own and plan.mlp_scale) or plan.branch_scale)
 
         if plan.state is None:
             mixed = self._attention(f"{name}attn.", plan.attention, before("attn"))
@@ -183,10 +191,14 @@ class PlanOracle:
     def _mamba(self, name: str, plan: MambaPlan, x: Tensor) -> Tensor:
         """Token by token, and head by head."""
         qkvz, w, keys = self._linear(f"{name}qkvz", x), self.weights, plan.key_width
+        factors = plan.factors or (1.0,) * 5
+        sizes = [keys, keys, plan.value_width, plan.value_width]
+        split = zip(qkvz.split(sizes, -1), factors, strict=False)
+        qkvz = torch.cat([one * factor for one, factor in split], -1)
         mixed = F.silu(self._convolved(name, qkvz[:, : plan.channels]))
         q, k = (one.view(len(x), -1, plan.key_dim) for one in mixed[:, : 2 * keys].chunk(2, -1))
         v = mixed[:, 2 * keys :].reshape(len(x), -1, plan.value_dim)
-        steps = F.softplus(self._linear(f"{name}rates", x) + w[f"{name}shifts.bias"])
+        steps = F.softplus(self._linear(f"{name}rates", x) * factors[4] + w[f"{name}shifts.bias"])
         steps = steps.clamp(min=plan.least_step)
         decay = (-w[f"{name}log_slopes.weight"].exp() * steps).exp()
         out = v * w[f"{name}skips.weight"][:, None]
@@ -197,11 +209,13 @@ class PlanOracle:
                 state = state * decay[t, head]
                 state = state + torch.outer(k[t, of], steps[t, head] * v[t, head])
                 out[t, head] += q[t, of] @ state
-        gated = out.flatten(1) * F.silu(qkvz[:, plan.channels :])
-        parts = gated.view(len(x), plan.num_key_heads, -1)
-        size = (parts.square().mean(-1, keepdim=True) + plan.norm.eps).sqrt()
-        normed = (parts / size).flatten(1) * w[f"{name}gated_norm.weight"]
-        return self._linear(f"{name}o", normed)
+        made, gate = out.flatten(1), F.silu(qkvz[:, plan.channels :])
+        made = made if plan.norm_first else made * gate
+        if plan.norm is not None:
+            parts = made.view(len(x), plan.num_key_heads, -1)
+            size = (parts.square().mean(-1, keepdim=True) + plan.norm.eps).sqrt()
+            made = (parts / size).flatten(1) * w[f"{name}gated_norm.weight"]
+        return self._linear(f"{name}o", made * gate if plan.norm_first else made)
 
     def _latent(self, name: str, plan: AttentionPlan, latent: LatentPlan, x: Tensor) -> Tensor:
         """With keys and values of every head made of the rows."""
@@ -237,6 +251,7 @@ class PlanOracle:
         if not plan.gated:
             return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
         gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
+        gate = gate * plan.gate_scale
         if plan.activation == "clamped_silu":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
         return self._linear(f"{name}down", activation(gate) * up)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
@@ -79,6 +80,7 @@ MLP: dict[str, list[Any]] = {
     "activation": ["gelu_tanh", "gelu", "relu", "relu2"],
     "gated": [False],
     "bias": [True],
+    "gate_scale": [0.3],
 }
 EXPERTS: dict[str, list[Any]] = {
     "count": [7],
@@ -115,6 +117,7 @@ LAYER: dict[str, list[Any]] = {
     ],
     "norms": ["after", "both", "parallel", "parallel_two"],
     "branch_scale": [0.3],
+    "mlp_scale": [0.3],
     "mlp": [None],
     "is_scaled": [True],
     "beside": [ExpertsPlan(5, 2, MlpPlan(16), has_factors=True, router_norm=NORM)],
@@ -135,10 +138,13 @@ MAMBAS: dict[str, list[Any]] = {
     "key_dim": [6],
     "value_dim": [5],
     "reach": [1, 3],
-    "norm": [NormPlan(0.5)],
+    "norm": [NormPlan(0.5), None],
     "bias": [True],
+    "o_bias": [True],
     "convolution_bias": [False],
     "least_step": [0.9],
+    "norm_first": [True],
+    "factors": [(0.3, 1.4, 0.6, 1.8, 2.1)],
 }
 MAMBA = MambaPlan(4, 2, 4, 3, 4, NORM)
 CONVOLUTIONS: dict[str, list[Any]] = {"channels": [20], "reach": [1, 5], "bias": [True]}
@@ -158,6 +164,20 @@ def with_rows(latent: LatentPlan, **others: Any) -> LayerPlan:
     given = {"num_heads": 4, "scale": 0.25, **others}
     attention = AttentionPlan(num_kv_heads=1, head_dim=size, rope=rope, latent=latent, **given)
     return replace(PLAIN, attention=attention)
+
+
+def states() -> Iterator[tuple[Any, ...]]:
+    """A name and layers, for every kind of state, and for branches that share a norm."""
+    for state, fields_of in ((STATE, STATES), (MAMBA, MAMBAS), (CONVOLUTION, CONVOLUTIONS)):
+        kind = type(state).__name__
+        yield f"state, {kind}", replace(PLAIN, state=state), PLAIN
+        for name, values in fields_of.items():
+            for value in values:
+                other = replace(PLAIN, state=replace(state, **{name: value}))
+                yield f"{kind}, {name}, {value}", other, PLAIN
+    joining = replace(PLAIN, mlp=None, branch_scale=0.6, joins_next=True)
+    yield "joins_next", joining, replace(PLAIN, branch_scale=1.3)
+    yield "joins_next, state", replace(joining, state=MAMBA), PLAIN
 
 
 def changes() -> dict[str, ModelSpec]:
@@ -196,13 +216,8 @@ def changes() -> dict[str, ModelSpec]:
     for name, values in LAYER.items():
         for value in values:
             add(name, value, replace(PLAIN, **{name: value}), PLAIN)
-    for state, fields_of in ((STATE, STATES), (MAMBA, MAMBAS), (CONVOLUTION, CONVOLUTIONS)):
-        kind = type(state).__name__
-        add("state", kind, replace(PLAIN, state=state), PLAIN)
-        for name, values in fields_of.items():
-            for value in values:
-                other = replace(PLAIN, state=replace(state, **{name: value}))
-                add(f"{kind}, {name}", value, other, PLAIN)
+    for name, *layers in states():
+        add(name, "", *layers)
     reading = replace(PLAIN.attention, kv_from=0)
     add("kv_from", 0, PLAIN, replace(PLAIN, attention=reading))
     small = replace(PLAIN.attention, window=9, head_dim=8, rope=Rope(100.0, 8))
@@ -254,7 +269,7 @@ def test_every_field_has_another_value_here() -> None:
     tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MAMBAS, CONVOLUTIONS, MODEL)
     known = {name for table in tables for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
-    known |= {"layer_embeddings", "two_way"}  # the latter is of media: tests/media
+    known |= {"layer_embeddings", "joins_next", "two_way"}  # two_way is of media: tests/media
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.bamba import BambaConfig
+from transformers.models.falcon_h1 import FalconH1Config
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
@@ -56,6 +57,18 @@ NEMOTRON: dict[str, Any] = {
     **ROUTED,
 }
 del NEMOTRON["num_hidden_layers"], NEMOTRON["first_k_dense_replace"], NEMOTRON["n_shared_experts"]
+FALCON_H1: dict[str, Any] = {**MAMBA, "num_hidden_layers": 3, "mamba_d_ssm": 80}
+FACTORS: dict[str, Any] = {
+    "ssm_multipliers": [0.4, 1.3, 0.7, 1.8, 0.6],
+    "mlp_multipliers": [0.6, 1.7],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "key_multiplier": 0.5,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+}
 WITH_STATES: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
     "lfm2, every bias, reach of 2, untied, width adjusted, linear rope": Lfm2Config(
@@ -103,6 +116,25 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         mamba_proj_bias=True,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
+    ),
+    "falcon h1": FalconH1Config(**FALCON_H1),
+    "falcon h1, factors, normed behind the gate, biases": FalconH1Config(
+        **FALCON_H1,
+        **FACTORS,
+        mamba_rms_norm=True,
+        mamba_norm_before_gate=False,
+        mlp_bias=True,
+        projectors_bias=True,
+        mamba_conv_bias=False,
+    ),
+    "falcon h1, normed before the gate, other biases, tied": FalconH1Config(
+        **{**FALCON_H1, "mamba_d_ssm": None},
+        mamba_rms_norm=True,
+        attention_bias=True,
+        mamba_proj_bias=True,
+        key_multiplier=0.4,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
     ),
     "nemotron h": NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-MM*EM*-M"),
     "nemotron h, every bias, groups of experts, least steps": NemotronHConfig(

@@ -40,10 +40,12 @@ ATTENTION = {
     "values_are_keys": True,
     "value_norm": 1e-6,
 }
-MLP = {"activation": "relu"}
+MLP = {"activation": "relu", "gate_scale": 0.5}
 LAYER = {
     "norms": "after",
     "branch_scale": 2.0,
+    "mlp_scale": 2.0,
+    "joins_next": True,
     "state": DeltaNetPlan(4, 2, 8, 8, 4, NormPlan(1e-6)),
     "cross": CrossPlan(9),
     "beside": ExpertsPlan(4, 2, MlpPlan(16)),
