@@ -16,7 +16,7 @@ from quire.spec import ModelSpec
 
 def read(fields: Fields) -> ModelSpec:
     spec = granite.read(fields)
-    if fields.values.get("position_embedding_type") is None:
+    if fields.values.get("position_embedding_type") != "rope":
         spec = spec.with_attention(lambda one: replace(one, rope=None))
     mlp = _feed_forward(fields)
     layers = tuple(replace(one, mlp=mlp) for one in spec.layers)
@@ -56,5 +56,5 @@ FAMILY = Family(
         shared_down=DOWN,
     ),
     without_effect={**ROUTER_KEYS, **WITHOUT_EFFECT},
-    only={**ONLY, "position_embedding_type": ("rope",)},
+    only={**ONLY, "position_embedding_type": ("rope", "nope")},
 )

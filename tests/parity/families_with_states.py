@@ -91,7 +91,9 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         norm_topk_prob=False,
         conv_bias=True,
     ),
-    "granite hybrid": GraniteMoeHybridConfig(**GRANITE, num_local_experts=0, mamba_d_head="auto"),
+    "granite hybrid": GraniteMoeHybridConfig(
+        **GRANITE, num_local_experts=0, mamba_d_head="auto", position_embedding_type="nope"
+    ),
     "granite hybrid, experts, every bias, rope, untied": GraniteMoeHybridConfig(
         **GRANITE,
         num_local_experts=8,
