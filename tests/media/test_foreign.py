@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 
 from quire import LLM
 from quire.errors import InvalidPrompt, UnsupportedModel
+from quire.models.towers.foreign import ForeignImages
 from tests.media.seeing import CLIP
 from tests.media.test_families import COUNT, GREEDY, check
 from tests.media.tiny import FIRST_ADDED, TEXT, TinyModel, picture, save_tiny
@@ -150,6 +153,28 @@ def check_bad(llm: LLM) -> None:
     first, second, fine = llm.generate(bad, GREEDY, on_error="return", use_tqdm=False)
     assert isinstance(first.error, InvalidPrompt) and isinstance(second.error, InvalidPrompt)
     assert fine.error is None
+
+
+def test_a_request_is_made_without_the_processor_when_its_image_was_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server looks on other threads; the one that makes requests is the engine's, where the
+    processor would hold up everyone: of a large image for seconds."""
+    picture(90, 70).save(encoded := BytesIO(), "PNG")
+    prompt = {"prompt": HERE, "multi_modal_data": {"image": encoded.getvalue()}}
+    asked_on = list[str]()
+    with vip_llava(tmp_path).llm() as llm:
+        processed = ForeignImages.processed
+
+        def noted(self: ForeignImages, *given: Any) -> Any:
+            asked_on.append(current_thread().name)
+            return processed(self, *given)
+
+        monkeypatch.setattr(ForeignImages, "processed", noted)
+        assert llm._session.intake.look(prompt) is None and len(asked_on) == 1
+        [output] = llm.generate([prompt], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids
+    assert len(asked_on) == 2 and asked_on[1].startswith("quire-media")
 
 
 def test_a_prompt_that_is_written_around_is_refused(tmp_path: Path) -> None:

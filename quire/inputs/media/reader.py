@@ -95,21 +95,27 @@ class MediaReader:
         return replace(given, data=data)
 
     def looked_at(self, given: GivenMedia) -> Looked:
-        """The media of a prompt, whose URLs and headers are all read. Reading the prompt then waits
-        for neither a network nor a decoder. Any thread may call this."""
+        """The media of a prompt, whose URLs and headers are all read, and placed once. Reading the
+        prompt then waits for neither a network nor a decoder, nor for a processor of Transformers,
+        which takes seconds for the first image of a size. Any thread may call this."""
         check_kinds(given.data, self.rules)
         found = self.fetched(given)
         sources: dict[int, Source] = {}
         for kind in self.rules.keys() & found.data.keys():
             value = found.data[kind]
             several = [] if value is None else listed(kind, value, self._options)
-
-            def look(one: Any, name: str | None, kind: str = kind) -> None:
-                if is_encoded(one):
-                    sources[id(one)] = self._source(kind, self.rules[kind], one)
-
+            look = partial(self._look, kind, len(several), sources)
             read_each(kind, several, None, self._options, look)
         return Looked(found, sources)
+
+    def _look(
+        self, kind: str, together: int, sources: dict[int, Source], one: Any, name: str | None
+    ) -> None:
+        if is_encoded(one):
+            rules = self.rules[kind]
+            source = sources[id(one)] = self._source(kind, rules, one)
+            if not isinstance(source, EmbeddedImage):
+                rules.place(*source.size, together=together)
 
     def check_no_media(self, prompt: ChatText | Ints) -> None:
         """Raise InvalidPrompt if a prompt without media needs some."""
