@@ -31,6 +31,7 @@ from quire.server.replies import json_bytes
 
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 PROTOCOL_REFUSALS = frozenset(_REASONS)
+_PIECE = MOST_EMPTY_BYTES // 4  # bytes that are parsed at once where headers or chunks are read
 _GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _TOO_LONG = f"a request has at most {MOST_HEADERS} headers, and {MOST_HEADER_BYTES:,} bytes of them"
@@ -41,6 +42,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
         self._in_headers = True  # the headers of the next request are being read
+        self._is_chunked = False  # the body of the present request
         self._empty_bytes = 0  # bytes since a request or a chunk of its body began or ended
         self._stays_open = False  # whether the connection stays open after the present request
         self._is_late = False  # the last answer is given; further bytes are thrown away
@@ -99,10 +101,16 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._late_bytes > MOST_LATE:
                 self.transport.abort()
             return
+        self._unset_keepalive_if_required()
+        # In pieces, so that what lies between two chunks is counted though both are in one read.
+        step = _PIECE if self._in_headers or self._is_chunked else len(data)
+        for at in range(0, len(data), step):
+            self._take(data[at : at + step])
+
+    def _take(self, data: bytes) -> None:
         if self._in_headers:
             self._header_bytes += len(data)
         self._empty_bytes += len(data)
-        self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -149,6 +157,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # it is parsed again without the offer
         self._end_patience()
         self._in_headers = False
+        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if len(self.headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
             self._refuse(431, _TOO_LONG)
