@@ -108,8 +108,8 @@ class HeadProducts:
             out[:, number] = product(one)
 
 
-def turn_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-    """Kernels.turn_latents, with the norm of these kernels."""
+def rotate_latents(kernels: Kernels, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+    """Kernels.rotate_latents, with the norm of these kernels."""
     q, row, norm, cos, sin = given.q, given.row, given.norm, given.cos, given.sin
     width, turned = row.shape[1], 2 * cos.shape[1]
     latent = kernels.rms_norm(row[:, : width - turned].contiguous(), norm.weight, norm.eps)

@@ -278,7 +278,7 @@ class Kernels(Protocol):
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         """Plan the states of a pass, with the block tables of their group."""
 
-    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+    def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
         """Norm each row, rotate its end, and write it as a key into `keys` [N, 1, S, D]; rows
         without a slot are padding. Returns [T, heads, D]: room for the part of q in row space, then
         the rotated end of q."""

@@ -113,7 +113,7 @@ class LatentAttention:
         heads, slots = self.shape.num_heads, shared.slots[self.table]
         given = parts.queries(x).view(count, heads, plan.query_dims)
         latents = LatentRows(given, parts.down(x), parts.norm, *turn)
-        q = self.kernels.turn_latents(latents, slots, keys)
+        q = self.kernels.rotate_latents(latents, slots, keys)
         parts.to_rows(given[..., : plan.plain_dims], q[..., : plan.kv_rank])
         made = shared.attention[self.kind].attend(q, keys, keys)
         rows = made.view(count, heads, -1)[..., : plan.kv_rank]

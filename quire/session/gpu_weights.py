@@ -22,7 +22,7 @@ from quire.weights.quantised.unpack import QuantisedMatrix
 from quire.weights.source import ModelFiles
 
 FP8_CAPABILITY = (8, 9)
-# The share of free memory that plain copies beside 4-bit weights may take from the KV cache.
+# The share of free memory that dequantised copies beside 4-bit weights may take from the KV cache.
 PLAIN_SHARE = 0.25
 
 
@@ -92,19 +92,19 @@ def _packed(
     except NoCudaC as error:
         note(
             f"4-bit weights are multiplied with by slower kernels: {error} "
-            "(quantization='none' makes them plain)"
+            "(quantization='none' dequantises them)"
         )
         return {}
     return found
 
 
 def _has_room(packed: Iterable[GroupedMatrix], dtype: torch.dtype, config: EngineConfig) -> bool:
-    """Whether plain copies of these weights, used in passes of many rows, take only a small share
-    of the memory for the KV cache."""
+    """Whether dequantised copies of these weights, used in passes of many rows, take only a small
+    share of the memory for the KV cache."""
     wanted = sum(matrix.shape[0] * matrix.shape[1] for matrix in packed) * dtype.itemsize
     free = torch.cuda.mem_get_info()[0] * config.gpu_memory_utilization
     fits = wanted <= free * PLAIN_SHARE
-    how = "kept beside them" if fits else "made plain on the way"
+    how = "dequantised and kept beside them" if fits else "dequantised on the way"
     note(
         f"4-bit weights: few rows are multiplied with the codes, many with weights {how} "
         f"({wanted / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"

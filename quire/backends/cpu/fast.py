@@ -105,8 +105,8 @@ class CpuKernels(Kernels):
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
 
-    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-        return generic.turn_latents(self, given, slots, keys)
+    def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        return generic.rotate_latents(self, given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         old, new = torch.tensor(copies, device=cache.device).T

@@ -40,7 +40,7 @@ from quire.backends.triton.latent import (
     LatentPrefill,
     decode_attention,
     parts_shape,
-    turn_latents,
+    rotate_latents,
 )
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
@@ -154,8 +154,8 @@ class TritonKernels:
         given = (inputs.query_starts, inputs.context_lens, inputs.tables)
         return TritonStates(*given, self.shape.block_size)
 
-    def turn_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-        return turn_latents(given, slots, keys)
+    def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+        return rotate_latents(given, slots, keys)
 
     def copy_blocks(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         """Copy pairs in order, as one may read what an earlier one wrote."""

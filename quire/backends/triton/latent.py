@@ -127,8 +127,8 @@ class LatentPrefill(PrefillAttention):
         return out
 
 
-def turn_latents(given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
-    """Kernels.turn_latents in one launch; slot -1 stores nothing."""
+def rotate_latents(given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
+    """Kernels.rotate_latents in one launch; slot -1 stores nothing."""
     q, row, norm, cos, sin = given.q.contiguous(), given.row, given.norm, given.cos, given.sin
     (count, heads, query), width, half = q.shape, row.shape[1], cos.shape[1]
     out = q.new_empty(count, heads, width)

@@ -125,8 +125,8 @@ class CudaRunner:
         columns.pack(upload, plan.ends, plan.starts, plan.assigned)
         self._row_media.pack(plan, upload)
         upload.add("copies", np.array(plan.copies, np.int64))
-        upload.add("paced rows", np.concatenate([plan.single, plan.tried]))
-        upload.add("paced steps", np.concatenate([np.ones_like(plan.single), plan.num_tried]))
+        upload.add("drawing rows", np.concatenate([plan.single, plan.tried]))
+        upload.add("steps to draw", np.concatenate([np.ones_like(plan.single), plan.num_tried]))
         self._beams.pack(plan, upload)
         late = self._draws.begin(plan)
         laid_out = self._prompts.lay_out(plan, upload) if plan.prefill else None
@@ -217,7 +217,7 @@ class CudaRunner:
         self._row_media.change(upload)
         self._beams.choose(plan, upload)  # before the next lines, which count from there
         if len(plan.single) or len(plan.tried):
-            self.columns.draw_some(upload.take("paced rows"), upload.take("paced steps"))
+            self.columns.draw_some(upload.take("drawing rows"), upload.take("steps to draw"))
         if len(plan.ends):
             self.sampler.end(plan.ends)
         for start in plan.starts:

@@ -261,7 +261,7 @@ class Calls(CallRoom):
         norm_rope_store(qkv, turn, turn, slots, *self.cache(), shape, norms)
 
     def latents(self) -> None:
-        from quire.backends.triton.latent import turn_latents
+        from quire.backends.triton.latent import rotate_latents
 
         plan = self.spec.layers[0].attention
         if plan.latent is not None:
@@ -269,7 +269,7 @@ class Calls(CallRoom):
             q = self.empty(ROWS, plan.num_heads, plan.latent.query_dims)
             row, turn = self.empty(ROWS, plan.head_dim), self.wide(ROWS, plan.angle_dims // 2)
             nowhere = torch.full((ROWS,), -1, device=self.device)
-            turn_latents(LatentRows(q, row, norm, turn, turn), nowhere, self.cache()[0])
+            rotate_latents(LatentRows(q, row, norm, turn, turn), nowhere, self.cache()[0])
 
     def norms(self) -> None:
         from quire.backends.triton import elementwise

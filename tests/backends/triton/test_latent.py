@@ -93,7 +93,7 @@ def test_decode_rows_and_slices(
 @pytest.mark.parametrize("place", small_places())
 def test_rows_go_to_their_slots_and_queries_are_turned(place: Place, wide: bool) -> None:
     """Slot -1 is nobody's, and a row without a slot fills up a pass; `wide`: the weight is."""
-    from quire.backends.triton.latent import turn_latents
+    from quire.backends.triton.latent import rotate_latents
 
     keys, row = place.random(3, 1, 4, 30, seed=1), place.random(5, 40, seed=2)[:, :30]
     q, angles = place.random(5, 18, 14, seed=3), place.random(5, 3, seed=4).float()
@@ -102,10 +102,10 @@ def test_rows_go_to_their_slots_and_queries_are_turned(place: Place, wide: bool)
     slots = torch.tensor([7, -1, 0, 11], device=place.device)
     cos, sin, expected, some = angles.cos(), angles.sin(), keys.clone(), [0, 2, 3]
     judge = ReferenceKernels(HeadShape(18, 1, 30, 4, place.dtype, values_in_keys=24))
-    wanted = judge.turn_latents(LatentRows(q, row, norm, cos, sin), slots[:0], expected)
+    wanted = judge.rotate_latents(LatentRows(q, row, norm, cos, sin), slots[:0], expected)
     real = LatentRows(q[some], row[some], norm, cos[some], sin[some])
-    judge.turn_latents(real, slots[some], expected)
-    made = turn_latents(LatentRows(q, row, norm, cos, sin), slots, keys)
+    judge.rotate_latents(real, slots[some], expected)
+    made = rotate_latents(LatentRows(q, row, norm, cos, sin), slots, keys)
     assert_close(made[..., 24:], wanted[..., 24:])
     assert_close(keys, expected)
 
