@@ -22,6 +22,8 @@ from quire.layer_plan import (
     mlps_of,
 )
 
+Layers = Literal["all", "windowed"]  # windowed: those with a window
+
 
 @dataclass(frozen=True, slots=True)
 class LearnedPositions:
@@ -66,7 +68,7 @@ class ModelSpec:
     learned_positions: LearnedPositions | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
     # The layers in which tokens of an image see each other, if any of the model's do.
-    two_way: Literal["all", "windowed"] = "all"
+    two_way: Layers = "all"
     logits: LogitsPlan = LogitsPlan()
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None

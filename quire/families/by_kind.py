@@ -14,6 +14,11 @@ from quire.families.rope_config import PROPORTIONAL, RopeSettings, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 PERIOD = 6  # without `layer_types`: the last layer of each period has no window
+# The rope of each kind without `rope_parameters`.
+_ROPES: dict[str, dict[str, Any]] = {
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
 _OVERRIDDEN = ("head_dim", "num_key_value_heads")
 
 
@@ -79,18 +84,16 @@ def kv_source(fields: Fields, kinds: Sequence[str], index: int) -> int | None:
     return before[-1]
 
 
-def read_kind_ropes(
-    fields: Fields, heads: Mapping[str, Heads], unsaid: Mapping[str, Mapping[str, Any]]
-) -> dict[str, RopeSettings]:
-    """The rope of each kind of layer. `unsaid`: what holds without `rope_parameters`."""
+def read_kind_ropes(fields: Fields, heads: Mapping[str, Heads]) -> dict[str, RopeSettings]:
+    """The rope of each kind of layer."""
     given = fields.inner("rope_parameters")
     ropes = {}
     for kind, own in heads.items():
         said = {
-            "rope_parameters": dict(given.inner(kind).values if given.values else unsaid[kind]),
+            "rope_parameters": dict(given.inner(kind).values if given.values else _ROPES[kind]),
             "max_position_embeddings": fields.count("max_position_embeddings"),
         }
-        theta = unsaid[kind]["rope_theta"]
+        theta = _ROPES[kind]["rope_theta"]
         ropes[kind] = read_rope(Fields(said, given.source), own.head_dim, theta=theta)
     return ropes
 

@@ -14,7 +14,6 @@ from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import read_beside
 from quire.families.reading import read_biases, read_decoder, read_window
-from quire.families.rope_config import PROPORTIONAL
 from quire.layer_plan import (
     Activation,
     AttentionPlan,
@@ -23,14 +22,9 @@ from quire.layer_plan import (
     MlpPlan,
     NormPlan,
 )
-from quire.spec import LayerEmbeddingsPlan, LogitsPlan, ModelSpec
+from quire.spec import LayerEmbeddingsPlan, Layers, LogitsPlan, ModelSpec
 
 ACTIVATION: Activation = "gelu_tanh"
-ROPES: dict[str, dict[str, Any]] = {
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-    FULL: {"rope_type": PROPORTIONAL, "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-}
-
 NAMES = LayerNames(
     mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm"),
     router=Name("router.proj", "ffn_gate_inp"),
@@ -43,14 +37,16 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read(fields: Fields, *, window: int, embedding_width: int) -> ModelSpec:
+def read(
+    fields: Fields, *, window: int, embedding_width: int, two_way: Layers = "windowed"
+) -> ModelSpec:
     """`window` and `embedding_width` are defaults."""
     norm = NormPlan(fields.positive("rms_norm_eps", 1e-6), rounds_last=True)
     kinds, has_experts = by_kind.kinds_of(fields), fields.flag("enable_moe_block", False)
     heads = by_kind.read_kind_heads(fields, kinds, kv_heads=4, head_dim=256, full_head_dim=512)
     windows = {SLIDING: read_window(fields, window), FULL: None}
     width = fields.whole("hidden_size_per_layer_input", embedding_width)
-    ropes = by_kind.read_kind_ropes(fields, heads, ROPES)
+    ropes = by_kind.read_kind_ropes(fields, heads)
     wide, inner = fields.flag("use_double_wide_mlp", False), fields.count("intermediate_size")
     layers = []
     for index, kind in enumerate(kinds):
@@ -70,14 +66,16 @@ def read(fields: Fields, *, window: int, embedding_width: int) -> ModelSpec:
         branch = EmbeddingBranchPlan(width, ACTIVATION) if width else None
         more: dict[str, Any] = {"beside": beside, "embedding": branch, "is_scaled": True}
         layers.append(LayerPlan(attention, mlp, norm, "both", **more))
-    rows = fields.count("vocab_size_per_layer_input", 262_144)
-    blank = fields.whole("pad_token_id", 0)
+    rows, blank = (
+        fields.count("vocab_size_per_layer_input", 262_144),
+        fields.whole("pad_token_id", 0),
+    )
     return read_decoder(
         fields,
         layers,
         max_len=ropes[FULL].max_len,
         tied_embeddings=fields.flag("tie_word_embeddings", True),
-        two_way="windowed",
+        two_way=two_way,
         embedding_scale=fields.count("hidden_size") ** 0.5,
         layer_embeddings=LayerEmbeddingsPlan(rows, width, norm, blank) if width else None,
         logits=LogitsPlan(softcap=fields.optional("final_logit_softcapping")),

@@ -12,7 +12,7 @@ FAMILY = Family(
     name="gemma4_unified",
     architectures=("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
     model_types=("gemma4_unified_text", "gemma4_unified"),
-    read=partial(read, window=1024, embedding_width=0),
+    read=partial(read, window=1024, embedding_width=0, two_way="all"),
     unsaid=sizes(262_144, 2304, 9216, 30, 8, 262_144),
     names=NAMES,
     reads=READS,

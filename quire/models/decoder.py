@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ from quire.models.long_parts import layer_embeddings
 from quire.models.model import KVCache
 from quire.models.parts import Parts
 from quire.models.weight_parts import Places, Weights
-from quire.spec import LogitsPlan, ModelSpec
+from quire.spec import Layers, LogitsPlan, ModelSpec
 
 
 class FinishedLogits:
@@ -69,7 +68,7 @@ class Decoder:
         kv_dtype: torch.dtype,
         finish: Callable[[Tensor], Tensor] = unchanged,
         layer_embeddings: LayerEmbeddings | None = None,
-        two_way: Literal["all", "windowed"] = "all",
+        two_way: Layers = "all",
     ) -> None:
         """`places`: where each weight is. `kv_dtype`: dtype of keys and values unless an option
         says otherwise. `finish`: applied to the products of the head. `layer_embeddings`: makes

@@ -21,7 +21,8 @@ _INNER = ("", *_TEXTS)
 _OUTER = ("", "language_model.")
 # Towers and projectors, which are not read here.
 _TOWERS = (
-    *("vision_tower.", "multi_modal_projector.", "audio_tower.", "embed_vision.", "visual."),
+    *("vision_tower.", "multi_modal_projector.", "audio_tower.", "visual."),
+    *("embed_vision.", "embed_audio.", "vision_embedder."),
     *("vision_model.", "connector.", "image_newline", "encoder."),
 )
 

@@ -11,13 +11,26 @@ from PIL import Image
 from tests.media.seeing import CLIP, Seeing, processed
 from tests.media.tiny import FIRST_ADDED, TEXT
 
+EMBEDDED = "hidden_size_per_layer_input"
+SIZES: dict[str, Any] = {
+    **TEXT,
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 90,
+    EMBEDDED: 0,
+    "pad_token_id": 0,
+}
+NAMES = ("image_token_id", "boi_token_id", "eoi_token_id", "audio_token_id", "video_token_id")
+TOKENS = {name: FIRST_ADDED + i for i, name in enumerate(NAMES)}
+
 
 def gemma4(**text: Any) -> Any:
     """With embeddings for single layers and keys of others, or with tokens that see each other."""
     from transformers import Gemma4Config
     from transformers import Gemma4ForConditionalGeneration as Made
 
-    kinds = ["sliding_attention", "full_attention"] * 2
     config = Gemma4Config(
         vision_config={
             **CLIP,
@@ -29,22 +42,8 @@ def gemma4(**text: Any) -> Any:
             "use_clipped_linears": True,
             "standardize": True,
         },
-        text_config={
-            **TEXT,
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "global_head_dim": 16,
-            "layer_types": kinds,
-            "sliding_window": 90,
-            "hidden_size_per_layer_input": 0,
-            "pad_token_id": 0,
-            **text,
-        },
-        image_token_id=FIRST_ADDED,
-        boi_token_id=FIRST_ADDED + 1,
-        eoi_token_id=FIRST_ADDED + 2,
-        audio_token_id=FIRST_ADDED + 3,
-        video_token_id=FIRST_ADDED + 4,
+        text_config={**SIZES, **text},
+        **TOKENS,
     )
     made = Made(config)
     with torch.no_grad():
@@ -54,8 +53,38 @@ def gemma4(**text: Any) -> Any:
     return made
 
 
+def unified() -> Any:
+    """Without an encoder."""
+    from transformers import Gemma4UnifiedConfig
+    from transformers import Gemma4UnifiedForConditionalGeneration as Made
+
+    config = Gemma4UnifiedConfig(
+        vision_config={
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "mm_embed_dim": 32,
+            "mm_posemb_size": 80,
+            "output_proj_dims": 32,
+        },
+        text_config={key: value for key, value in SIZES.items() if key != EMBEDDED},
+        **TOKENS,
+    )
+    made = Made(config)
+    with torch.no_grad():
+        for weight in made.model.embed_vision.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    return made
+
+
 GEMMA4_TOKENS = ["<|image|>", "<|image>", "<image|>"]
 POOLED = {"patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70, "resample": 3}
+
+
+def unified_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
+    """A patch is as large as a square: Transformers' own class cuts larger squares into patches and
+    puts them together again, and takes a package that is not always there."""
+    side = processor["patch_size"] * processor["pooling_kernel_size"]
+    return gemma4_inputs({**processor, "patch_size": side, "pooling_kernel_size": 1}, images)
 
 
 def gemma4_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dict[str, Any]:
@@ -85,6 +114,15 @@ GEMMA4: dict[str, Seeing] = {
         GEMMA4_TOKENS,
         POOLED,
         gemma4_inputs,
+        "<|image|>",
+        typed="mm_token_type_ids",
+        blocks=48,
+    ),
+    "gemma4_unified": Seeing(
+        unified,
+        GEMMA4_TOKENS,
+        POOLED,
+        unified_inputs,
         "<|image|>",
         typed="mm_token_type_ids",
         blocks=48,

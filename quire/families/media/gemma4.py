@@ -4,6 +4,7 @@ patches are one row each. In some sizes of the model its tokens see each other."
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import floor, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class PooledImages(PaddedImages):
         """Width and height that an image is resized to: no side is less than a unit."""
         factor = sqrt(self.most * self.unit**2 / (width * height))
         wide, high = (floor(factor * side / self.unit) for side in (width, height))
-        if not high:
+        if high == 0:
             wide, high = min(width // height, self.most), 1
         elif not wide:
             wide, high = 1, min(height // width, self.most)
@@ -52,13 +53,14 @@ class PooledImages(PaddedImages):
         return {"pixels": pixels[None]}
 
 
-def read(config: MediaConfig) -> PooledImages:
+def read(config: MediaConfig, *, unsaid: str = "") -> PooledImages:
+    """`unsaid`: which tokens see later ones where the config leaves it out."""
     said = config.processor.under({}, do_normalize=False)
     vision, text = config.model.inner("vision_config"), config.model.inner("text_config")
     sides = {"patch_size": 16, "pooling_kernel_size": 3}
-    for key, unsaid in sides.items():
-        if said.count(key, unsaid) != vision.count(key, unsaid):
-            raise said.wrong(key, f"{vision.count(key, unsaid)}, as in config.json")
+    for key, usual in sides.items():
+        if said.count(key, usual) != (own := vision.count(key, usual)):
+            raise said.wrong(key, f"{own}, as in config.json")
     most = said.count("max_soft_tokens", 280)
     if most not in MOST_ROWS:
         raise said.wrong("max_soft_tokens", f"one of {', '.join(map(str, MOST_ROWS))}")
@@ -70,7 +72,7 @@ def read(config: MediaConfig) -> PooledImages:
         most=most,
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, 0.0, 1.0),
-        two_way=text.values.get("use_bidirectional_attention") == "vision",
+        two_way=text.values.get("use_bidirectional_attention", unsaid) == "vision",
     )
 
 
@@ -79,6 +81,16 @@ FAMILY = MediaFamily(
     architectures=("Gemma4ForConditionalGeneration",),
     read=read,
     module="Gemma4Model",
+    options=("max_soft_tokens",),
+    embedded=False,
+    unused=("audio_config",),
+)
+# Without an encoder: a product makes a row of a square's pixels.
+UNIFIED = MediaFamily(
+    name="gemma4_unified",
+    architectures=("Gemma4UnifiedForConditionalGeneration",),
+    read=partial(read, unsaid="vision"),
+    module="Gemma4UnifiedModel",
     options=("max_soft_tokens",),
     embedded=False,
     unused=("audio_config",),

@@ -35,6 +35,7 @@ FAMILIES: tuple[MediaFamily, ...] = (
     whisper.FAMILY,
     gemma3.FAMILY,
     gemma4.FAMILY,
+    gemma4.UNIFIED,
     pixtral.MISTRAL3,
     internvl.FAMILY,
 )

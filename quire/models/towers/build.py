@@ -71,9 +71,11 @@ def build_tower(
 
 
 def canonical_name(name: str) -> str:
-    """A weight's name, the same for files of all versions: without "model." at the start, and
-    without the level "vision_model" that towers had before Transformers 5."""
-    name = name.removeprefix("model.")
+    """A weight's name, the same for files of all versions and for modules: without "model." at the
+    start, without the level "vision_model" that towers had before Transformers 5, and without those
+    that models without an encoder have in modules or in files alone."""
+    name = re.sub(r"^vision_embedder\.", "embed_vision.", name.removeprefix("model."))
+    name = name.replace("embed_vision.multimodal_embedder.", "embed_vision.")
     return re.sub(r"^(vision_tower|image_tower)\.vision_model\.", r"\1.", name)
 
 

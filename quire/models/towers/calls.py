@@ -128,10 +128,12 @@ def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]
     return cut, (long, high, wide)
 
 
-def _pooled(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
-    """Images of any shape as patches with their places; squares of patches become one row."""
+def _pooled(tower: ModuleTower, items: Sequence[Encode], *, at_once: bool = False) -> list[Tensor]:
+    """Images of any shape as patches with their places; squares of patches become one row, or are
+    taken `at_once` as one patch."""
     module: Any = tower.module
-    size = module.config.vision_config.patch_size
+    about = module.config.vision_config
+    size = about.patch_size * (about.pooling_kernel_size if at_once else 1)
 
     def encode(pixels: Tensor) -> Tensor:
         count, high, wide = len(pixels), pixels.shape[2] // size, pixels.shape[3] // size
@@ -191,6 +193,7 @@ CALLS: dict[str, EncodeItems] = {
     "mistral3": _sized,
     "gemma3": _squares,
     "gemma4": _pooled,
+    "gemma4_unified": partial(_pooled, at_once=True),
     "internvl": _squares,
     "idefics3": _tiles,
     "smolvlm": _tiles,
