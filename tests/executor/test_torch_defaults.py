@@ -31,9 +31,21 @@ def another_dtype() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 CHANGES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "dtype": another_dtype,
     "device": lambda: torch.device("meta"),
+    "deterministic": deterministic,
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
 }
 
@@ -47,7 +59,13 @@ def answers(home: Path, model_impl: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("kind", "model_impl"),
-    [("dtype", "quire"), ("device", "quire"), ("autocast", "transformers")],
+    [
+        ("dtype", "quire"),
+        ("device", "quire"),
+        ("autocast", "transformers"),
+        ("deterministic", "quire"),
+        ("deterministic", "transformers"),
+    ],
 )
 def test_defaults_of_a_script_change_no_answer_and_stay(
     tmp_path: Path, kind: str, model_impl: str
