@@ -136,6 +136,18 @@ def test_report_writes_one_file_beside_the_run(
     assert json.loads(capsys.readouterr().out)["bytes"] > 50_000
 
 
+def test_an_evaluation_s_options_are_checked_before_its_questions_are_fetched(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetched(*given: object, **named: object) -> None:
+        raise RuntimeError("86 MB were fetched")
+
+    monkeypatch.setattr("quire.evals.tasks.evaluate.rows_of", fetched)
+    for wrong, words in ((["-o", "x.txt"], "ends in none"), (["--option", "no_such=1"], "no_such")):
+        assert run("eval", "gsm8k", "-m", "m", *wrong) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_the_folder_of_a_job_may_be_the_present_one(
     output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,7 @@ def _job(name: str, tasks: Sequence[Task], asked: EvalOptions, command: Sequence
         "max_tokens": task.max_tokens if asked.max_tokens is None else asked.max_tokens,
     }
     return Job(
-        list(_rows(tasks, asked)),
+        _rows(tasks, asked),  # fetched when they are read: after every option was checked
         asked.output or output_of(name, asked.model),
         model=asked.model,
         prompt="{{ prompt }}",
