@@ -48,4 +48,6 @@ def _listed(fields: Fields, usual: Sequence[str], letters: Mapping[str, str]) ->
                 raise fields.wrong(key, f"a list of 1 to {MAX_LAYERS:,} names")
             return given
     pattern = fields.word(PATTERN, "")
-    return [letters.get(letter, letter) for letter in pattern[:MAX_LAYERS]] or usual
+    if len(pattern) > MAX_LAYERS:
+        raise fields.wrong(PATTERN, f"of at most {MAX_LAYERS:,} letters")
+    return [letters.get(letter, letter) for letter in pattern] or usual

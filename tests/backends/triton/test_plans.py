@@ -86,6 +86,19 @@ for state in STATES:
         layers=(LayerPlan(GLOBAL, GATED, NORM, state=state), LayerPlan(GLOBAL, GATED, NORM)),
         norm=NORM,
     )
+ATTENDING = LayerPlan(GLOBAL, replace(GATED, gate_scale=0.4), NORM, mlp_scale=1.7)
+JOINING = LayerPlan(
+    *(GLOBAL, None, NORM),
+    state=replace(MAMBA, norm_first=True, o_bias=True, factors=(0.3, 1.4, 0.6, 1.8, 2.1)),
+    branch_scale=0.6,
+    joins_next=True,
+)
+UNGATED = ExpertsPlan(6, 2, PLAIN_MLP, shared=PLAIN_MLP, shared_gate=False)
+SPECS["branches that share a norm, layers of one branch, experts without gates"] = ModelSpec(
+    *("llama", 60, 32, 64),
+    layers=(JOINING, ATTENDING, LayerPlan(GLOBAL, None, NORM), LayerPlan(GLOBAL, UNGATED, NORM)),
+    norm=NORM,
+)
 TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 
 
