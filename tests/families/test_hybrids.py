@@ -14,16 +14,36 @@ from quire.spec import ModelSpec
 from quire.weights.hf_config import spec_from_hf
 from quire.weights.names import weights_of
 
-SMALL = {"vocab_size": 96, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 SMALL |= {"intermediate_size": 48, "max_position_embeddings": 128}
 MAMBA = {"mamba_n_heads": 8, "mamba_d_state": 4, "mamba_n_groups": 2}
-NEMOTRON = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "n_groups": 2}
+NEMOTRON: dict[str, Any] = {
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "n_groups": 2,
+}
 NEMOTRON |= {"mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4}
 LFM2 = {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 3}
-GRANITE = {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
+GRANITE: dict[str, Any] = {
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "model_type": "granitemoehybrid",
+}
 GRANITE |= {"num_hidden_layers": 3, "num_local_experts": 0, **MAMBA}
-BAMBA = {"architectures": ["BambaForCausalLM"], "model_type": "bamba", "num_hidden_layers": 3}
-FALCON = {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1", "mamba_d_ssm": 64}
+BAMBA: dict[str, Any] = {
+    "architectures": ["BambaForCausalLM"],
+    "model_type": "bamba",
+    "num_hidden_layers": 3,
+}
+FALCON: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "model_type": "falcon_h1",
+    "mamba_d_ssm": 64,
+}
 FALCON |= {"num_hidden_layers": 3, **MAMBA}
 
 
