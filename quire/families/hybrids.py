@@ -17,7 +17,7 @@ from quire.layer_plan import ExpertsPlan, MlpPlan, NormPlan
 from quire.spec import ModelSpec
 
 PERIOD = 4  # the last layer of each period has attention, the others keep a state
-ATTENDS, KEEPS_STATE = "full_attention", "linear_attention"
+ATTENDS, KEEPS_STATE, CONVOLVES = "full_attention", "linear_attention", "conv"
 MOST_REACH = 64  # most tokens that a convolution may cover
 SECTIONS = (11, 11, 10)  # pairs that time, height and width rotate, in models that see
 IN_TURN = "gguf_heads_in_turn"  # order of heads of v in some GGUF files; no config has it
@@ -26,6 +26,8 @@ GGUF_READS = (
     *("ssm.inner_size", "full_attention_interval", "expert_shared_feed_forward_length"),
     *("nextn_predict_layers", "rope.dimension_sections"),
 )
+GGUF_KV = "attention.head_count_kv"  # for each layer, 0 where there is a convolution
+GGUF_REACH = "shortconv.l_cache"
 # The name in GGUF files of the norm before the feed-forward.
 MLP_NORM = Name("post_attention_layernorm", "post_attention_norm")
 
@@ -84,6 +86,22 @@ def hybrid_words(fields: Fields, config: dict[str, Any], *, in_turn: bool) -> di
         "full_attention_interval": said.count("full_attention_interval", PERIOD),
         "shared_expert_intermediate_size": said.values.get("expert_shared_feed_forward_length"),
         IN_TURN: in_turn and heads > said.count("ssm.group_count"),
+    }
+
+
+def convolving_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """Config values from the metadata of a GGUF file whose other layers have convolutions."""
+    arch = fields.word("general.architecture")
+    counts = fields.values.get(key := f"{arch}.{GGUF_KV}")
+    if not isinstance(counts, list):
+        counts = [counts] * config["num_hidden_layers"]
+    if len({count for count in counts if count}) > 1:
+        raise fields.unsupported(key, "the same in all layers that attend")
+    return {
+        "layer_types": [ATTENDS if count else CONVOLVES for count in counts],
+        "conv_L_cache": fields.count(f"{arch}.{GGUF_REACH}"),
+        "norm_eps": config["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
     }
 
 

@@ -6,14 +6,20 @@ from dataclasses import replace
 
 from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
-from quire.families.hybrids import ATTENDS, MOST_REACH, layer_kinds
+from quire.families.hybrids import (
+    ATTENDS,
+    CONVOLVES,
+    GGUF_KV,
+    GGUF_REACH,
+    MOST_REACH,
+    convolving_words,
+    layer_kinds,
+)
 from quire.families.reading import num_layers, read_heads, read_plain_decoder
 from quire.families.rope_config import read_rope
 from quire.layer_parts.state import ConvolutionPlan
 from quire.layer_plan import MlpPlan, NormPlan
 from quire.spec import ModelSpec
-
-CONVOLVES = "conv"
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -82,4 +88,8 @@ FAMILY = Family(
     unsaid=sizes(65_536, 2560, 12_288, 32, 32, 128_000),
     names=NAMES,
     outer_names=OUTER_NAMES,
+    gguf="lfm2",
+    gguf_words=convolving_words,
+    gguf_reads=(GGUF_REACH,),
+    gguf_by_layer=(GGUF_KV,),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.families import lfm2
 from quire.families.family import Family, Name, sizes
 from quire.families.fields import Fields
-from quire.families.mixtures import ROUTER_KEYS, read_experts
+from quire.families.hybrids import GGUF_KV, GGUF_REACH, convolving_words
+from quire.families.mixtures import GGUF_ROUTING, ROUTER_KEYS, gguf_routing, read_experts
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
@@ -33,6 +35,19 @@ def read(fields: Fields) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    arch = fields.word("general.architecture")
+    routing = gguf_routing(fields, arch, config)
+    if not routing["by_sigmoid"]:
+        raise fields.unsupported(f"{arch}.expert_gating_func", "2 (sigmoids)")
+    return {
+        **convolving_words(fields, config),
+        "num_dense_layers": routing["first_k_dense_replace"],
+        "routed_scaling_factor": routing["routed_scaling_factor"],
+        "norm_topk_prob": True,
+    }
+
+
 FAMILY = Family(
     name="lfm2_moe",
     architectures=("Lfm2MoeForCausalLM",),
@@ -50,5 +65,10 @@ FAMILY = Family(
         expert_stacks=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     ),
     outer_names=lfm2.OUTER_NAMES,
+    gguf="lfm2moe",
+    gguf_experts=True,
+    gguf_words=gguf_words,
+    gguf_reads=(GGUF_REACH, *GGUF_ROUTING),
+    gguf_by_layer=(GGUF_KV,),
     without_effect=ROUTER_KEYS,
 )

@@ -144,10 +144,11 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
 
 
 def _of_first_layer(fields: Fields, arch: str, family: Family) -> Fields:
-    """The fields, with the first layer's numbers in place of arrays that the family reads."""
+    """The fields, with the first layer's numbers in place of arrays that the family reads. Layers
+    without attention have 0 heads, which no layer's numbers are."""
     keys = (f"{arch}.{key}" for key in family.gguf_by_layer)
     arrays = {key: fields.values[key] for key in keys if isinstance(fields.values.get(key), list)}
-    firsts = {key: value[0] for key, value in arrays.items() if value}
+    firsts = {key: next(filter(None, value), 0) for key, value in arrays.items()}
     return Fields({**fields.values, **firsts}, fields.source)
 
 

@@ -41,7 +41,8 @@ def check_windows(fields: Fields, config: Mapping[str, Any], spec: ModelSpec) ->
     """Refuse a file whose layers with windows are not as its family computes them."""
     arch = fields.word("general.architecture")
     kinds = ["full_attention" if w is None else "sliding_attention" for w in spec.windows]
-    if config.get("layer_types") not in (None, kinds):
+    said = config.get("layer_types")
+    if said is not None and {*said} <= {"full_attention", "sliding_attention"} and said != kinds:
         raise fields.unsupported(
             f"{arch}.attention.sliding_window_pattern", f"that of the family {spec.family}"
         )

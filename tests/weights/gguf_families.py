@@ -69,6 +69,10 @@ class Converter:
         if self.arch in HYBRIDS:
             yield from self._of_hybrid(name, values)
             return
+        if self.arch == "lfm2moe" and ".experts." in name:
+            name = name.removeprefix("model.")
+        if ".conv.conv." in name and name.endswith("weight"):
+            values = values[:, 0]
         if self.arch == "gpt2" and values.ndim == 2 and ".c_" in name:
             values = values.T
         if name.endswith("shared_expert_gate.weight"):
@@ -164,6 +168,8 @@ class Converter:
 def _named(names: Any, name: str) -> str:
     if name.endswith("e_score_correction_bias"):
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if name.endswith(".expert_bias"):
+        name += ".bias"
     for bare in (".sinks",):
         if name.endswith(bare):
             name += ".weight"

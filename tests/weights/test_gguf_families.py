@@ -24,6 +24,8 @@ from transformers.models.gpt_neox import GPTNeoXConfig
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.granitemoe import GraniteMoeConfig
+from transformers.models.lfm2 import Lfm2Config
+from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.ministral3 import Ministral3Config
 from transformers.models.mixtral import MixtralConfig
 from transformers.models.olmo2 import Olmo2Config
@@ -50,6 +52,7 @@ from quire.weights.source import locate
 from tests.models.plan_oracle import PlanOracle
 from tests.parity.families import YARN
 from tests.parity.families_by_kind import BY_KIND, GEMMA4
+from tests.parity.families_with_states import CONVOLVING
 from tests.parity.more_families import (
     BY_HIDDEN,
     EXPERTS,
@@ -144,6 +147,12 @@ SSM = {
     "rope.dimension_count": 8,
     "attention.key_length": 32,
     "attention.value_length": 32,
+}
+CONVOLVED = {
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.head_count_kv": [0, 2, 0, 0, 2],
+    "rope.freq_base": 1e6,
+    "shortconv.l_cache": 3,
 }
 SHARED = {"expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 40}
 # What GGUF calls it, the model, and what its metadata say.
@@ -343,6 +352,22 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "feed_forward_length": [80, 80, 80, 160, 160, 160],
             "embedding_length_per_layer_input": 12,
             "final_logit_softcapping": 5.0,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
+        CONVOLVED | FEED,
+    ),
+    "lfm2 moe": (
+        "lfm2moe",
+        Lfm2MoeConfig(**CONVOLVING, **EXPERTS, routed_scaling_factor=1.7),
+        {
+            **(CONVOLVED | FEED | EIGHT),
+            "expert_feed_forward_length": 32,
+            "leading_dense_block_count": 2,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.7,
         },
     ),
     "gpt oss": (
