@@ -117,6 +117,7 @@ GEMMA4: dict[str, Seeing] = {
         "<|image|>",
         typed="mm_token_type_ids",
         blocks=48,
+        pass_tokens=80,
     ),
     "gemma4_unified": Seeing(
         unified,
@@ -126,5 +127,6 @@ GEMMA4: dict[str, Seeing] = {
         "<|image|>",
         typed="mm_token_type_ids",
         blocks=48,
+        pass_tokens=80,
     ),
 }

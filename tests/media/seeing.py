@@ -30,6 +30,7 @@ class Seeing:
     typed: str = ""  # under which name `generate` is told which tokens are of media
     sizes: tuple[tuple[int, int], ...] = ((90, 70), (60, 120), (56, 56), (31, 200))
     blocks: int = 24  # few, and enough for any of the prompts
+    pass_tokens: int = 40  # fewer than an image has, unless these must be computed at once
 
 
 def processed(made_by: Any, processor: dict[str, Any], images: list[Image.Image]) -> Any:

@@ -35,7 +35,6 @@ GREEDY = SamplingParams(
     temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0, prompt_logprobs=0
 )
 SAMPLED = SamplingParams(n=3, seed=5, max_tokens=9)
-CHUNKS = {"max_num_batched_tokens": 40, "max_num_seqs": 3}
 Inputs = Callable[[Sequence[int], int], dict[str, Any]]
 
 
@@ -46,6 +45,7 @@ class Case:
     model: TinyModel
     prompts: list[Any]
     inputs: Inputs
+    pass_tokens: int = 40
 
 
 def seen_by(name: str, path: Path) -> Case:
@@ -59,7 +59,7 @@ def seen_by(name: str, path: Path) -> Case:
             made[family.typed] = torch.nn.functional.pad(kinds, (0, len(ids) - kinds.shape[1]))
         return made
 
-    return Case(model, seeing.prompts_of(family), inputs)
+    return Case(model, seeing.prompts_of(family), inputs, family.pass_tokens)
 
 
 def heard_by(name: str, path: Path) -> Case:
@@ -143,7 +143,8 @@ def differences(case: Case, dtype: str) -> tuple[list[float], list[float]]:
     exact = copy.deepcopy(rounded).float()
     ours: list[float] = []
     theirs: list[float] = []
-    with case.model.llm(dtype=dtype, device=DEVICE, **CHUNKS) as llm:
+    chunks = {"max_num_batched_tokens": case.pass_tokens, "max_num_seqs": 3}
+    with case.model.llm(dtype=dtype, device=DEVICE, **chunks) as llm:
         outputs = llm.generate(case.prompts, GREEDY, use_tqdm=False)
     for i, output in enumerate(outputs):
         answer, prompt = output.outputs[0], output.prompt_token_ids or []
