@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 
 from quire.options.decide import least_block_size
