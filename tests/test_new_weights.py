@@ -22,6 +22,7 @@ from quire import (
     SamplingParams,
 )
 from tests.parity.families import make_pair
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import MORE, random_model
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -113,6 +114,23 @@ def test_weights_that_are_cut_out_of_stored_tensors_are_exchanged_too(
     with open_llm(tmp_path / "old", batch_invariant=True) as llm:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(tmp_path / "new")})
         assert answers(llm) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["lfm2 moe", "nemotron h", "falcon h1, factors, normed behind the gate, biases"]
+)
+def test_the_weights_of_layers_with_states_are_exchanged_too(name: str, tmp_path: Path) -> None:
+    """Convolutions, decays and what is put in another order; branches that are layers in files."""
+    oracle = random_model(WITH_STATES[name])
+    oracle.save_pretrained(tmp_path / "old")
+    trained(oracle, 1).save_pretrained(tmp_path / "new")
+    stored = load_file(tmp_path / "new" / "model.safetensors")
+    with open_llm(tmp_path / "old") as llm:
+        before = answers(llm)
+        assert loader(llm)(stored.items()) == set(stored)
+        after = answers(llm)
+    assert after != before
+    check_logprobs(oracle, after)
 
 
 @pytest.mark.parametrize(
