@@ -39,14 +39,13 @@ def take_up_all(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tenso
     scores = (q @ k.mT).repeat_interleave(times, 0)
     out = scores.mul_(between(reached)) @ v
     whole = reached[:, :, -1:]  # log of the decay of a chunk
-    written = k.mT @ _by_group(v * (whole - reached).exp(), groups)
+    added = _by_group(v * (whole - reached).exp(), groups)
     kept = _by_group(whole.exp().expand(heads, chunks, 1, width), groups)
-    matrix = _by_group(state[:, None], groups)[:, 0]
-    before = torch.empty(groups, chunks, *matrix.shape[1:], dtype=q.dtype, device=q.device)
+    matrix, read = _by_group(state[:, None], groups)[:, 0], torch.empty_like(added)
     for i in range(chunks):
-        before[:, i] = matrix
-        matrix = matrix * kept[:, i] + written[:, i]
-    out += _by_head(q @ before, heads) * reached.exp()
+        read[:, i] = q[:, i] @ matrix
+        matrix.mul_(kept[:, i]).baddbmm_(k[:, i].mT, added[:, i])
+    out += _by_head(read, heads) * reached.exp()
     state.copy_(_by_head(matrix[:, None], heads)[:, 0])
     return out.view(heads, -1, width)[:, :count].transpose(0, 1)
 
