@@ -30,10 +30,12 @@ def read_heads(
     fields: Fields, *, kv_heads: int | None = None, head_dim: int | None = None
 ) -> Heads:
     """The heads of a config. `kv_heads` and `head_dim` are defaults. A null num_key_value_heads
-    means as many as heads; head_dim is hidden size / heads if there is no other default."""
+    means as many as heads; head_dim is hidden size / heads if null or without a default."""
     heads = fields.count("num_attention_heads")
     unsaid = heads if "num_key_value_heads" in fields.values else kv_heads or heads
     found = fields.count("num_key_value_heads", unsaid)
+    if "head_dim" in fields.values and fields.values["head_dim"] is None:
+        head_dim = None
     if heads % found:
         raise CorruptModel(
             f"{fields.source}: {heads} attention heads do not divide among {found} key/value heads"

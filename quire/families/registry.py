@@ -9,6 +9,8 @@ from quire.families import (
     cohere2,
     deepseek_v2,
     deepseek_v3,
+    ernie4_5,
+    ernie4_5_moe,
     falcon,
     falcon_h1,
     gemma,
@@ -47,6 +49,7 @@ from quire.families import (
     qwen3_moe,
     qwen3_next,
     qwen3_vl,
+    seed_oss,
     smollm3,
     stablelm,
     starcoder2,
@@ -101,6 +104,9 @@ FAMILIES: tuple[Family, ...] = (
     bamba.FAMILY,
     falcon_h1.FAMILY,
     nemotron_h.FAMILY,
+    ernie4_5.FAMILY,
+    ernie4_5_moe.FAMILY,
+    seed_oss.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -32,7 +32,7 @@ class Within:
         if self.expert is not None:
             source = of_expert(source, self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
-        if source.shape == tuple(size for size in whole if size > 1):  # GGUF leaves 1s out
+        if _without_ones(source.shape) == _without_ones(whole):  # which some files leave out or add
             source = replace(source, shape=whole)
         expected = whole[::-1] if self.transposed else whole
         if source.shape != expected:
@@ -62,6 +62,10 @@ class Within:
 
 
 WHOLE = Within()
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size > 1)
 
 
 def latent_pairs(

@@ -30,6 +30,7 @@ ALSO = {
     "granitemoe": {"families/granitemoehybrid.py"},
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
+    "ernie4_5": {"families/ernie4_5_moe.py"},
     "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},

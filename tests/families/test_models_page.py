@@ -7,6 +7,7 @@ from quire.families.registry import FAMILIES
 from tests.parity.families import FAMILIES as FIRST
 from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
 
 
@@ -35,6 +36,7 @@ def test_every_family_of_text_is_held_to_transformers() -> None:
         *LATENTS.values(),
         *BY_KIND.values(),
         *WITH_STATES.values(),
+        *LATER.values(),
     )
     held = {config.model_type for config in tiny}
     assert {family.name for family in TEXT if not held & set(family.model_types)} == set()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.smollm3 import SmolLM3Config
 
 from quire.families.family import Family
@@ -21,12 +22,19 @@ from quire.weights.source import locate
 from tests.executor.harness import Drive, make_runner
 from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
 from tests.parity.test_families import check_directory
 from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
 
-ALL: dict[str, PretrainedConfig] = {**MORE, **LATENTS, **BY_KIND, **WITH_STATES}
+ALL: dict[str, PretrainedConfig] = {
+    **MORE,
+    **LATENTS,
+    **BY_KIND,
+    **WITH_STATES,
+    **LATER,
+}
 RUNS = ((7, 33), (0, 0))
 # Without which their classes make no model.
 NEEDED: dict[str, dict[str, Any]] = {
@@ -142,3 +150,12 @@ def test_layers_that_are_listed_have_a_window_without_the_flag() -> None:
     config = SmolLM3Config(**sizes, layer_types=listed).to_dict()
     named = {"architectures": ["SmolLM3ForCausalLM"]}
     assert spec_from_hf({**config, **named}).windows == (7, None)
+
+
+def test_a_null_size_of_heads_is_that_of_the_hidden_size() -> None:
+    """As the classes that accept null have it; left out it is 128."""
+    said = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 1}
+    config = Ernie4_5Config(**said, head_dim=None)
+    given = {**said, "architectures": ["Ernie4_5ForCausalLM"]}
+    assert spec_from_hf({**given, "head_dim": None}).head_dim == config.head_dim == 16
+    assert spec_from_hf(given).head_dim == Ernie4_5Config(**said).head_dim == 128

@@ -28,12 +28,20 @@ from quire.weights.parts import Weight
 from tests.parity.families import FAMILIES as TINY
 from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
 SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
-CONFIGS: dict[str, PretrainedConfig] = {**TINY, **MORE, **LATENTS, **BY_KIND, **WITH_STATES}
+CONFIGS: dict[str, PretrainedConfig] = {
+    **TINY,
+    **MORE,
+    **LATENTS,
+    **BY_KIND,
+    **WITH_STATES,
+    **LATER,
+}
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 
 

@@ -69,13 +69,8 @@ from tests.parity.more_families import (
     SIZES,
     random_model,
 )
+from tests.weights.gguf_cases import EIGHT, FEED, LATER_CASES, LAYER, RMS, THETA, WIDE
 
-RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
-WIDE = {"attention.key_length": 16, "attention.value_length": 16}
-LAYER = {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 2}
-FEED = {"feed_forward_length": 80}
-THETA = {"rope.freq_base": 10000.0}
-EIGHT = {"expert_count": 8, "expert_used_count": 3}
 FACTORS: dict[str, Any] = {
     "attention_multiplier": 0.25,
     "embedding_multiplier": 3.0,
@@ -379,6 +374,7 @@ CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "attention.sliding_window": 9,
         },
     ),
+    **LATER_CASES,
 }
 
 

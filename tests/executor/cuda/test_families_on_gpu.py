@@ -19,12 +19,13 @@ from quire.weights.source import locate
 from tests.executor.cuda.test_gpu import away_from, gpu_config, logprob_requests, on_gpu
 from tests.parity.families_by_kind import BY_KIND, LARGE_HEADS
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
 
 pytestmark = pytest.mark.gpu
 NORMED_BY_GROUP = ("bamba", "granite hybrid", "granite hybrid, experts, every bias, rope, untied")
 PRECISE = 2e-3  # of logprobs in float32
-FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES}
+FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER}
 
 
 def stored(oracle: Any, directory: Path) -> ModelSpec:

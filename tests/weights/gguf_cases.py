@@ -1,0 +1,38 @@
+"""Models of later_families.py as GGUF files: what GGUF calls each, the model, and what its metadata
+say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from tests.parity.later_families import LATER
+
+RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
+WIDE = {"attention.key_length": 16, "attention.value_length": 16}
+LAYER = {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 2}
+FEED = {"feed_forward_length": 80}
+THETA = {"rope.freq_base": 10000.0}
+EIGHT = {"expert_count": 8, "expert_used_count": 3}
+LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
+    "ernie4_5": (
+        "ernie4_5",
+        LATER["ernie4_5"],
+        RMS | FEED | WIDE | {"rope.freq_base": 500000.0},
+    ),
+    "ernie4_5 moe": (
+        "ernie4_5-moe",
+        LATER["ernie4_5 moe"],
+        {
+            **(RMS | FEED | EIGHT),
+            "rope.freq_base": 500000.0,
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": 1,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 40,
+        },
+    ),
+    "seed_oss": ("seed_oss", LATER["seed_oss"], RMS | FEED | WIDE),
+}
