@@ -54,7 +54,7 @@ def read_routed_experts(
     if experts % groups or (groups > 1 and experts // groups < 2):
         raise fields.wrong("n_group", f"a divisor of the {experts} experts, 2 or more in each")
     taken = others.get("groups_taken") or fields.count("topk_group", 1, most=groups)
-    chosen = fields.count("num_experts_per_tok", per_token)
+    chosen = fields.count("num_experts_per_tok", per_token, most=experts)
     if groups > 1 and chosen > taken * (experts // groups):
         raise fields.wrong("topk_group", f"of more groups: a token takes {chosen} experts")
     usual: dict[str, Any] = {

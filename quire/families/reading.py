@@ -129,10 +129,12 @@ def read_decoder_with_table(
     **attention: Any,
 ) -> ModelSpec:
     """As read_decoder, with a learned table of positions that has `before` rows ahead of the first
-    token's; LayerNorm before each branch, and as many KV heads as heads."""
+    token's; LayerNorm before each branch. There are as many KV heads as heads
+    unless `attention`, fields of AttentionPlan, says another number."""
     heads = read_heads(fields)
-    usual = {"scale": heads.head_dim**-0.5, "rope": None}
-    plan = AttentionPlan(heads.heads, heads.heads, heads.head_dim, **{**usual, **attention})
+    sizes = {"num_heads": heads.heads, "num_kv_heads": heads.heads, "head_dim": heads.head_dim}
+    usual = {**sizes, "scale": heads.head_dim**-0.5, "rope": None}
+    plan = AttentionPlan(**{**usual, **attention})
     layer = LayerPlan(plan, mlp, NormPlan(norm_eps, kind="layer", bias=True), cross=cross)
     return read_decoder(
         fields,

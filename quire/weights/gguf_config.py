@@ -75,10 +75,11 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
 
 
 def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> ModelSpec:
-    if spec.rope.scaling is not None or len(spec.rotations) > 1:
+    rotating = [rope for rope, _ in spec.rotations if rope is not None]
+    if spec.rope.scaling is not None or len(rotating) > 1:
         raise UnsupportedModel(f"{source}: rope_freqs.weight and a rope scaling at once")
     rope = replace(spec.rope, scaling=FactorRope(factors))
-    return spec.with_attention(lambda attention: replace(attention, rope=rope))
+    return spec.with_attention(lambda one: replace(one, rope=one.rope and rope))
 
 
 def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:

@@ -25,7 +25,8 @@ ALSO = {
     "qwen3": {
         f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
-    "olmo2": {"families/olmo3.py"},
+    "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
+    "mixtral": {"families/minimax_m2.py"},
     "granite": {"families/granitemoe.py", "families/granitemoehybrid.py"},
     "granitemoe": {"families/granitemoehybrid.py"},
     "lfm2": {"families/lfm2_moe.py"},

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.dots1 import Dots1Config
 from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5_moe import Ernie4_5_MoeConfig
+from transformers.models.flex_olmo import FlexOlmoConfig
+from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.seed_oss import SeedOssConfig
+from transformers.models.solar_open import SolarOpenConfig
 
 from tests.parity.families import LINEAR, SIZES, YARN
-from tests.parity.more_families import BY_HIDDEN
+from tests.parity.more_families import BY_HIDDEN, ROUTED
 
 ERNIE_EXPERTS: dict[str, Any] = {
     **BY_HIDDEN,
@@ -18,6 +22,9 @@ ERNIE_EXPERTS: dict[str, Any] = {
     "moe_k": 3,
     "moe_intermediate_size": 32,
 }
+MINIMAX: dict[str, Any] = {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 3}
+SOLAR: dict[str, Any] = {**SIZES, **ROUTED}
+del SOLAR["intermediate_size"], SOLAR["first_k_dense_replace"]
 LATER: dict[str, PretrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**SIZES),
     "ernie4_5, every bias, untied, linear rope": Ernie4_5Config(
@@ -44,5 +51,42 @@ LATER: dict[str, PretrainedConfig] = {
         mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=YARN,
+    ),
+    "dots1": Dots1Config(**BY_HIDDEN, **ROUTED),
+    "dots1, groups, renormalised, windows, every bias, tied": Dots1Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 4},
+        **{**ROUTED, "n_routed_experts": 12, "first_k_dense_replace": 0},
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=True,
+        sliding_window=9,
+        max_window_layers=2,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "minimax_m2": MiniMaxM2Config(**MINIMAX, rotary_dim=8),
+    "minimax_m2, all turned, tied": MiniMaxM2Config(
+        **MINIMAX, tie_word_embeddings=True, rope_parameters=LINEAR
+    ),
+    "flex_olmo": FlexOlmoConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3, pad_token_id=0),
+    "flex_olmo, renormalised, every bias, tied, yarn": FlexOlmoConfig(
+        **BY_HIDDEN,
+        num_experts=6,
+        pad_token_id=0,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=YARN,
+    ),
+    "solar_open": SolarOpenConfig(**SOLAR),
+    "solar_open, groups, not renormalised, every bias, tied, linear rope": SolarOpenConfig(
+        **{**SOLAR, "n_routed_experts": 12},
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
     ),
 }

@@ -40,6 +40,7 @@ RUNS = ((7, 33), (0, 0))
 NEEDED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 3},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
 }
 # Whose classes do not say the kinds of layers.
 LISTED: dict[str, dict[str, list[Any]]] = {
@@ -118,9 +119,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     sizes |= {"n_embd": 1024, "n_layer": 5, "n_head": 64, "n_positions": 512}
     known = {field.name for field in fields(kind)}
     given = {key: value for key, value in sizes.items() if key in known}
-    if "num_experts_per_tok" in known and kind().num_experts_per_tok is None:
-        given["num_experts_per_tok"] = 3
-    given |= listed(family.name, 5)
+    given |= {**NEEDED.get(family.name, {}), **listed(family.name, 5)}
     whole = spec_from_hf({**kind(**given).to_dict(), **named, "dtype": "float32"})
     bare = spec_from_hf({**given, **named, "dtype": "float32"})
     left = {"eos_ids": (), "bos_id": None}  # generation_config.json and the tokenizer say these

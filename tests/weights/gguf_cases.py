@@ -35,4 +35,41 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         },
     ),
     "seed_oss": ("seed_oss", LATER["seed_oss"], RMS | FEED | WIDE),
+    "dots1": (
+        "dots1",
+        LATER["dots1"],
+        {
+            **(RMS | FEED | EIGHT),
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.7,
+        },
+    ),
+    "minimax_m2": (
+        "minimax-m2",
+        LATER["minimax_m2"],
+        {
+            **(RMS | FEED | WIDE | EIGHT),
+            "expert_feed_forward_length": 80,
+            "rope.freq_base": 5e6,
+            "rope.dimension_count": 8,
+        },
+    ),
+    "solar_open": (
+        "glm4moe",
+        LATER["solar_open"],
+        {
+            **(RMS | WIDE | EIGHT),
+            "feed_forward_length": 80,
+            "rope.freq_base": 1e6,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 0,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.7,
+            "expert_weights_norm": True,
+        },
+    ),
 }

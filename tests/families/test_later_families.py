@@ -1,0 +1,38 @@
+"""What configs of later families say in words of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.errors import CorruptModel
+from quire.weights.hf_config import spec_from_hf
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 96,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def test_published_minimax_files_say_how_many_numbers_rotate() -> None:
+    named = {**TINY, "architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 16}
+    assert spec_from_hf(named).rope.dims == 16
+    assert spec_from_hf({**named, "rotary_dim": 8}).rope.dims == 8
+    part = {"partial_rotary_factor": 0.25}  # the newer spelling wins, as in Transformers
+    assert spec_from_hf({**named, "rotary_dim": 8, "rope_parameters": part}).rope.dims == 4
+
+
+def test_dots_says_its_numbers_of_experts() -> None:
+    """The class has no defaults for them."""
+    experts = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+    named = {**TINY, "architectures": ["Dots1ForCausalLM"]}
+    assert spec_from_hf({**named, **experts})
+    for key in experts:
+        with pytest.raises(CorruptModel, match=f"{key} is missing"):
+            spec_from_hf({**named, **experts, key: None})
