@@ -7,11 +7,13 @@ from quire.families import (
     bamba,
     cohere,
     cohere2,
+    cwm,
     deepseek_v2,
     deepseek_v3,
     dots1,
     ernie4_5,
     ernie4_5_moe,
+    exaone4,
     falcon,
     falcon_h1,
     flex_olmo,
@@ -115,6 +117,8 @@ FAMILIES: tuple[Family, ...] = (
     minimax_m2.FAMILY,
     flex_olmo.FAMILY,
     solar_open.FAMILY,
+    exaone4.FAMILY,
+    cwm.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

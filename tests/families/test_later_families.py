@@ -36,3 +36,24 @@ def test_dots_says_its_numbers_of_experts() -> None:
     for key in experts:
         with pytest.raises(CorruptModel, match=f"{key} is missing"):
             spec_from_hf({**named, **experts, key: None})
+
+
+def test_exaone_without_windows_rotates_every_layer() -> None:
+    """With windows only the layers that have one; a word beside the list of layers is not read."""
+    named = {**TINY, "architectures": ["Exaone4ForCausalLM"], "sliding_window": 9}
+    turned = [one.attention.rope is not None for one in spec_from_hf(named).layers]
+    assert turned == [True, True, True, False]
+    without = spec_from_hf({**named, "sliding_window": None})
+    assert without.windows == (None,) * 4
+    assert all(one.attention.rope is not None for one in without.layers)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    listed = spec_from_hf({**named, "layer_types": kinds, "sliding_window_pattern": "LG"})
+    assert listed.windows == (9, None, 9, None)
+    with pytest.raises(CorruptModel, match="sliding_window_pattern must be a whole number"):
+        spec_from_hf({**named, "sliding_window_pattern": "LLLG"})
+
+
+def test_a_cwm_window_of_0_is_none() -> None:
+    named = {**TINY, "architectures": ["CwmForCausalLM"]}
+    assert spec_from_hf(named).windows == (None, 8192, 8192, 8192)
+    assert spec_from_hf({**named, "sliding_window": 0}).windows == (None,) * 4

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.cwm import CwmConfig
 from transformers.models.dots1 import Dots1Config
 from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5_moe import Ernie4_5_MoeConfig
+from transformers.models.exaone4 import Exaone4Config
 from transformers.models.flex_olmo import FlexOlmoConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
-from tests.parity.families import LINEAR, SIZES, YARN
+from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN
 from tests.parity.more_families import BY_HIDDEN, ROUTED
 
 ERNIE_EXPERTS: dict[str, Any] = {
@@ -86,6 +88,27 @@ LATER: dict[str, PretrainedConfig] = {
         topk_group=2,
         norm_topk_prob=False,
         attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "exaone4": Exaone4Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 5}, sliding_window=9, rope_parameters=LLAMA3
+    ),
+    "exaone4, other layers, tied": Exaone4Config(
+        **{**BY_HIDDEN, "num_hidden_layers": 4},
+        sliding_window=7,
+        sliding_window_pattern=2,
+        tie_word_embeddings=True,
+    ),
+    "exaone4, no windows": Exaone4Config(
+        **BY_HIDDEN, sliding_window=None, layer_types=["full_attention"] * 3, rope_parameters=LINEAR
+    ),
+    "cwm": CwmConfig(**{**SIZES, "num_hidden_layers": 6}, sliding_window=9),
+    "cwm, listed layers, every bias, tied, linear rope": CwmConfig(
+        **SIZES,
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=LINEAR,
     ),

@@ -72,4 +72,18 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_weights_norm": True,
         },
     ),
+    "exaone4": (
+        "exaone4",
+        LATER["exaone4, other layers, tied"],
+        {
+            **(RMS | FEED | THETA),
+            "attention.sliding_window": 7,
+            "attention.sliding_window_pattern": [True, False, True, False],
+        },
+    ),
+    "exaone4, no windows": (  # 1.2B
+        "exaone4",
+        LATER["exaone4, no windows"],
+        RMS | FEED | THETA | {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
 }

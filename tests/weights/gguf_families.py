@@ -3,9 +3,10 @@ rows and metadata as each architecture has them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -194,11 +195,13 @@ def write(
     said: dict[str, Any],
     *,
     packed: tuple[str, ...] = (),
+    more: Mapping[str, np.ndarray] = MappingProxyType({}),
     fused: bool = False,
     alone: bool = False,
 ) -> None:
     """The model of a directory as a GGUF file with this metadata beside the usual ones; tensors
-    with one of the names `packed` in blocks; gates and ups of experts `fused`, or `alone`."""
+    with one of the names `packed` in blocks, and `more`; gates and ups of experts `fused`, or
+    `alone`."""
     writer = gguf.GGUFWriter(path, arch)
     usual = {
         "block_count": config.num_hidden_layers,
@@ -218,7 +221,7 @@ def write(
             (writer.add_uint32 if isinstance(value, int) else writer.add_float32)(key, value)
     writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
     stored = load_file(directory / "model.safetensors")
-    tensors = Converter(arch, config).tensors(stored)
+    tensors = {**Converter(arch, config).tensors(stored), **more}
     for gate in [name for name in tensors if fused and "ffn_gate_exps" in name]:
         pair = [tensors.pop(name) for name in (gate, gate.replace("_gate_", "_up_"))]
         tensors[gate.replace("_gate_", "_gate_up_")] = np.concatenate(pair, axis=1)

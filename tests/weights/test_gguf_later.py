@@ -1,0 +1,28 @@
+"""What GGUF files of later families say in words of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from quire.layer_parts.rope import FactorRope
+from quire.weights.gguf_config import spec_from_gguf
+from quire.weights.gguf_file import GgufFile
+from tests.parity.more_families import random_model
+from tests.weights.gguf_cases import LATER_CASES
+
+
+def test_factors_of_frequencies_leave_layers_without_positions_alone(tmp_path: Path) -> None:
+    """EXAONE 4 of 32B has both."""
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["exaone4"]
+    random_model(config).save_pretrained(tmp_path)
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = tmp_path / "m.gguf"
+    write(tmp_path, path, config, arch, said, more={"rope_freqs.weight": factors})
+    ropes = [one.attention.rope for one in spec_from_gguf(GgufFile(path)).layers]
+    scalings = [rope and rope.scaling for rope in ropes]
+    assert scalings == [FactorRope(tuple(factors.tolist())), None] * 2
+    assert [rope is None for rope in ropes] == [False, True] * 2
