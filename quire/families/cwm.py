@@ -1,5 +1,5 @@
-"""CWM: a window in three of four layers, all but the first of them, and a rope scaled as that of
-Llama 3. No torch."""
+"""CWM: a window in three of four layers, all but the first of them, and slow frequencies of rope
+divided. No torch."""
 
 from __future__ import annotations
 

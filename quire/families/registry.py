@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.errors import UnsupportedModel
 from quire.families import (
+    arcee,
     bamba,
     cohere,
     cohere2,
@@ -32,6 +33,7 @@ from quire.families import (
     granite,
     granitemoe,
     granitemoehybrid,
+    helium,
     lfm2,
     lfm2_moe,
     llama,
@@ -39,11 +41,13 @@ from quire.families import (
     ministral3,
     mistral,
     mixtral,
+    nemotron,
     nemotron_h,
     olmo2,
     olmo3,
     olmoe,
     opt,
+    phi,
     phi3,
     qwen2,
     qwen2_moe,
@@ -119,6 +123,10 @@ FAMILIES: tuple[Family, ...] = (
     solar_open.FAMILY,
     exaone4.FAMILY,
     cwm.FAMILY,
+    phi.FAMILY,
+    nemotron.FAMILY,
+    arcee.FAMILY,
+    helium.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

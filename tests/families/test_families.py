@@ -29,6 +29,8 @@ ALSO = {
     "mixtral": {"families/minimax_m2.py"},
     "granite": {"families/granitemoe.py", "families/granitemoehybrid.py"},
     "granitemoe": {"families/granitemoehybrid.py"},
+    "phi": {"families/phi3.py"},  # as "Phi-3"
+    "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
     "ernie4_5": {"families/ernie4_5_moe.py"},

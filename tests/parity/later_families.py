@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.arcee import ArceeConfig
 from transformers.models.cwm import CwmConfig
 from transformers.models.dots1 import Dots1Config
 from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5_moe import Ernie4_5_MoeConfig
 from transformers.models.exaone4 import Exaone4Config
 from transformers.models.flex_olmo import FlexOlmoConfig
+from transformers.models.helium import HeliumConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
+from transformers.models.nemotron import NemotronConfig
+from transformers.models.phi import PhiConfig
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
@@ -27,6 +31,7 @@ ERNIE_EXPERTS: dict[str, Any] = {
 MINIMAX: dict[str, Any] = {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 3}
 SOLAR: dict[str, Any] = {**SIZES, **ROUTED}
 del SOLAR["intermediate_size"], SOLAR["first_k_dense_replace"]
+NORMED = {key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"}
 LATER: dict[str, PretrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**SIZES),
     "ernie4_5, every bias, untied, linear rope": Ernie4_5Config(
@@ -108,6 +113,37 @@ LATER: dict[str, PretrainedConfig] = {
         **SIZES,
         sliding_window=7,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "phi": PhiConfig(**NORMED),
+    "phi, q and k normed, all turned, tied, relu": PhiConfig(
+        **NORMED,
+        qk_layernorm=True,
+        layer_norm_eps=1e-3,
+        hidden_act="relu",
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
+    ),
+    "nemotron": NemotronConfig(**NORMED),
+    "nemotron, wide heads, every bias, all turned, tied": NemotronConfig(
+        **NORMED,
+        head_dim=20,
+        norm_eps=1e-3,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 99.0, "partial_rotary_factor": 1.0},
+    ),
+    "arcee": ArceeConfig(**SIZES, rope_parameters=YARN),
+    "arcee, every bias, tied": ArceeConfig(
+        **BY_HIDDEN, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
+    ),
+    "helium": HeliumConfig(**{**BY_HIDDEN, "head_dim": 16}),
+    "helium, every bias, tied, linear rope": HeliumConfig(
+        **{**BY_HIDDEN, "head_dim": 16, "rms_norm_eps": 1e-2},
+        attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=LINEAR,

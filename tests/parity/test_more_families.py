@@ -40,6 +40,7 @@ RUNS = ((7, 33), (0, 0))
 NEEDED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 3},
+    "helium": {"num_attention_heads": 20},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
 }
 # Whose classes do not say the kinds of layers.

@@ -86,4 +86,11 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         LATER["exaone4, no windows"],
         RMS | FEED | THETA | {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
     ),
+    "phi": ("phi2", LATER["phi"], LAYER | FEED | {"rope.dimension_count": 8}),
+    "nemotron": (
+        "nemotron",
+        LATER["nemotron"],
+        LAYER | FEED | {"rope.dimension_count": 8, "rope.scaling.type": "none"},
+    ),
+    "arcee": ("arcee", LATER["arcee, every bias, tied"], RMS | FEED | THETA),
 }

@@ -19,7 +19,7 @@ from tests.weights.tiny import rearranged
 gguf = pytest.importorskip("gguf")
 
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "mistral3")
+PERMUTED = ("arcee", "llama", "granite", "granitemoe", "smollm3", "mistral3")
 Stored = Iterator[tuple[str, np.ndarray]]
 
 
@@ -65,7 +65,7 @@ class Converter:
         if self.arch == "gemma4":
             yield from self._of_gemma4(name, values)
             return
-        if self.arch.startswith("gemma") and name.endswith("norm.weight"):
+        if self.arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             values = values + 1
         if self.arch in HYBRIDS:
             yield from self._of_hybrid(name, values)
