@@ -304,7 +304,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
         (without(Q), CorruptModel, [Q, "missing"]),
         (without("lm_head.weight"), CorruptModel, ["lm_head.weight", "missing"]),
         (with_shape(Q, 64, 32), CorruptModel, [Q, "(64, 32)", "(64, 64)"]),
-        (with_shape("model.norm.weight", 1, 64), CorruptModel, ["(1, 64)", "(64,)"]),
+        (with_shape("model.norm.weight", 2, 64), CorruptModel, ["(2, 64)", "(64,)"]),
         (
             lambda state: state.update({Q: torch.zeros(64, 64, dtype=torch.int8)}),
             UnsupportedModel,
