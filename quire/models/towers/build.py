@@ -22,6 +22,7 @@ from quire.models.towers.tower import ModuleTower
 _TEXT = ("language_model", "text_model", "lm_head")
 # Of text configs: what they say of single layers.
 _BY_LAYER = ("layer_types", "per_layer_config", "num_kv_shared_layers")
+_FULL = "full_attention"
 # Reads a weight by its name in the module and its shape; None if the checkpoint has none.
 ReadWeight = Callable[[str, tuple[int, ...]], Tensor | None]
 
@@ -85,7 +86,9 @@ def made_module(family: MediaFamily, config: Mapping[str, Any]) -> nn.Module:
     values |= {key: None for key in family.unused if key in values}
     text = {k: v for k, v in dict(values.get("text_config") or {}).items() if k not in _BY_LAYER}
     if text:
-        values["text_config"] = {**text, "num_hidden_layers": 1}
+        kinds = values["text_config"].get("layer_types") or ()
+        kind = {"layer_types": [_FULL]} if _FULL in kinds else {}  # which any last layer may be
+        values["text_config"] = {**text, **kind, "num_hidden_layers": 1}
     else:  # older files have the fields of the text at the top level
         values = {**{k: v for k, v in values.items() if k != "layer_types"}, "num_hidden_layers": 1}
     made_by: Any = getattr(transformers, family.module, None)
