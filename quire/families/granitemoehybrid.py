@@ -52,8 +52,6 @@ FAMILY = Family(
         **names_of("mamba"),
         gate_up=(UP,),
         down=DOWN,
-        shared_gate_up=(UP,),
-        shared_down=DOWN,
     ),
     without_effect={**ROUTER_KEYS, **WITHOUT_EFFECT},
     only={**ONLY, "position_embedding_type": ("rope", "nope")},

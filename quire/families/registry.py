@@ -28,12 +28,14 @@ from quire.families import (
     glm4_moe,
     glm4_moe_lite,
     gpt2,
+    gpt_bigcode,
     gpt_neox,
     gpt_oss,
     granite,
     granitemoe,
     granitemoehybrid,
     helium,
+    hyperclovax,
     lfm2,
     lfm2_moe,
     llama,
@@ -127,6 +129,8 @@ FAMILIES: tuple[Family, ...] = (
     nemotron.FAMILY,
     arcee.FAMILY,
     helium.FAMILY,
+    hyperclovax.FAMILY,
+    gpt_bigcode.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -27,7 +27,10 @@ ALSO = {
     },
     "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
     "mixtral": {"families/minimax_m2.py"},
-    "granite": {"families/granitemoe.py", "families/granitemoehybrid.py"},
+    "granite": {
+        f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")
+    },
+    "gpt2": {"families/gpt_bigcode.py"},
     "granitemoe": {"families/granitemoehybrid.py"},
     "phi": {"families/phi3.py"},  # as "Phi-3"
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"

@@ -12,7 +12,10 @@ from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5_moe import Ernie4_5_MoeConfig
 from transformers.models.exaone4 import Exaone4Config
 from transformers.models.flex_olmo import FlexOlmoConfig
+from transformers.models.gpt_bigcode import GPTBigCodeConfig
+from transformers.models.granitemoeshared import GraniteMoeSharedConfig
 from transformers.models.helium import HeliumConfig
+from transformers.models.hyperclovax import HyperCLOVAXConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.nemotron import NemotronConfig
 from transformers.models.phi import PhiConfig
@@ -20,7 +23,7 @@ from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
 from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN
-from tests.parity.more_families import BY_HIDDEN, ROUTED
+from tests.parity.more_families import BY_HIDDEN, GPT2, ROUTED
 
 ERNIE_EXPERTS: dict[str, Any] = {
     **BY_HIDDEN,
@@ -31,6 +34,12 @@ ERNIE_EXPERTS: dict[str, Any] = {
 MINIMAX: dict[str, Any] = {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 3}
 SOLAR: dict[str, Any] = {**SIZES, **ROUTED}
 del SOLAR["intermediate_size"], SOLAR["first_k_dense_replace"]
+FACTORS: dict[str, Any] = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.75,
+    "logits_scaling": 2.5,
+}
 NORMED = {key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"}
 LATER: dict[str, PretrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**SIZES),
@@ -147,5 +156,42 @@ LATER: dict[str, PretrainedConfig] = {
         mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=LINEAR,
+    ),
+    "granite moe, shared": GraniteMoeSharedConfig(
+        **{**BY_HIDDEN, "initializer_range": 0.1},
+        **FACTORS,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+    ),
+    "granite moe, shared in none, every bias, tied, linear rope": GraniteMoeSharedConfig(
+        **{**BY_HIDDEN, "initializer_range": 0.1},
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        attention_multiplier=0.3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "hyperclovax": HyperCLOVAXConfig(**BY_HIDDEN),
+    "hyperclovax, no norms behind, every factor and bias, tied, yarn": HyperCLOVAXConfig(
+        **{**SIZES, "hidden_size": 96},
+        **FACTORS,
+        use_post_norm=False,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=YARN,
+    ),
+    "hyperclovax, every factor": HyperCLOVAXConfig(**BY_HIDDEN, **FACTORS),
+    "gpt_bigcode": GPTBigCodeConfig(**GPT2),
+    "gpt_bigcode, q, k and v head by head, wide, unscaled, untied, gelu": GPTBigCodeConfig(
+        **GPT2,
+        multi_query=False,
+        n_inner=70,
+        layer_norm_epsilon=1e-3,
+        scale_attn_weights=False,
+        tie_word_embeddings=False,
+        activation_function="gelu",
     ),
 }

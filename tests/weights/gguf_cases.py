@@ -93,4 +93,21 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         LAYER | FEED | {"rope.dimension_count": 8, "rope.scaling.type": "none"},
     ),
     "arcee": ("arcee", LATER["arcee, every bias, tied"], RMS | FEED | THETA),
+    "granite moe, shared": (
+        "granitemoe",
+        LATER["granite moe, shared"],
+        {
+            **(RMS | FEED | EIGHT),
+            "attention.scale": 0.25,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.75,
+            "logit_scale": 2.5,
+            "expert_shared_feed_forward_length": 40,
+        },
+    ),
+    "gpt_bigcode": (
+        "starcoder",
+        LATER["gpt_bigcode"],
+        LAYER | {"attention.head_count_kv": 1, "feed_forward_length": 384},
+    ),
 }

@@ -86,6 +86,13 @@ class Converter:
             return
         if ".query_key_value." in name:
             values = self._by_kind(values)
+        if "shared_mlp.input_linear" in name:
+            for kind, half in zip(("gate", "up"), np.split(values, 2), strict=True):
+                yield (
+                    name.replace("shared_mlp.input_linear", f"mlp.shared_expert.{kind}_proj"),
+                    half,
+                )
+            return
         if "input_linear" in name:
             gate, up = np.split(values, 2, axis=1)
             base = name.removesuffix("input_linear.weight")
