@@ -93,6 +93,7 @@ class AttentionPlan:
     # Norms of q and k before they are rotated: of each head, or of all heads as one row.
     qk_norm: NormPlan | None = None
     qk_norm_over: Literal["head", "width"] = "head"
+    qk_norm_behind: bool = False  # True: of each head, after they are rotated
     whole: WholeHeads | None = None  # None: these are all heads
     sinks: bool = False  # every head has one more key: a learned score, with value 0
     # The attention's result is multiplied with sigmoids of a product, before the product back.

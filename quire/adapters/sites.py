@@ -102,7 +102,7 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
         if name == weight.name:
             biases |= {part.hf for part in weight.parts}
             continue
-        if _NORM.fullmatch(name) and not (divided and _is_over_heads(spec, name)):
+        if _NORM.fullmatch(name) and _may_differ(spec, name, divided=divided):
             made = _norm(name, weight)
             norms[made.module] = made
             continue
@@ -144,10 +144,14 @@ def sites_of_products(products: Iterable[Product]) -> Sites:
     return Sites(parts, sites, frozenset(), biases=frozenset(biases))
 
 
-def _is_over_heads(spec: ModelSpec, norm: str) -> bool:
-    """Whether a norm is over all heads at once; of these each rank has some."""
+def _may_differ(spec: ModelSpec, norm: str, *, divided: bool) -> bool:
+    """Whether lines of a pass may have other weights in a norm. Not if it is behind the rotation of
+    heads, nor if it is over all heads at once, of which each rank has some."""
     found = _OF_HEADS.fullmatch(norm)
-    return found is not None and spec.layers[int(found[1])].attention.qk_norm_over == "width"
+    if found is None:
+        return True
+    plan = spec.layers[int(found[1])].attention
+    return not plan.qk_norm_behind and not (divided and plan.qk_norm_over == "width")
 
 
 def _module(stored: str) -> str:

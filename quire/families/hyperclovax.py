@@ -8,13 +8,14 @@ from quire.families import granite
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads
+from quire.layer_plan import NormPlaces
 from quire.spec import LogitsPlan, ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
     usual = read_heads(fields).head_dim ** -0.5
     spec = granite.read(fields.under({}, attention_multiplier=usual))
-    places = "both" if fields.flag("use_post_norm", True) else "before"
+    places: NormPlaces = "both" if fields.flag("use_post_norm", True) else "before"
     # Logits are multiplied with the number by which those of Granite are divided.
     logits = LogitsPlan(scale=fields.positive("logits_scaling", 1.0))
     layers = tuple(replace(layer, norms=places) for layer in spec.layers)

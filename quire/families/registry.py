@@ -35,6 +35,8 @@ from quire.families import (
     granitemoe,
     granitemoehybrid,
     helium,
+    hunyuan_v1_dense,
+    hunyuan_v1_moe,
     hyperclovax,
     lfm2,
     lfm2_moe,
@@ -131,6 +133,8 @@ FAMILIES: tuple[Family, ...] = (
     helium.FAMILY,
     hyperclovax.FAMILY,
     gpt_bigcode.FAMILY,
+    hunyuan_v1_dense.FAMILY,
+    hunyuan_v1_moe.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -82,6 +82,13 @@ def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
     return 1 + growth.beta * torch.log(1 + stretches)
 
 
+def weighted_by_both(q: Tensor, weights: tuple[Tensor, Tensor]) -> Tensor:
+    """Queries [T, heads, D] times weights [D] of their norm and of the norm of keys: a product of a
+    query and a key, which are not multiplied with theirs, is then the same."""
+    by = weights[0].float() * weights[1].float()
+    return (q.float() * by).to(q.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Values:
     """The values among the heads of the first product: `count` of them from number `first` on,
@@ -112,6 +119,7 @@ class Attention:
         norms: HeadNorms | None = None,
         heads: RowOp = unchanged,
         growth: QueryGrowth | None = None,
+        weights: tuple[Tensor, Tensor] | None = None,
         sinks: Tensor | None = None,
         gate: Linear | None = None,
         adapted: AdaptedHeads | None = None,
@@ -119,12 +127,14 @@ class Attention:
     ) -> None:
         """`rope`: index into the model's ropes. `norms`: norms of q and k that the kernel applies
         before it rotates. `heads`: applied to q and k before that kernel. `growth`: makes queries
-        at far positions larger. `gate`: its sigmoid is multiplied with the attended values.
+        at far positions larger. `weights`: of norms of q and k behind the rotation, whose division
+        `norms` makes before it. `gate`: its sigmoid is multiplied with the attended values.
         `adapted`: norms q and k in place of `norms` where adapters have norms of their own.
         `values`: how values are made, where not as a third part of the first product."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
+        self.weights = weights
         self.table = 0  # its block table, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
         self.values = values or Values(self.num_turned)
@@ -147,6 +157,8 @@ class Attention:
         qk = heads(qkv[:, : self.num_turned])
         v, turn = self.values(qkv), shared.turns[self.rope]
         q = step.rope_and_store(qk, v, *turn, keys, values, norms)
+        if self.weights is not None:
+            q = weighted_by_both(q, self.weights)
         if self.growth is not None:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
         attended = step.attend(q, keys, values, self.sinks)

@@ -136,12 +136,15 @@ class Parts(WeightParts):
         hidden, width = self.spec.hidden_size, plan.head_dim
         num_all = plan.num_heads + (plan.num_parts - 1) * plan.num_kv_heads
         attended, bias = plan.num_heads * width, plan.qkv_bias
-        norms = adapted = None
+        norms = adapted = weights = None
         if plan.head_norm is not None:
             names, eps = [f"{name}.{x}_norm" for x in "qk"], plan.head_norm.eps
             q, k = (self.tensor(f"{one}.weight", width) for one in names)
             norms = HeadNorms(q, k, eps)
-            if self.adapters is not None:
+            if plan.qk_norm_behind:
+                # A rotation leaves the mean square as it is, so it may come behind the division.
+                norms, weights = HeadNorms(torch.ones_like(q), torch.ones_like(k), eps), (q, k)
+            elif self.adapters is not None:
                 plain = [RMSNorm(self.kernels, one, eps) for one in (q, k)]
                 adapted = self.adapters.around_heads(names, plain, self.shape_of(plan))
         return Attention(
@@ -154,6 +157,7 @@ class Parts(WeightParts):
             norms=norms,
             heads=self._heads(name, plan),
             growth=plan.query_growth,
+            weights=weights,
             sinks=self.tensor(f"{name}.sinks.weight", plan.num_heads) if plan.sinks else None,
             gate=self.linear(f"{name}.gate", attended, hidden, bias=bias)
             if plan.output_gate
@@ -170,7 +174,8 @@ class Parts(WeightParts):
         return Values(plan.num_heads + (0 if plan.values_are_keys else keys), keys, norm)
 
     def _reading_attention(self, name: str, plan: AttentionPlan) -> ReadingAttention:
-        if plan.query_growth or plan.sinks or plan.output_gate or plan.qk_norm_over == "width":
+        others = plan.query_growth or plan.sinks or plan.output_gate or plan.qk_norm_behind
+        if others or plan.qk_norm_over == "width":
             raise UnsupportedModel(f"{name}: keys of another layer beside sinks, gates or growth.")
         hidden, width = self.spec.hidden_size, plan.num_heads * plan.head_dim
         norm: RowOp = unchanged
@@ -225,6 +230,8 @@ class Parts(WeightParts):
         """What is applied to q and k before the kernel that rotates them."""
         if plan.qk_norm is None or plan.head_norm is not None:
             return unchanged
+        if plan.qk_norm_behind:
+            raise UnsupportedModel(f"{name}: norms behind a rotation that are not of single heads.")
         counts = (plan.num_heads, plan.num_kv_heads) if plan.qk_norm_over == "width" else (1, 1)
         sizes = tuple(count * plan.head_dim for count in counts)
         if plan.whole is not None:

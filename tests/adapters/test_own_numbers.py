@@ -29,6 +29,7 @@ from tests.adapters.peft_files import (
 )
 from tests.adapters.test_parity import GREEDY, PROMPTS, check
 from tests.parity.families import FAMILIES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE
 from tests.ranks.test_shares import CONFIGS, spec_of
 
@@ -274,3 +275,12 @@ def test_experts_on_a_gpu_take_a_and_b_alone(tmp_path: Path) -> None:
     assert plan_adapter(path, sites_of(spec), 16).own
     with pytest.raises(InvalidAdapter, match="more for an expert than A and B.*GPU.*device='cpu'"):
         plan_adapter(path, sites_of(spec, experts_add_only=True), 16)
+
+
+def test_norms_behind_the_rotation_of_heads_stay_as_they_are(tmp_path: Path) -> None:
+    model, norm = random_model(LATER["hunyuan dense"]), f"{LAYER}.query_layernorm.weight"
+    peft = make_peft(model, ("q_proj",), modules_to_save=["query_layernorm"])
+    peft.more = {norm: torch.ones(16)}
+    path, sites = peft.save(tmp_path / "a"), sites_of(spec_of(CONFIGS["hunyuan dense"]))
+    with pytest.raises(InvalidAdapter, match="query_layernorm"):
+        plan_adapter(path, sites, 16)

@@ -13,6 +13,7 @@ from tests.adapters.conftest import Where
 from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
 from tests.parity.families import FAMILIES
 from tests.parity.families_by_kind import BY_KIND
+from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -52,6 +53,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     ),
     "values that are keys, dora": ("gemma4, values are keys", ATTENTION, {"use_dora": True}),
     "beside experts": ("gemma4, experts, every bias, untied, other ropes", ALL, {}),
+    "heads normed behind their rotation": ("hunyuan dense", ALL, {}),
     "heads side by side in one module": ("gpt neox", ("query_key_value", "dense"), {}),
 }
 
@@ -72,7 +74,7 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
-    model = random_model({**FAMILIES, **MORE, **BY_KIND}[name])
+    model = random_model({**FAMILIES, **MORE, **BY_KIND, **LATER}[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)
     second = make_peft(model, targets[:1], seed=2, rank=3)

@@ -34,6 +34,7 @@ ALSO = {
     "granitemoe": {"families/granitemoehybrid.py"},
     "phi": {"families/phi3.py"},  # as "Phi-3"
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"
+    "hunyuan_v1_dense": {"families/hunyuan_v1_moe.py"},
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
     "ernie4_5": {"families/ernie4_5_moe.py"},

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import CorruptModel
+from quire.errors import CorruptModel, UnsupportedModel
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -57,3 +57,37 @@ def test_a_cwm_window_of_0_is_none() -> None:
     named = {**TINY, "architectures": ["CwmForCausalLM"]}
     assert spec_from_hf(named).windows == (None, 8192, 8192, 8192)
     assert spec_from_hf({**named, "sliding_window": 0}).windows == (None,) * 4
+
+
+def test_hunyuan_stretches_theta_by_alpha() -> None:
+    named = {**TINY, "architectures": ["HunYuanDenseV1ForCausalLM"]}
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10_000.0}
+    found = spec_from_hf({**named, "rope_scaling": rope}).rope
+    assert found.theta == 10_000.0 * 1000.0 ** (16 / 14)
+    assert found.scaling is None
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "dynamic", "factor": 2.0},  # depends on the length of a text
+        # Heads become longer, which norms behind would undo.
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    ],
+)
+def test_hunyuan_refuses_other_ropes_by_name(rope: dict[str, Any]) -> None:
+    named = {**TINY, "architectures": ["HunYuanDenseV1ForCausalLM"]}
+    with pytest.raises(UnsupportedModel, match="rope"):
+        spec_from_hf({**named, "rope_scaling": rope})
+    if rope["rope_type"] == "yarn":
+        assert spec_from_hf({**named, "rope_scaling": {**rope, "attention_factor": 1.0}})
+
+
+def test_hunyuan_says_how_many_experts_by_layer_or_for_all() -> None:
+    named = {**TINY, "architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 4}
+    for said, expected in ((2, [2, 2, 2, 2]), ([1, 2, 3, 4], [1, 2, 3, 4]), (None, [1] * 4)):
+        layers = spec_from_hf({**named, "moe_topk": said}).layers
+        assert [getattr(one.mlp, "per_token", None) for one in layers] == expected
+    for wrong in ([1, 2], [1, 2, 3, 5], 5, 0, "2"):
+        with pytest.raises(CorruptModel, match="moe_topk"):
+            spec_from_hf({**named, "moe_topk": wrong})

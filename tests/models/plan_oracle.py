@@ -125,14 +125,10 @@ class PlanOracle:
             k, v = others[0], others[-1]
             if plan.value_norm is not None:
                 v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + plan.value_norm)
-            if plan.qk_norm is not None:
-                k = self._heads(f"{name}k_norm", plan, k)
-            self.kept[int(name.split(".")[1])] = k, v = turned(k, plan.rope), v
+            self.kept[int(name.split(".")[1])] = k, v = self._turned(f"{name}k_norm", plan, k), v
         else:
             k, v = self.kept[plan.kv_from]
-        if plan.qk_norm is not None:
-            q = self._heads(f"{name}q_norm", plan, q)
-        q = turned(q, plan.rope)
+        q = self._turned(f"{name}q_norm", plan, q)
         if plan.query_growth is not None:
             by, length = plan.query_growth.beta, plan.query_growth.original_max_len
             factors = [1 + by * math.log(1 + at // length) for at in range(count)]
@@ -238,6 +234,13 @@ class PlanOracle:
         hidden = torch.ones(count, count, dtype=torch.bool).triu(1)
         chances = (scores * plan.scale).masked_fill(hidden, -torch.inf).softmax(-1)
         return self._linear(f"{name}o", (chances @ values).transpose(0, 1).flatten(1))
+
+    def _turned(self, norm: str, plan: AttentionPlan, y: Tensor) -> Tensor:
+        if plan.qk_norm is None:
+            return turned(y, plan.rope)
+        if plan.qk_norm_behind:
+            return self._heads(norm, plan, turned(y, plan.rope))
+        return turned(self._heads(norm, plan, y), plan.rope)
 
     def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
         assert plan.qk_norm is not None

@@ -64,6 +64,14 @@ ATTENTION: dict[str, list[Any]] = {
     "values_are_keys": [True],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
+_NORMED = replace(PLAIN.attention, qk_norm=NORM)
+_BEHIND = replace(_NORMED, qk_norm_behind=True)
+NORMED = {
+    "qk_norm_over": replace(_NORMED, qk_norm_over="width"),
+    "qk_norm_over, layer": replace(_NORMED, qk_norm=NormPlan(1e-3, "layer"), qk_norm_over="width"),
+    "qk_norm_behind": _BEHIND,
+    "qk_norm_behind, a part rotated": replace(_BEHIND, rope=Rope(100.0, 8, LinearRope(3.0))),
+}
 # Keys and values as one row a token, which is all that an attention has then.
 ROWS = LatentPlan(24, 12, 8, 10, NORM)
 LATENT: dict[str, list[Any]] = {
@@ -191,10 +199,8 @@ def changes() -> dict[str, ModelSpec]:
         for value in values:
             layer = replace(PLAIN, attention=replace(PLAIN.attention, **{name: value}))
             add(name, value, PLAIN, layer)
-    over = replace(PLAIN.attention, qk_norm=NORM, qk_norm_over="width")
-    add("qk_norm_over", "width", replace(PLAIN, attention=over), PLAIN)
-    wide = replace(over, qk_norm=NormPlan(1e-3, "layer"))
-    add("qk_norm_over", "width, layer", replace(PLAIN, attention=wide), PLAIN)
+    for name, attention in NORMED.items():
+        add(name, "", replace(PLAIN, attention=attention), PLAIN)
     add("latent", "", *[with_rows(ROWS)] * 2)
     for name, values in LATENT.items():
         for value in values:
@@ -270,6 +276,17 @@ def test_every_field_has_another_value_here() -> None:
     known = {name for table in tables for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
     known |= {"layer_embeddings", "joins_next", "two_way"}  # two_way is of media: tests/media
+    known |= {
+        "qk_norm_over",
+        "qk_norm_behind",
+        "attention",
+        "latent",
+        "mlp",
+        "state",
+        "kv_from",
+        "embedding",
+    }
+    known.add("layer_embeddings")
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}

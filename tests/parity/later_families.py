@@ -15,6 +15,8 @@ from transformers.models.flex_olmo import FlexOlmoConfig
 from transformers.models.gpt_bigcode import GPTBigCodeConfig
 from transformers.models.granitemoeshared import GraniteMoeSharedConfig
 from transformers.models.helium import HeliumConfig
+from transformers.models.hunyuan_v1_dense import HunYuanDenseV1Config
+from transformers.models.hunyuan_v1_moe import HunYuanMoEV1Config
 from transformers.models.hyperclovax import HyperCLOVAXConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.nemotron import NemotronConfig
@@ -193,5 +195,26 @@ LATER: dict[str, PretrainedConfig] = {
         scale_attn_weights=False,
         tie_word_embeddings=False,
         activation_function="gelu",
+    ),
+    "hunyuan dense": HunYuanDenseV1Config(**SIZES),
+    "hunyuan dense, every bias, tied, stretched by alpha": HunYuanDenseV1Config(
+        **SIZES,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 100.0,
+            "alpha": 50.0,
+            "factor": 1.0,
+        },
+    ),
+    "hunyuan moe": HunYuanMoEV1Config(**SIZES, num_experts=8, moe_topk=3),
+    "hunyuan moe, other numbers in layers, every bias, tied, linear rope": HunYuanMoEV1Config(
+        **SIZES,
+        num_experts=6,
+        moe_topk=[1, 4, 2],
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
     ),
 }

@@ -31,6 +31,7 @@ ATTENTION = {
     "window": 3,
     "rope": None,
     "qk_norm_over": "width",
+    "qk_norm_behind": True,
     "query_growth": QueryGrowth(0.1, 8),
     "sinks": True,
     "output_gate": True,

@@ -110,4 +110,15 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         LATER["gpt_bigcode"],
         LAYER | {"attention.head_count_kv": 1, "feed_forward_length": 384},
     ),
+    "hunyuan dense": ("hunyuan-dense", LATER["hunyuan dense"], RMS | FEED | WIDE | THETA),
+    "hunyuan moe": (
+        "hunyuan-moe",
+        LATER["hunyuan moe"],
+        {
+            **(RMS | FEED | WIDE | EIGHT | THETA),
+            "expert_feed_forward_length": 80,
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 80,
+        },
+    ),
 }
