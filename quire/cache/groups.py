@@ -16,6 +16,8 @@ from itertools import groupby
 
 Windows = tuple[int | None, ...]
 ONE_GROUP: Windows = (None,)
+# Of layers that keep a state: a token sees itself and the one before it (layers/kv_groups.py).
+STATE_WINDOW = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.groups import ONE_GROUP, Windows, window_groups
+from quire.cache.groups import ONE_GROUP, STATE_WINDOW, Windows, window_groups
 from quire.cache.prefix import Node, Past, PrefixIndex
 from quire.cache.scores import ScoreShelf
 from quire.request import Ints
@@ -65,7 +65,16 @@ class BlockPool:
         self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
         self._index = PrefixIndex(windows)
+        # A device computes all rows of a plan side by side. Keys and values are stored before any
+        # row reads them, but a state is there only when its row has computed all tokens before it:
+        # another row can begin with it in the next plan.
+        self._keeps_states = STATE_WINDOW in windows
+        self._of_this_plan: set[Past] = set()  # serials of nodes that were published in it
         self.scores = ScoreShelf()  # of the tokens in published blocks, by their nodes' serials
+
+    def begin_plan(self) -> None:
+        """Called before each plan is made."""
+        self._of_this_plan.clear()
 
     def fresh(self) -> BlockPool:
         """An empty pool with the same settings."""
@@ -179,6 +188,9 @@ class BlockPool:
         Never covers the last token: the model needs one to compute a distribution from.
         """
         nodes = self._chain(token_ids, salt, most)
+        if self._of_this_plan:
+            new = (i for i, node in enumerate(nodes) if node.serial in self._of_this_plan)
+            nodes = nodes[: next(new, len(nodes))]
         nodes = nodes[: self._index.longest_hit(nodes, self.block_size)]
         blocks = self._index.table(nodes)
         if self.windowed:
@@ -225,7 +237,10 @@ class BlockPool:
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
         """Let others find `blocks` [groups, count], which hold `token_ids` after `past`; see
         PrefixIndex."""
-        return self._index.publish(blocks.tolist(), past, token_ids.tobytes())
+        last = self._index.publish(blocks.tolist(), past, token_ids.tobytes())
+        if self._keeps_states:
+            self._of_this_plan |= self._index.serials_behind(past, last)
+        return last
 
     def forget_cache(self) -> bool:
         """Forget all published content. False, and nothing done, while a block is held."""

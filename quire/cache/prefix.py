@@ -131,6 +131,14 @@ class PrefixIndex:
             self._drop(made)
         return past
 
+    def serials_behind(self, past: Past, last: Past) -> set[Past]:
+        """The serials from the node after `past` to the node `last`, which follows it."""
+        found: set[Past] = set()
+        while last != past and (node := self._by_serial.get(last)) is not None:
+            found.add(last)
+            last = node.key[0]
+        return found
+
     def _make(self, key: tuple[Past, bytes], blocks: Sequence[int], parent: Node | None) -> Node:
         self._last_serial += 1
         node = Node(key, self._last_serial, list(blocks))

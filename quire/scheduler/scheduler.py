@@ -165,6 +165,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next plan, or None if nothing can be done before a result comes back."""
         budget = self.limits.max_num_batched_tokens
+        self.pool.begin_plan()
         self._past_windows.give_back()
         self._preemption.make_way(self.lanes, self._admission, budget, self._clock())
         self.media.begin()

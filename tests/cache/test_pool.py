@@ -130,6 +130,19 @@ def test_another_salt_does_not_match() -> None:
     assert len(pool.match(np.array([1, 1, 1], np.int32), salt="a")) == 1
 
 
+def test_a_state_is_found_from_the_next_plan_on() -> None:
+    """A device may compute the row that would begin with it beside the row that makes it; keys and
+    values are there at once."""
+    ids = np.array([1, 2, 3, 4, 5], np.int32)
+    for windows, at_once in (((None, 2), 0), ((None, 3), 2)):
+        pool = BlockPool(12, block_size=SIZE, windows=windows)
+        pool.begin_plan()
+        pool.publish(pool.take_columns(2), "", ids[:4])
+        assert len(pool.match(ids)) == at_once
+        pool.begin_plan()
+        assert len(pool.match(ids)) == 2
+
+
 def test_the_longest_unused_content_is_evicted_first_from_its_end() -> None:
     pool = BlockPool(4, block_size=1)
     published(pool, [1, 2])

@@ -37,14 +37,10 @@ SIDE_BY_SIDE = (
     "DeepseekV3ForCausalLM",
 )
 EXPERTS = SIDE_BY_SIDE[3:]
-# Its own alibi; positions of its own; attention beside a convolution; states alone; both.
-ONE_BY_ONE = (
-    "BloomForCausalLM",
-    "GPTJForCausalLM",
-    "Lfm2ForCausalLM",
-    "Mamba2ForCausalLM",
-    "FalconH1ForCausalLM",
-)
+# Its own alibi; positions of its own; states alone, and in some of the layers.
+ONE_BY_ONE = ("BloomForCausalLM", "GPTJForCausalLM", "Mamba2ForCausalLM", "JambaForCausalLM")
+# Of quire's own, with states in blocks of so few tokens that these prompts share some.
+STATES = ("Lfm2ForCausalLM", "FalconH1ForCausalLM")
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 3, "top_p": 0.9},
@@ -109,6 +105,16 @@ def test_a_gpu_answers_as_transformers_does(architecture: str, tmp_path: Path) -
 def test_a_gpu_computes_what_is_not_side_by_side(architecture: str, tmp_path: Path) -> None:
     found = judged(tiny_model(architecture), tmp_path, device="cuda")
     assert (found.how, found.wrong) == ("fallback, one by one", "")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("architecture", STATES)
+@pytest.mark.usefixtures("whole_floats")
+def test_rows_begin_with_states_of_others(architecture: str, tmp_path: Path) -> None:
+    """Which a device computes beside them: a state is taken up one plan later."""
+    room = {"block_size": None, "num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 26}
+    found = judged(tiny_model(architecture), tmp_path, device="cuda", **room)
+    assert (found.how, found.wrong) == ("native", "")
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
+from transformers.models.minimax_m2 import MiniMaxM2Config
 
 from quire.options.decide import least_block_size
 from quire.spec import ModelSpec
@@ -23,6 +24,8 @@ from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
 
 pytestmark = pytest.mark.gpu
+# Where Transformers imports their class, torch warns of its own older compiler.
+OLDER = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 NORMED_BY_GROUP = ("bamba", "granite hybrid", "granite hybrid, experts, every bias, rope, untied")
 PRECISE = 2e-3  # of logprobs in float32
 FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER}
@@ -36,12 +39,15 @@ def stored(oracle: Any, directory: Path) -> ModelSpec:
 def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[float]]:
     """|logprob - that of the oracle in float32| over prompts and outputs, ours and those of the
     oracle in the same type, in chunks, behind shared prefixes and with few blocks."""
-    spec, kind = stored(oracle, path), getattr(torch, dtype)
+    kind = getattr(torch, dtype)
+    # What is stored is rounded already: some weights, as those of routers, are read as they are.
+    oracle = oracle.to(kind)
+    spec = stored(oracle, path)
     oracle.config._experts_implementation = "eager"  # others take bfloat16 alone
     weights = load_weights(locate(path), spec, dtype=kind, device="cuda")
     exact = type(oracle)(oracle.config).float().eval()
-    exact.load_state_dict(oracle.to(kind).float().state_dict())
-    rounded, exact = oracle.to(kind).cuda(), exact.cuda()
+    exact.load_state_dict({name: one.float() for name, one in oracle.state_dict().items()})
+    rounded, exact = oracle.cuda(), exact.cuda()
     config = gpu_config(
         dtype=dtype,
         max_num_batched_tokens=64,
@@ -54,12 +60,15 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
     return found["ours"], found["transformers"]
 
 
+@pytest.mark.filterwarnings(OLDER)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In float32 the same; in bf16 no further off than Transformers in bf16 is, but for what the
     mean over so many tokens leaves open."""
     if name in NORMED_BY_GROUP and "group_size" not in signature(BambaRMSNormGated).parameters:
         pytest.skip("this version of Transformers norms all groups of heads together")
+    if name == "minimax_m2" and "convert_rope_params_to_dict" not in vars(MiniMaxM2Config):
+        pytest.skip("this version of Transformers does not read its rotary_dim")
     torch.backends.cuda.matmul.allow_tf32 = False
     ours, _ = differences(random_model(FAMILIES[name]), tmp_path, "float32")
     print(f"{name}: float32 {max(ours):.2g}")
