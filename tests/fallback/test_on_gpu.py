@@ -112,8 +112,7 @@ def test_a_gpu_computes_what_is_not_side_by_side(architecture: str, tmp_path: Pa
 @pytest.mark.usefixtures("whole_floats")
 def test_rows_begin_with_states_of_others(architecture: str, tmp_path: Path) -> None:
     """Which a device computes beside them: a state is taken up one plan later."""
-    room = {"block_size": None, "num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 26}
-    found = judged(tiny_model(architecture), tmp_path, device="cuda", **room)
+    found = judged(tiny_model(architecture), tmp_path, device="cuda", block_size=16)
     assert (found.how, found.wrong) == ("native", "")
 
 

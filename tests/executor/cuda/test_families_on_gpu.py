@@ -76,5 +76,7 @@ def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours, theirs = differences(random_model(FAMILIES[name]), tmp_path, "bfloat16")
     means = [sum(some) / len(some) for some in (ours, theirs)]
     print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
-    open_yet = 2 * stdev(ours) / len(ours) ** 0.5
+    # Two standard errors, and twice as much, since the errors of a text's tokens go together: where
+    # rounding gives a token another expert, all tokens behind it are off.
+    open_yet = 4 * stdev(ours) / len(ours) ** 0.5
     assert means[0] - open_yet <= 1.2 * means[1]
