@@ -26,7 +26,7 @@ GGUF_READS = (
     *("ssm.inner_size", "full_attention_interval", "expert_shared_feed_forward_length"),
     *("nextn_predict_layers", "rope.dimension_sections"),
 )
-GGUF_KV = "attention.head_count_kv"  # for each layer, 0 where there is a convolution
+GGUF_KV = "attention.head_count_kv"  # for each layer, 0 where none attends
 GGUF_REACH = "shortconv.l_cache"
 # The name in GGUF files of the norm before the feed-forward.
 MLP_NORM = Name("post_attention_layernorm", "post_attention_norm")
@@ -89,16 +89,21 @@ def hybrid_words(fields: Fields, config: dict[str, Any], *, in_turn: bool) -> di
     }
 
 
+def gguf_kinds(fields: Fields, layers: int, other: str) -> list[str]:
+    """The kind of each layer of a GGUF file: those without KV heads are of the kind `other`."""
+    counts = fields.values.get(key := f"{fields.word('general.architecture')}.{GGUF_KV}")
+    if not isinstance(counts, list):
+        counts = [counts] * layers
+    if len({count for count in counts if count}) > 1:
+        raise fields.unsupported(key, "the same in all layers that attend")
+    return [ATTENDS if count else other for count in counts]
+
+
 def convolving_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     """Config values from the metadata of a GGUF file whose other layers have convolutions."""
     arch = fields.word("general.architecture")
-    counts = fields.values.get(key := f"{arch}.{GGUF_KV}")
-    if not isinstance(counts, list):
-        counts = [counts] * config["num_hidden_layers"]
-    if len({count for count in counts if count}) > 1:
-        raise fields.unsupported(key, "the same in all layers that attend")
     return {
-        "layer_types": [ATTENDS if count else CONVOLVES for count in counts],
+        "layer_types": gguf_kinds(fields, config["num_hidden_layers"], CONVOLVES),
         "conv_L_cache": fields.count(f"{arch}.{GGUF_REACH}"),
         "norm_eps": config["rms_norm_eps"],
         "block_auto_adjust_ff_dim": False,

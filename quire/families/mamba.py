@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -28,6 +28,24 @@ _OLDER |= {"use_conv_bias": "mamba_conv_bias", "time_step_min": "mamba_dt_min"}
 ONLY: dict[str, tuple[Any, ...]] = {
     "time_step_limit": ([0.0, inf], (0.0, inf), [0.0, {"__float__": "Infinity"}])
 }
+
+
+# Keys of GGUF metadata that say what these layers have.
+GGUF_SSM = tuple(
+    f"ssm.{key}"
+    for key in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+)
+
+
+def gguf_state(fields: Fields, words: Mapping[str, str]) -> dict[str, Any]:
+    """What GGUF metadata say of layers with Mamba-2, under `words` for the reach of a convolution,
+    the size of a key, the number of keys, and the number and the size of heads."""
+    arch = fields.word("general.architecture")
+    reach, key, keys, heads, inner = (fields.count(f"{arch}.{name}") for name in GGUF_SSM)
+    if inner % heads:
+        raise fields.wrong(f"{arch}.ssm.inner_size", f"a multiple of the {heads} heads")
+    said = {"reach": reach, "key": key, "keys": keys, "heads": heads, "size": inner // heads}
+    return {own: said[word] for word, own in words.items()}
 
 
 def names_of(module: str) -> dict[str, Any]:

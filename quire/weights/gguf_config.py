@@ -17,6 +17,7 @@ from quire.families.fields import Fields
 from quire.families.mixtures import SIGMOID
 from quire.families.registry import families_of_gguf
 from quire.layer_parts.rope import FactorRope
+from quire.layer_parts.state import MambaPlan
 from quire.layer_plan import LayerPlan, MlpPlan
 from quire.spec import ModelSpec
 from quire.weights.gguf_file import GgufFile
@@ -53,7 +54,10 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "rope.scaling.finetuned": "how the model was trained",
 }
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
-_MAY_BE_BIASED = ("attn_q", "attn_qkv", "attn_output", "ffn_down")
+_MAY_BE_BIASED = (
+    *("attn_q", "attn_qkv", "attn_output", "ffn_down"),
+    *("ssm_in", "ssm_conv1d", "ssm_out"),
+)
 # Factors that change nothing if they are 1.
 _FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale"})
 
@@ -87,9 +91,17 @@ def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
     biased = {name: f"blk.{index}.{name}.bias" in file.tensors for name in _MAY_BE_BIASED}
     qkv = biased["attn_q"] or biased["attn_qkv"]
     attention = replace(layer.attention, qkv_bias=qkv, o_bias=biased["attn_output"])
-    if not isinstance(layer.mlp, MlpPlan):
-        return replace(layer, attention=attention)
-    return replace(layer, attention=attention, mlp=replace(layer.mlp, bias=biased["ffn_down"]))
+    mlp, state = layer.mlp, layer.state
+    if isinstance(mlp, MlpPlan):
+        mlp = replace(mlp, bias=biased["ffn_down"])
+    if isinstance(state, MambaPlan):
+        state = replace(
+            state,
+            bias=biased["ssm_in"],
+            o_bias=biased["ssm_out"],
+            convolution_bias=biased["ssm_conv1d"],
+        )
+    return replace(layer, attention=attention, mlp=mlp, state=state)
 
 
 def _gating(file: GgufFile) -> dict[str, int]:

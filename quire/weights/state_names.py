@@ -8,6 +8,7 @@ from dataclasses import replace
 from quire.families.family import Name
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.weights.parts import LayerParts, Stored, Weight, single
+from quire.weights.within import Within
 
 
 def state_weights(layer: LayerParts, plan: StatePlan) -> Iterator[Weight]:
@@ -49,7 +50,9 @@ def _mamba(layer: LayerParts, plan: MambaPlan) -> Iterator[Weight]:
     yield from _convolution(layer, plan, (c, b, x), bias=plan.convolution_bias)
     yield from _of_heads(layer, plan, (names.log_slopes, names.shifts, names.skips))
     if plan.norm is not None:
-        yield from layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
+        (norm,) = layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
+    grouped = replace(norm.parts[0], gguf_within=Within(groups=plan.num_key_heads))
+    yield replace(norm, parts=(grouped,))
     out = layer.parts((names.state_out,), (layer.hidden,))
     yield from layer.linear("attn.o", width, out, bias=plan.o_bias)
 

@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 class Within:
     """The part of a stored tensor that fills a weight: of a tensor for all experts that of
     `expert`; then, if `transposed`, changed from [in, out] to [out, in]; then, of its `of` rows
-    (None: as many as are wanted), every `step`-th from `first` on."""
+    (None: as many as are wanted), every `step`-th from `first` on. With `groups` the file has them
+    as so many rows of equal length."""
 
     expert: int | None = None
     transposed: bool = False
     first: int = 0
     step: int = 1
     of: int | None = None
+    groups: int = 1
 
     def of_stored(self, source: StoredTensor, shape: tuple[int, ...], where: str) -> StoredTensor:
         """The part of a stored tensor, which must have this shape."""
         if self.expert is not None:
             source = of_expert(source, self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
-        if _without_ones(source.shape) == _without_ones(whole):  # which some files leave out or add
+        grouped = (self.groups, whole[0] // self.groups, *whole[1:])
+        if _without_ones(source.shape) == _without_ones(grouped):  # some files leave out or add 1s
             source = replace(source, shape=whole)
         expected = whole[::-1] if self.transposed else whole
         if source.shape != expected:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 
+from tests.parity.families_with_states import GRANITE, WITH_STATES
 from tests.parity.later_families import LATER
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
@@ -15,6 +17,20 @@ LAYER = {"attention.layer_norm_epsilon": 1e-5, "attention.head_count_kv": 2}
 FEED = {"feed_forward_length": 80}
 THETA = {"rope.freq_base": 10000.0}
 EIGHT = {"expert_count": 8, "expert_used_count": 3}
+GRANITE_HYBRID: dict[str, Any] = {
+    **(RMS | FEED),
+    "attention.head_count_kv": [0, 6, 0, 0, 6],
+    "attention.scale": 0.3,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.7,
+    "logit_scale": 2.5,
+    "expert_shared_feed_forward_length": 40,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 3,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 96,
+}
 LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
     "ernie4_5": (
         "ernie4_5",
@@ -120,5 +136,21 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_shared_count": 1,
             "expert_shared_feed_forward_length": 80,
         },
+    ),
+    "granite hybrid": (
+        "granitehybrid",
+        WITH_STATES["granite hybrid"],
+        GRANITE_HYBRID | {"rope.scaling.finetuned": False},
+    ),
+    "granite hybrid, experts": (
+        "granitehybrid",
+        GraniteMoeHybridConfig(
+            **GRANITE,
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            mamba_conv_bias=False,
+            position_embedding_type="rope",
+        ),
+        GRANITE_HYBRID | EIGHT | THETA | {"rope.scaling.finetuned": True},
     ),
 }

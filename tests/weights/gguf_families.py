@@ -19,7 +19,7 @@ from tests.weights.tiny import rearranged
 gguf = pytest.importorskip("gguf")
 
 HYBRIDS = ("qwen3next", "qwen35", "qwen35moe")
-PERMUTED = ("arcee", "llama", "granite", "granitemoe", "smollm3", "mistral3")
+PERMUTED = ("arcee", "llama", "granite", "granitemoe", "granitehybrid", "smollm3", "mistral3")
 Stored = Iterator[tuple[str, np.ndarray]]
 
 
@@ -70,6 +70,9 @@ class Converter:
         if self.arch in HYBRIDS:
             yield from self._of_hybrid(name, values)
             return
+        if ".mamba." in name or ".mixer." in name:
+            values = self._of_mamba(name, values)
+            name = name.replace(".dt_bias", ".dt_proj.bias")
         if self.arch == "lfm2moe" and ".experts." in name:
             name = name.removeprefix("model.")
         if ".conv.conv." in name and name.endswith("weight"):
@@ -87,12 +90,12 @@ class Converter:
         if ".query_key_value." in name:
             values = self._by_kind(values)
         if "shared_mlp.input_linear" in name:
+            inner = "mlp.shared_expert" if self._has_experts else "mlp"
             for kind, half in zip(("gate", "up"), np.split(values, 2), strict=True):
-                yield (
-                    name.replace("shared_mlp.input_linear", f"mlp.shared_expert.{kind}_proj"),
-                    half,
-                )
+                yield name.replace("shared_mlp.input_linear", f"{inner}.{kind}_proj"), half
             return
+        if "shared_mlp.output_linear" in name and not self._has_experts:
+            name = name.replace("shared_mlp.output_linear", "mlp.down_proj")
         if "input_linear" in name:
             gate, up = np.split(values, 2, axis=1)
             base = name.removesuffix("input_linear.weight")
@@ -103,6 +106,10 @@ class Converter:
             yield from self._of_oss(name, values)
             return
         yield name, values
+
+    @property
+    def _has_experts(self) -> bool:
+        return bool(getattr(self.config, "num_local_experts", 0))
 
     def _by_kind(self, values: np.ndarray) -> np.ndarray:
         """Queries, keys, values, from groups of a KV head each."""
@@ -153,6 +160,16 @@ class Converter:
         if name.endswith(".router.scale"):
             name = name.replace(".router.scale", ".router.proj.scale")
         yield name, values
+
+    def _of_mamba(self, name: str, values: np.ndarray) -> np.ndarray:
+        if name.endswith("A_log"):
+            values = -np.exp(values)
+        if name.endswith((".A_log", ".D")):
+            return values[:, None]
+        if name.endswith("conv1d.weight"):
+            return values[:, 0]
+        groups = getattr(self.config, "mamba_n_groups", 0) or getattr(self.config, "n_groups", 0)
+        return values.reshape(groups, -1) if name.endswith(".norm.weight") else values
 
     def _in_turn(self, rows: np.ndarray) -> np.ndarray:
         """Heads of v, the first of every key head before the second of any."""

@@ -26,3 +26,16 @@ def test_factors_of_frequencies_leave_layers_without_positions_alone(tmp_path: P
     scalings = [rope and rope.scaling for rope in ropes]
     assert scalings == [FactorRope(tuple(factors.tolist())), None] * 2
     assert [rope is None for rope in ropes] == [False, True] * 2
+
+
+def test_a_granite_hybrid_without_a_scale_of_scores_has_the_usual_one(tmp_path: Path) -> None:
+    """Converters leave out what a config has not; such a model rotates unless the file denies it."""
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["granite hybrid"]
+    random_model(config).save_pretrained(tmp_path)
+    path, left_out = tmp_path / "m.gguf", ("attention.scale", "rope.scaling.finetuned")
+    write(tmp_path, path, config, arch, {k: v for k, v in said.items() if k not in left_out})
+    attention = spec_from_gguf(GgufFile(path)).layers[1].attention
+    assert attention.scale == 0.25
+    assert attention.rope is not None
