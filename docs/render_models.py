@@ -50,7 +50,7 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|"
     for family in sorted(FAMILIES, key=lambda family: family.name):
         architectures = ", ".join(family.architectures)
-        gguf = family.gguf or "no"
+        gguf = ", ".join((family.gguf or "no", *family.gguf_also))
         if family.gguf and family.gguf_experts:
             gguf += ", with experts"
         yield f"| {family.name} | {architectures} | {gguf} |"

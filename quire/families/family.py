@@ -170,6 +170,7 @@ class Family:
     # window. Of several families with one GGUF name, the first whose properties the file has is
     # taken.
     gguf: str | None = None
+    gguf_also: tuple[str, ...] = ()  # more such names
     gguf_windows: bool = False
     # Whether the converter to GGUF reorders the rows of a head of q or k: the first of each half,
     # then the second of each half, and so on.

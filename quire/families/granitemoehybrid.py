@@ -73,13 +73,8 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-WORDS = {
-    "reach": "mamba_d_conv",
-    "key": "mamba_d_state",
-    "keys": "mamba_n_groups",
-    "heads": "mamba_n_heads",
-    "size": "mamba_d_head",
-}
+WORDS = {"reach": "mamba_d_conv", "key": "mamba_d_state", "keys": "mamba_n_groups"}
+WORDS |= {"heads": "mamba_n_heads", "size": "mamba_d_head"}
 INPUT = "shared_mlp.input_linear"
 FAMILY = Family(
     name="granitemoehybrid",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.families.branches import branches_of
+from quire.families.branches import IN_GGUF, MLP, MOE, SHARED, branches_of
 from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, KEEPS_STATE
@@ -17,8 +17,6 @@ from quire.spec import ModelSpec
 
 AHEAD = "layers that predict later tokens are not used"
 TRAINING = ("time_step_floor", "time_step_max", "hidden_dropout", "rescale_prenorm_residual")
-SHARED = "moe_shared_expert_intermediate_size"
-MLP, MOE = "mlp", "moe"
 LETTERS = {"M": KEEPS_STATE, "E": MOE, "*": ATTENDS, "-": MLP}
 
 
@@ -75,6 +73,9 @@ FAMILY = Family(
         norm=Name("backbone.norm_f", "output_norm"),
     ),
     branches_apart=True,
+    gguf="nemotron_h",
+    gguf_also=("nemotron_h_moe",),
+    **IN_GGUF,
     without_effect={
         **ROUTER_KEYS,
         **WITHOUT_EFFECT,

@@ -175,7 +175,7 @@ def family_named(name: str) -> Family:
 
 def families_of_gguf(architecture: str, source: str) -> tuple[Family, ...]:
     """The families whose GGUF files have this architecture."""
-    found = tuple(family for family in FAMILIES if family.gguf == architecture)
+    found = tuple(one for one in FAMILIES if architecture in (one.gguf, *one.gguf_also))
     if not found:
         known = ", ".join(dict.fromkeys(family.gguf for family in FAMILIES if family.gguf))
         raise UnsupportedModel(

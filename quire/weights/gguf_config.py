@@ -15,7 +15,7 @@ from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.family import Family
 from quire.families.fields import Fields
 from quire.families.mixtures import SIGMOID
-from quire.families.registry import families_of_gguf
+from quire.families.registry import families_of_gguf, family_named
 from quire.layer_parts.rope import FactorRope
 from quire.layer_parts.state import MambaPlan
 from quire.layer_plan import LayerPlan, MlpPlan
@@ -25,6 +25,7 @@ from quire.weights.gguf_metadata import plain_metadata, shortest
 from quire.weights.gguf_ropes import freq_factors, rope_scaling, still_pairs
 from quire.weights.gguf_windows import check_windows, layer_types, read_window
 from quire.weights.hf_config import spec_from_hf
+from quire.weights.names import stored_numbers
 
 # Metadata that are read here, and those without effect. Any other key must be zero or false: it
 # belongs to a feature that these models do not have.
@@ -55,7 +56,7 @@ WITHOUT_EFFECT: Mapping[str, str] = {
 }
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _MAY_BE_BIASED = (
-    *("attn_q", "attn_qkv", "attn_output", "ffn_down"),
+    *("attn_q", "attn_qkv", "attn_output"),
     *("ssm_in", "ssm_conv1d", "ssm_out"),
 )
 # Factors that change nothing if they are 1.
@@ -74,7 +75,9 @@ def spec_from_gguf(file: GgufFile, overrides: Mapping[str, Any] | None = None) -
         spec = _with_factors(spec, factors, fields.source)
     if not overrides:
         check_windows(fields, config, spec)
-    layers = (_with_biases(layer, i, file) for i, layer in enumerate(spec.layers))
+    numbered = zip(spec.layers, stored_numbers(spec), strict=True)
+    behind = int(family_named(spec.family).branches_apart)  # 1: a feed-forward is the next layer
+    layers = (_with_biases(layer, i, i + behind, file) for layer, i in numbered)
     return replace(spec, layers=tuple(layers))
 
 
@@ -86,14 +89,15 @@ def _with_factors(spec: ModelSpec, factors: tuple[float, ...], source: str) -> M
     return spec.with_attention(lambda one: replace(one, rope=one.rope and rope))
 
 
-def _with_biases(layer: LayerPlan, index: int, file: GgufFile) -> LayerPlan:
-    """The layer, with the biases for which the file has tensors: metadata do not mention them."""
+def _with_biases(layer: LayerPlan, index: int, behind: int, file: GgufFile) -> LayerPlan:
+    """The layer, with the biases for which the file has tensors: metadata do not mention them. In
+    the file it is layer `index`, its feed-forward in layer `behind`."""
     biased = {name: f"blk.{index}.{name}.bias" in file.tensors for name in _MAY_BE_BIASED}
     qkv = biased["attn_q"] or biased["attn_qkv"]
     attention = replace(layer.attention, qkv_bias=qkv, o_bias=biased["attn_output"])
     mlp, state = layer.mlp, layer.state
     if isinstance(mlp, MlpPlan):
-        mlp = replace(mlp, bias=biased["ffn_down"])
+        mlp = replace(mlp, bias=f"blk.{behind}.ffn_down.bias" in file.tensors)
     if isinstance(state, MambaPlan):
         state = replace(
             state,
@@ -121,8 +125,8 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         )
     families = families_of_gguf(arch, fields.source)
     window = read_window(fields, arch)
-    experts = _experts(fields, arch)
-    family = _family(families, fields, window, has_experts=bool(experts))
+    has_experts = bool(fields.values.get(f"{arch}.expert_count"))
+    family = _family(families, fields, window, has_experts=has_experts)
     _refuse_what_changes_the_model(fields, arch, family)
     whole, fields = fields, _of_first_layer(fields, arch, family)
     heads = fields.count(f"{arch}.attention.head_count")
@@ -145,7 +149,7 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "bos_token_id": fields.values.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": _stop_ids(fields),
         "dtype": stored_dtype(file),
-        **experts,
+        **_experts(fields, arch),
     }
     config |= _partial_rotary(fields, arch, config["head_dim"], family)
     if family.gguf_words is not None:

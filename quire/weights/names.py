@@ -35,17 +35,23 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)
     yield from _layer_embeddings(spec, names)
-    number = 0
-    for index, plan in enumerate(spec.layers):
+    for index, (plan, number) in enumerate(zip(spec.layers, stored_numbers(spec), strict=True)):
         names_there = family.names_by_norms.get(plan.norms, family.names)
         layer = LayerParts(index, hidden, family, names_there, number)
         yield from _layer(layer, plan, joined=is_joined(spec, index))
-        number += _stored_layers(plan, branches_apart=family.branches_apart)
     yield from normed("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
         yield single("head", (vocab, hidden), names.head)
     if spec.logits.bias:
         yield single("head", (vocab,), names.head, kind="bias")
+
+
+def stored_numbers(spec: ModelSpec) -> Iterator[int]:
+    """The number of each layer in files, where a branch may be a layer of its own."""
+    number, apart = 0, family_named(spec.family).branches_apart
+    for plan in spec.layers:
+        yield number
+        number += _stored_layers(plan, branches_apart=apart)
 
 
 def _stored_layers(plan: LayerPlan, *, branches_apart: bool) -> int:

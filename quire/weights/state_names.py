@@ -51,8 +51,8 @@ def _mamba(layer: LayerParts, plan: MambaPlan) -> Iterator[Weight]:
     yield from _of_heads(layer, plan, (names.log_slopes, names.shifts, names.skips))
     if plan.norm is not None:
         (norm,) = layer.norm("attn.gated_norm", names.state_norm, plan.norm, width)
-    grouped = replace(norm.parts[0], gguf_within=Within(groups=plan.num_key_heads))
-    yield replace(norm, parts=(grouped,))
+        grouped = replace(norm.parts[0], gguf_within=Within(groups=plan.num_key_heads))
+        yield replace(norm, parts=(grouped,))
     out = layer.parts((names.state_out,), (layer.hidden,))
     yield from layer.linear("attn.o", width, out, bias=plan.o_bias)
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
+from transformers.models.nemotron_h import NemotronHConfig
 
-from tests.parity.families_with_states import GRANITE, WITH_STATES
+from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
 from tests.parity.later_families import LATER
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
@@ -30,6 +31,16 @@ GRANITE_HYBRID: dict[str, Any] = {
     "ssm.group_count": 2,
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 96,
+}
+NEMOTRON_H: dict[str, Any] = {
+    **WIDE,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.scaling.finetuned": False,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 3,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 80,
 }
 LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
     "ernie4_5": (
@@ -152,5 +163,29 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             position_embedding_type="rope",
         ),
         GRANITE_HYBRID | EIGHT | THETA | {"rope.scaling.finetuned": True},
+    ),
+    "nemotron h": (
+        "nemotron_h",
+        NemotronHConfig(**NEMOTRON, hybrid_override_pattern="M-MM*-*M-", mlp_bias=True),
+        {
+            **NEMOTRON_H,
+            "attention.head_count_kv": [0, 0, 0, 0, 6, 0, 6, 0, 0],
+            "feed_forward_length": [0, 80, 0, 0, 0, 80, 0, 0, 80],
+        },
+    ),
+    "nemotron h, experts": (
+        "nemotron_h_moe",
+        NemotronHConfig(**NEMOTRON, hybrid_override_pattern="MEM*EM", use_conv_bias=False),
+        {
+            **(NEMOTRON_H | EIGHT),
+            "attention.head_count_kv": [0, 0, 0, 6, 0, 0],
+            "feed_forward_length": [0, 32, 0, 0, 32, 0],
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 40,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.7,
+            "expert_group_count": 1,
+        },
     ),
 }

@@ -65,7 +65,9 @@ class Converter:
         if self.arch == "gemma4":
             yield from self._of_gemma4(name, values)
             return
-        if self.arch.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
+        if (self.arch.startswith("gemma") or self.arch == "nemotron") and name.endswith(
+            "norm.weight"
+        ):
             values = values + 1
         if self.arch in HYBRIDS:
             yield from self._of_hybrid(name, values)
@@ -73,6 +75,8 @@ class Converter:
         if ".mamba." in name or ".mixer." in name:
             values = self._of_mamba(name, values)
             name = name.replace(".dt_bias", ".dt_proj.bias")
+        if ".mixer.experts." in name:
+            name = name.replace(".mixer.", ".mlp.").replace("backbone.", "model.")
         if self.arch == "lfm2moe" and ".experts." in name:
             name = name.removeprefix("model.")
         if ".conv.conv." in name and name.endswith("weight"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_parts.rope import FactorRope
 from quire.weights.gguf_config import spec_from_gguf
 from quire.weights.gguf_file import GgufFile
@@ -29,7 +31,7 @@ def test_factors_of_frequencies_leave_layers_without_positions_alone(tmp_path: P
 
 
 def test_a_granite_hybrid_without_a_scale_of_scores_has_the_usual_one(tmp_path: Path) -> None:
-    """Converters leave out what a config has not; such a model rotates unless the file denies it."""
+    """Converters leave out what a config has not; it rotates heads unless the file denies it."""
     from tests.weights.gguf_families import write
 
     arch, config, said = LATER_CASES["granite hybrid"]
@@ -39,3 +41,39 @@ def test_a_granite_hybrid_without_a_scale_of_scores_has_the_usual_one(tmp_path: 
     attention = spec_from_gguf(GgufFile(path)).layers[1].attention
     assert attention.scale == 0.25
     assert attention.rope is not None
+
+
+def test_layers_that_guess_ahead_are_left_out_of_nemotron_h(tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["nemotron h, experts"]
+    random_model(config).save_pretrained(tmp_path)
+    ahead = {
+        **said,
+        "block_count": 7,
+        "nextn_predict_layers": 1,
+        "attention.head_count_kv": [0, 0, 0, 6, 0, 0, 6],
+        "feed_forward_length": [0, 32, 0, 0, 32, 0, 32],
+    }
+    made = {}
+    for name, given in (("plain", said), ("ahead", ahead)):
+        write(tmp_path, path := tmp_path / f"{name}.gguf", config, arch, given)
+        made[name] = spec_from_gguf(GgufFile(path))
+    assert made["ahead"] == made["plain"]
+
+
+def test_nemotron_h_says_numbers_for_each_branch(tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["nemotron h"]
+    random_model(config).save_pretrained(tmp_path)
+    path = tmp_path / "m.gguf"
+    write(tmp_path, path, config, arch, {**said, "feed_forward_length": 80})
+    with pytest.raises(CorruptModel, match="nemotron_h.feed_forward_length must be a list of 9"):
+        spec_from_gguf(GgufFile(path))
+    groups = {"expert_group_count": 4}
+    arch, config, said = LATER_CASES["nemotron h, experts"]
+    random_model(config).save_pretrained(tmp_path)
+    write(tmp_path, path, config, arch, {**said, **groups})
+    with pytest.raises(UnsupportedModel, match="expert_group_count"):
+        spec_from_gguf(GgufFile(path))
