@@ -78,7 +78,8 @@ class AttentionPlan:
 
     `kv_from`: a layer before this one, whose keys and values this one reads; it makes queries only.
     `values_are_keys`: values are the keys before their norm and rotation. `value_norm`: each head's
-    values are divided by the root of their mean square, with this eps."""
+    values are divided by the root of their mean square, with this eps. `clip`: numbers of queries,
+    of keys, behind their norms, and of values are limited to -clip .. clip."""
 
     num_heads: int
     num_kv_heads: int
@@ -103,6 +104,7 @@ class AttentionPlan:
     kv_from: int | None = None
     values_are_keys: bool = False
     value_norm: float | None = None
+    clip: float | None = None
 
     @property
     def num_parts(self) -> int:

@@ -10,14 +10,13 @@ from quire.spec import ModelSpec
 
 
 def read(fields: Fields) -> ModelSpec:
-    if fields.values.get("clip_qkv") is not None:
-        raise fields.unsupported("clip_qkv", "null: quire does not clip q, k and v")
     spec = read_plain_decoder(
         fields,
         read_heads(fields),
         norm_eps=1e-5,
         qk_norm=True,
         qk_norm_over="width",
+        clip=fields.optional("clip_qkv"),
         **read_biases(fields),
     )
     width = fields.count("intermediate_size")

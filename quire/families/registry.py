@@ -47,6 +47,7 @@ from quire.families import (
     mixtral,
     nemotron,
     nemotron_h,
+    olmo,
     olmo2,
     olmo3,
     olmoe,
@@ -135,6 +136,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt_bigcode.FAMILY,
     hunyuan_v1_dense.FAMILY,
     hunyuan_v1_moe.FAMILY,
+    olmo.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -12,6 +12,7 @@ class NormPlan:
     variance (layer).
 
     `one_plus`: files of Hugging Face hold w where the factor is 1 + w; loading adds the 1.
+    `learned`: whether there is a weight; without one it is 1.
     `rounds_last`: the weight is applied before the result is rounded to the activations' type,
     not after. Weights of both kinds stay in float32 (`is_wide`), because 1 + w in 16 bits would
     lose most of w."""
@@ -21,6 +22,7 @@ class NormPlan:
     bias: bool = False
     one_plus: bool = False
     rounds_last: bool = False
+    learned: bool = True
 
     @property
     def is_wide(self) -> bool:

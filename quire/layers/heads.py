@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, HeadShape
+from quire.backends.ops import HeadNorms, HeadShape, RowOp
 from quire.layer_plan import WholeHeads
 from quire.layers.norm import Norm, weighted
 from quire.layers.tp import TensorParallel
@@ -29,6 +29,16 @@ class NormedWidths(NormedHeads):
         q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
         parts = [(q, self.q_norm(q.flatten(1))), (k, self.k_norm(k.flatten(1)))]
         return torch.cat([normed.view(plain.shape) for plain, normed in parts], dim=1)
+
+
+class ClippedHeads:
+    """Heads whose numbers are limited to -most .. most, behind another op."""
+
+    def __init__(self, behind: RowOp, most: float) -> None:
+        self.behind, self.most = behind, most
+
+    def __call__(self, heads: Tensor) -> Tensor:
+        return self.behind(heads).clamp(-self.most, self.most)
 
 
 class DividedWidths:

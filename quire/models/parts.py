@@ -10,7 +10,7 @@ from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan
 from quire.layers.attention import Attention, Values, unchanged
 from quire.layers.cross import CrossAttention
 from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
-from quire.layers.heads import DividedWidths, NormedHeads, NormedWidths
+from quire.layers.heads import ClippedHeads, DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
     HeadProducts,
     LatentAttention,
@@ -155,7 +155,7 @@ class Parts(WeightParts):
             rope=self.spec.rotations.index(plan.rotation),
             tp=self.tp,
             norms=norms,
-            heads=self._heads(name, plan),
+            heads=self._clipped_heads(name, plan),
             growth=plan.query_growth,
             weights=weights,
             sinks=self.tensor(f"{name}.sinks.weight", plan.num_heads) if plan.sinks else None,
@@ -167,15 +167,18 @@ class Parts(WeightParts):
         )
 
     def _values(self, plan: AttentionPlan) -> Values:
-        keys, norm = plan.num_kv_heads, None
+        keys = plan.num_kv_heads
+        norm: RowOp | None = None
         if plan.value_norm is not None:
             weight = torch.ones(plan.head_dim, dtype=self.shape.dtype, device=self.device)
             norm = RMSNorm(self.kernels, weight, plan.value_norm)
+        if plan.clip is not None:
+            norm = ClippedHeads(norm or unchanged, plan.clip)
         return Values(plan.num_heads + (0 if plan.values_are_keys else keys), keys, norm)
 
     def _reading_attention(self, name: str, plan: AttentionPlan) -> ReadingAttention:
-        others = plan.query_growth or plan.sinks or plan.output_gate or plan.qk_norm_behind
-        if others or plan.qk_norm_over == "width":
+        others = (plan.query_growth, plan.sinks, plan.output_gate, plan.qk_norm_behind, plan.clip)
+        if any(others) or plan.qk_norm_over == "width":
             raise UnsupportedModel(f"{name}: keys of another layer beside sinks, gates or growth.")
         hidden, width = self.spec.hidden_size, plan.num_heads * plan.head_dim
         norm: RowOp = unchanged
@@ -225,6 +228,14 @@ class Parts(WeightParts):
             self.norm(f"{name}.q_a_norm", latent.norm, latent.q_rank),
             self.linear(f"{name}.q_b", rows, latent.q_rank, bias=False),
         )
+
+    def _clipped_heads(self, name: str, plan: AttentionPlan) -> RowOp:
+        heads = self._heads(name, plan)
+        if plan.clip is None:
+            return heads
+        if plan.head_norm is not None:
+            raise UnsupportedModel(f"{name}: limits of numbers behind norms of single heads.")
+        return ClippedHeads(heads, plan.clip)
 
     def _heads(self, name: str, plan: AttentionPlan) -> RowOp:
         """What is applied to q and k before the kernel that rotates them."""

@@ -3,6 +3,7 @@ made with."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.backends.linear import WeightRows
@@ -79,8 +80,13 @@ class WeightParts:
         return made
 
     def norm(self, name: str, plan: NormPlan, size: int) -> Norm:
-        weight = self.tensor(f"{name}.weight", size)
-        bias = self.tensor(f"{name}.bias", size) if plan.bias else None
+        bias = None
+        if plan.learned:
+            weight = self.tensor(f"{name}.weight", size)
+            bias = self.tensor(f"{name}.bias", size) if plan.bias else None
+        else:
+            kind = torch.float32 if plan.is_wide else self.shape.dtype
+            weight = torch.ones(size, dtype=kind, device=self.device)
         if bias is not None and plan.kind != "layer":
             raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
         made: RMSNorm | LayerNorm = RMSNorm(self.kernels, weight, plan.eps)

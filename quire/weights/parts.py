@@ -69,6 +69,8 @@ def normed(
     name: str, stored: Name, size: int, plan: NormPlan, order: RowOrder | None = None
 ) -> Iterator[Weight]:
     """The weights of a norm, in the order of the normed numbers."""
+    if not plan.learned:
+        return
     for kind in ("weight", "bias") if plan.bias else ("weight",):
         made = single(name, (size,), stored, kind=kind)
         less = 1.0 if plan.one_plus and kind == "weight" else 0.0

@@ -73,7 +73,7 @@ def make_runner(
 ) -> tuple[Runner, TextSampler]:
     """A runner over a copy of the weights; the cache is full of NaN, as a former holder might
     have left it."""
-    dtype = weights["norm.weight"].dtype
+    dtype = weights.get("norm.weight", weights["embed.weight"]).dtype
     shape = head_shape(spec, block_size, dtype)
     kernels = kernels_for("cpu", shape, batch_invariant=batch_invariant)
     model = build_model(spec, dict(weights), kernels, shape, max_len=max_len, tp=TensorParallel())

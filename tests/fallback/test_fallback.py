@@ -121,7 +121,7 @@ LONG = {
     ("architecture", "change"),
     [
         ("OPTForCausalLM", {"word_embed_proj_dim": 16}),
-        ("OlmoeForCausalLM", {"clip_qkv": 0.5}),
+        ("StableLmForCausalLM", {"qk_layernorm": True}),
         ("GPT2LMHeadModel", {"n_embd": 36}),  # odd heads
         ("PhimoeForCausalLM", {"rope_parameters": LONG}),  # which asks meta tensors for values
     ],

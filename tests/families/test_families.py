@@ -25,6 +25,11 @@ ALSO = {
     "qwen3": {
         f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
+    # As "OLMo 2" and its like, and in the name of a data set.
+    "olmo": {
+        *("families/olmo2.py", "families/olmo3.py", "families/flex_olmo.py"),
+        "evals/tasks/dataset_files.py",
+    },
     "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
     "mixtral": {"families/minimax_m2.py"},
     "granite": {

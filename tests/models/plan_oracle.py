@@ -125,6 +125,7 @@ class PlanOracle:
             k, v = others[0], others[-1]
             if plan.value_norm is not None:
                 v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + plan.value_norm)
+            v = clipped(v, plan)
             self.kept[int(name.split(".")[1])] = k, v = self._turned(f"{name}k_norm", plan, k), v
         else:
             k, v = self.kept[plan.kv_from]
@@ -236,11 +237,11 @@ class PlanOracle:
         return self._linear(f"{name}o", (chances @ values).transpose(0, 1).flatten(1))
 
     def _turned(self, norm: str, plan: AttentionPlan, y: Tensor) -> Tensor:
-        if plan.qk_norm is None:
-            return turned(y, plan.rope)
-        if plan.qk_norm_behind:
+        if plan.qk_norm is not None and plan.qk_norm_behind:
             return self._heads(norm, plan, turned(y, plan.rope))
-        return turned(self._heads(norm, plan, y), plan.rope)
+        if plan.qk_norm is not None:
+            y = self._heads(norm, plan, y)
+        return turned(clipped(y, plan), plan.rope)
 
     def _heads(self, name: str, plan: AttentionPlan, y: Tensor) -> Tensor:
         assert plan.qk_norm is not None
@@ -291,12 +292,17 @@ class PlanOracle:
             x = x - x.mean(-1, keepdim=True)
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + plan.eps)
         bias = self.weights.get(f"{name}.bias")
-        x = x * self.weights[f"{name}.weight"]
+        if plan.learned:
+            x = x * self.weights[f"{name}.weight"]
         return x if bias is None else x + bias
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * (x / softcap).tanh()
+
+
+def clipped(heads: Tensor, plan: AttentionPlan) -> Tensor:
+    return heads if plan.clip is None else heads.clamp(-plan.clip, plan.clip)
 
 
 def turned(x: Tensor, rope: Rope | None) -> Tensor:

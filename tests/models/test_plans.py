@@ -62,6 +62,7 @@ ATTENTION: dict[str, list[Any]] = {
     "output_gate": [True],
     "value_norm": [1e-3],
     "values_are_keys": [True],
+    "clip": [0.4],
     "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
 }
 _NORMED = replace(PLAIN.attention, qk_norm=NORM)
@@ -69,6 +70,7 @@ _BEHIND = replace(_NORMED, qk_norm_behind=True)
 NORMED = {
     "qk_norm_over": replace(_NORMED, qk_norm_over="width"),
     "qk_norm_over, layer": replace(_NORMED, qk_norm=NormPlan(1e-3, "layer"), qk_norm_over="width"),
+    "clip behind norms": replace(_NORMED, qk_norm_over="width", clip=0.4),
     "qk_norm_behind": _BEHIND,
     "qk_norm_behind, a part rotated": replace(_BEHIND, rope=Rope(100.0, 8, LinearRope(3.0))),
 }
@@ -122,6 +124,8 @@ LAYER: dict[str, list[Any]] = {
         NormPlan(1e-3, "layer"),
         NormPlan(1e-3, "layer", bias=True),
         NormPlan(1e-3, rounds_last=True),
+        NormPlan(1e-3, learned=False),
+        NormPlan(1e-3, "layer", learned=False),
     ],
     "norms": ["after", "both", "parallel", "parallel_two"],
     "branch_scale": [0.3],

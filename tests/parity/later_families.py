@@ -20,6 +20,8 @@ from transformers.models.hunyuan_v1_moe import HunYuanMoEV1Config
 from transformers.models.hyperclovax import HyperCLOVAXConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.nemotron import NemotronConfig
+from transformers.models.olmo import OlmoConfig
+from transformers.models.olmoe import OlmoeConfig
 from transformers.models.phi import PhiConfig
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
@@ -217,4 +219,9 @@ LATER: dict[str, PretrainedConfig] = {
         tie_word_embeddings=True,
         rope_parameters=LINEAR,
     ),
+    "olmo": OlmoConfig(**NORMED),
+    "olmo, clipped, every bias, tied, yarn": OlmoConfig(
+        **NORMED, clip_qkv=0.5, attention_bias=True, tie_word_embeddings=True, rope_parameters=YARN
+    ),
+    "olmoe, clipped": OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3, clip_qkv=0.5),
 }

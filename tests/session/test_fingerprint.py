@@ -40,6 +40,7 @@ ATTENTION = {
     "kv_from": 0,
     "values_are_keys": True,
     "value_norm": 1e-6,
+    "clip": 1.0,
 }
 MLP = {"activation": "relu", "gate_scale": 0.5}
 LAYER = {

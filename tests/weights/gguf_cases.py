@@ -8,9 +8,10 @@ from typing import Any
 from transformers import PretrainedConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.nemotron_h import NemotronHConfig
+from transformers.models.olmo import OlmoConfig
 
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
-from tests.parity.later_families import LATER
+from tests.parity.later_families import LATER, NORMED
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
 WIDE = {"attention.key_length": 16, "attention.value_length": 16}
@@ -187,5 +188,11 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_weights_scale": 1.7,
             "expert_group_count": 1,
         },
+    ),
+    "olmo": ("olmo", LATER["olmo"], LAYER | FEED | THETA),
+    "olmo, clipped": (
+        "olmo",
+        OlmoConfig(**NORMED, clip_qkv=0.5),
+        LAYER | FEED | THETA | {"attention.clamp_kqv": 0.5},
     ),
 }
