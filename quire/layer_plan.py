@@ -156,7 +156,7 @@ class AttentionPlan:
         return norm if known else None
 
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu", "xielu"]
 CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 
 
@@ -165,7 +165,8 @@ class MlpPlan:
     """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
     `gate_scale` is multiplied with gate(x).
     "clamped_silu" is for gated ones: with g = min(gate, CLAMP) and u = up within -CLAMP .. CLAMP it
-    is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1))."""
+    is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1)). "xielu" is for those without gates: a curve
+    made of four learned numbers (layers/mlp.py)."""
 
     width: int
     activation: Activation = "silu"

@@ -114,6 +114,11 @@ class LayerNames:
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
     up: Name = Name("mlp.up_proj", "ffn_up")  # in a layer without gate
     down: Name = Name("mlp.down_proj", "ffn_down")
+    # The numbers of a learned activation, one behind the other.
+    curve: tuple[Name, ...] = tuple(
+        Name(f"mlp.act_fn.{one}", f"act_fn.{one}", bare=True)
+        for one in ("alpha_p", "alpha_n", "beta", "eps")
+    )
     # Of expert {}; in GGUF files one tensor holds all experts.
     router: Name = Name("mlp.gate", "ffn_gate_inp")
     router_choice: Name = Name("mlp.gate.e_score_correction", "exp_probs_b", bare=True)

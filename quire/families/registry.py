@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.errors import UnsupportedModel
 from quire.families import (
+    apertus,
     arcee,
     bamba,
     cohere,
@@ -137,6 +138,7 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan_v1_dense.FAMILY,
     hunyuan_v1_moe.FAMILY,
     olmo.FAMILY,
+    apertus.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.ops import RowOp
@@ -22,6 +24,24 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.tp.all_reduce(self.down(self.opened(x)))
+
+
+class LearnedCurve:
+    """The activation xIELU, computed in float32: with the numbers p, n, b and e, and with
+    P = softplus(p) and N = b + softplus(n), it is P x^2 + b x for x > 0, and otherwise
+    N (exp(min(x, e)) - 1 - x) + b x."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        """`numbers`: [4], float32."""
+        self.numbers = numbers
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rising, falling, slope, last = self.numbers
+        wide = x.float()
+        above = F.softplus(rising) * wide * wide
+        below = (slope + F.softplus(falling)) * (torch.expm1(torch.minimum(wide, last)) - wide)
+        made: Tensor = torch.where(wide > 0, above, below) + slope * wide
+        return made.to(x.dtype)
 
 
 class PlainMLP:

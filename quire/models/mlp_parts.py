@@ -10,9 +10,12 @@ from quire.errors import UnsupportedModel
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.layers.experts import Experts, Router, SharedExpert
 from quire.layers.linear import Linear
-from quire.layers.mlp import GatedMLP, PlainMLP
+from quire.layers.mlp import GatedMLP, LearnedCurve, PlainMLP
 from quire.models.layers import Mlp
 from quire.models.weight_parts import WeightParts
+
+# Whether these activations are those of feed-forwards with a gate.
+_OF_ONE_KIND = {"clamped_silu": True, "xielu": False}
 
 
 def feed_forward(parts: WeightParts, name: str, plan: MlpPlan | ExpertsPlan) -> Mlp:
@@ -21,6 +24,8 @@ def feed_forward(parts: WeightParts, name: str, plan: MlpPlan | ExpertsPlan) -> 
 
 def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
+    if one.activation == "xielu":
+        raise UnsupportedModel(f"{name}: {one.activation} in experts.")
     if not one.gated and parts.adapters is not None:
         raise UnsupportedModel("LoRA adapters beside experts without a gate.")
     if one.gate_scale != 1.0:
@@ -65,8 +70,9 @@ def first_of(plan: MlpPlan) -> str:
 
 def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     hidden, inner, bias, kernels = parts.spec.hidden_size, plan.width, plan.bias, parts.kernels
-    if plan.activation == "clamped_silu" and not plan.gated:
-        raise UnsupportedModel(f"{name}: {plan.activation} without a gate.")
+    if plan.activation in _OF_ONE_KIND and plan.gated != _OF_ONE_KIND[plan.activation]:
+        kind = "with" if plan.gated else "without"
+        raise UnsupportedModel(f"{name}: {plan.activation} {kind} a gate.")
     first = first_of(plan)
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
@@ -75,6 +81,9 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     if plan.gated:
         gate = Gate(plan.activation, kernels.gate(plan.activation))
         return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
+    if plan.activation == "xielu":
+        curve = LearnedCurve(parts.tensor(f"{name}.curve.weight", 4))
+        return PlainMLP(curve, up, down, parts.tp)
     return PlainMLP(kernels.activate(plan.activation), up, down, parts.tp)
 
 

@@ -128,6 +128,10 @@ def _feed_forward(
     rows, name = (plan.width,) * (1 + plan.gated), "gate_up" if plan.gated else "up"
     up, down = layer.parts(first if plan.gated else first[-1:], rows, expert=expert), (last,)
     yield from layer.linear(f"{ours}.{name}", layer.hidden, up, bias=plan.bias)
+    if plan.activation == "xielu":
+        numbers = layer.parts(layer.names.curve, (1,) * len(layer.names.curve))
+        named = tuple(one.named("weight") for one in numbers)
+        yield Weight(layer.ours(f"{ours}.curve.weight"), (len(named),), named, is_wide=True)
     out = layer.parts(down, (layer.hidden,), expert=expert)
     yield from layer.linear(f"{ours}.down", plan.width, out, bias=plan.bias)
 

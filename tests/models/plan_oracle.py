@@ -251,6 +251,9 @@ class PlanOracle:
         return wide.view(len(wide), -1, plan.head_dim).transpose(0, 1)
 
     def _mlp(self, name: str, plan: MlpPlan, x: Tensor) -> Tensor:
+        if plan.activation == "xielu":
+            opened = xielu(self._linear(f"{name}up", x), self.weights[f"{name}curve.weight"])
+            return self._linear(f"{name}down", opened)
         activation = ACTIVATIONS[plan.activation]
         if not plan.gated:
             return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
@@ -299,6 +302,19 @@ class PlanOracle:
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * (x / softcap).tanh()
+
+
+def xielu(x: Tensor, numbers: Tensor) -> Tensor:
+    """Number by number."""
+    p, n, slope, last = numbers.tolist()
+    rising, falling = math.log1p(math.exp(p)), slope + math.log1p(math.exp(n))
+
+    def one(y: float) -> float:
+        bent = rising * y * y if y > 0 else falling * (math.exp(min(y, last)) - 1 - y)
+        return bent + slope * y
+
+    made = [one(y) for y in x.flatten().tolist()]
+    return torch.tensor(made, dtype=x.dtype).view(x.shape)
 
 
 def clipped(heads: Tensor, plan: AttentionPlan) -> Tensor:

@@ -221,6 +221,8 @@ def changes() -> dict[str, ModelSpec]:
             add(f"experts, {name}", value, PLAIN, layer)
     for name, experts in BESIDE.items():
         add(f"experts, {name}", "", PLAIN, replace(MIXTURE, mlp=experts))
+    learned = MlpPlan(40, "xielu", gated=False)
+    add("activation", "xielu", replace(PLAIN, mlp=learned), PLAIN)
     plain_mlp = MlpPlan(40, "gelu_tanh", gated=False, bias=True)
     add("mlp", "plain", replace(PLAIN, mlp=plain_mlp, norms="parallel"), PLAIN)
     for name, values in LAYER.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.apertus import ApertusConfig
 from transformers.models.arcee import ArceeConfig
 from transformers.models.cwm import CwmConfig
 from transformers.models.dots1 import Dots1Config
@@ -224,4 +225,11 @@ LATER: dict[str, PretrainedConfig] = {
         **NORMED, clip_qkv=0.5, attention_bias=True, tie_word_embeddings=True, rope_parameters=YARN
     ),
     "olmoe, clipped": OlmoeConfig(**BY_HIDDEN, num_experts=8, num_experts_per_tok=3, clip_qkv=0.5),
+    "apertus": ApertusConfig(**BY_HIDDEN),
+    "apertus, every bias, tied, default rope": ApertusConfig(
+        **BY_HIDDEN,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+    ),
 }

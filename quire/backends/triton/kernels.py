@@ -47,7 +47,7 @@ from quire.backends.triton.prefix import PrefixSize, PrefixWork
 from quire.backends.triton.states import TritonStates
 from quire.backends.triton.steady import SteadyDecode
 from quire.backends.triton.widen import WidenedAttention, widened_attention
-from quire.layer_plan import Activation, ExpertsPlan, LayerPlan
+from quire.layer_plan import Activation, ExpertsPlan, LayerPlan, mlps_of
 
 PromptsOp = PrefillAttention | PromptAttention | WidenedAttention
 
@@ -69,7 +69,8 @@ class TritonKernels:
         return self._others[shape]
 
     def declines(self, layer: LayerPlan) -> tuple[str, ...]:
-        return generic.row_norms_of(layer)
+        learned = [mlp.activation for mlp in mlps_of(layer) if mlp.activation == "xielu"]
+        return (*generic.row_norms_of(layer), *learned)
 
     def kv_dtype_beside_int8(self) -> torch.dtype:
         return self.shape.dtype

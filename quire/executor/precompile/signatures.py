@@ -307,6 +307,8 @@ class Steps:
             kind = elementwise.norm_constants(width, layer=layer, adds=adds, bias=norm.bias)
             yield Variant(elementwise._norm, given, kind)
         for mlp in dict.fromkeys(mlp for layer in self.spec.layers for mlp in mlps_of(layer)):
+            if mlp.activation == "xielu":  # which has no kernel
+                continue
             by_gate = elementwise.gate_constants(mlp.activation, gated=mlp.gated)
             stride = (1 + mlp.gated) * mlp.width
             yield Variant(elementwise._activate, (own, own, stride, mlp.width), by_gate)
