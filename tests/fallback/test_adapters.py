@@ -15,7 +15,8 @@ from tests.adapters.test_parity import GREEDY, PROMPTS, check
 from tests.fallback.judging import OPTIONS
 from tests.fallback.tiny import saved, tiny_model
 
-ADAPTED = {**OPTIONS, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+FORCED = {**OPTIONS, "model_impl": "transformers"}
+ADAPTED = {**FORCED, "enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "fc1", "dense")
 
 

@@ -256,7 +256,7 @@ def test_pickled_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
     path = saved(tiny_model("PhiForCausalLM"), tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"only as pytorch_model\.bin.*save_pretrained"):
-        LLM(path, **OPTIONS)
+        LLM(path, **FORCED)
 
 
 def test_a_weight_that_is_missing_or_of_another_shape_is_named(tmp_path: Path) -> None:
@@ -336,8 +336,8 @@ def test_a_tensor_that_the_class_leaves_out_of_a_layer_is_refused(tmp_path: Path
     path = Path(saved(tiny_model("SeedOssForCausalLM"), tmp_path)) / "model.safetensors"
     extra = {"model.layers.9.mlp.up_proj.weight": torch.ones(3)}  # behind the last layer
     save_file({**load_file(path), **extra}, path, {"format": "pt"})
-    LLM(str(path.parent), **OPTIONS).close()
+    LLM(str(path.parent), **FORCED).close()
     extra = {"model.layers.1.self_attn.q_norm.weight": torch.ones(8)}
     save_file({**load_file(path), **extra}, path, {"format": "pt"})
     with pytest.raises(UnsupportedModel, match=r"no part for 'model\.layers\.1\.self_attn\.q_norm"):
-        LLM(str(path.parent), **OPTIONS)
+        LLM(str(path.parent), **FORCED)

@@ -37,7 +37,7 @@ def test_ranks_draw_what_one_draws(architecture: str, tmp_path: Path) -> None:
     path = saved(tiny_model(architecture, **CLASSES[architecture]), tmp_path)
     found = []
     for size in (1, 2):
-        with LLM(path, **OPTIONS, tensor_parallel_size=size) as llm:
+        with LLM(path, **OPTIONS, model_impl="transformers", tensor_parallel_size=size) as llm:
             prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
             outputs = [llm.generate(prompts, one, use_tqdm=False) for one in PARAMS]
             found.append([list(one.outputs[0].token_ids) for some in outputs for one in some])
