@@ -8,13 +8,13 @@ from dataclasses import replace
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_heads, read_plain_decoder, read_window, windows_in_turn
-from quire.layer_plan import AttentionPlan
+from quire.layer_plan import AttentionPlan, NormPlaces
 from quire.spec import ModelSpec
 
 PERIOD = 4  # one layer in each period has no window: its last
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, norms: NormPlaces = "after") -> ModelSpec:
     window, listed = read_window(fields), fields.values.get("layer_types") is not None
     # Beside a list of layers it may be a word like LLLG, and without windows 0.
     is_read = window is not None and not listed
@@ -25,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
         windows=windows_in_turn(fields, window, period),
         norm_eps=1e-5,
         qk_norm=True,
-        layer={"norms": "after"},
+        layer={"norms": norms},
     )
     return spec if window is None else spec.with_attention(_turned_in_windows)
 

@@ -6,7 +6,12 @@ from __future__ import annotations
 from quire.families.family import Family, LayerNames, sizes
 from quire.families.fields import Fields
 from quire.families.latents import SIZES, WITHOUT_EFFECT, read_latent_decoder
-from quire.families.mixtures import SHARED_NAMES, read_routed_experts, with_experts
+from quire.families.mixtures import (
+    SHARED_NAMES,
+    dense_layers,
+    read_routed_experts,
+    with_experts,
+)
 from quire.spec import ModelSpec
 
 OWN_SIZES = {**SIZES, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
@@ -17,17 +22,7 @@ def read(fields: Fields) -> ModelSpec:
     interleaved = fields.flag("rope_interleave", True)
     spec = read_latent_decoder(fields, sizes=OWN_SIZES, interleaved=interleaved)
     experts = read_routed_experts(fields, count=64, width=1536, per_token=4)
-    return with_experts(spec, fields.under({}, mlp_only_layers=_dense(fields)), experts)
-
-
-def _dense(fields: Fields) -> list[int]:
-    """The layers without experts: only the first, unless the config lists them."""
-    kinds = fields.values.get("mlp_layer_types")
-    if kinds is None:
-        return [0]
-    if not isinstance(kinds, list) or not set(kinds) <= {"dense", "sparse"}:
-        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
-    return [index for index, kind in enumerate(kinds) if kind == "dense"]
+    return with_experts(spec, fields.under({}, mlp_only_layers=dense_layers(fields, [0])), experts)
 
 
 FAMILY = Family(

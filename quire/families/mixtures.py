@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +109,16 @@ def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[s
         "n_group": said.count("expert_group_count", 1),
         "topk_group": said.count("expert_group_used_count", 1),
     }
+
+
+def dense_layers(fields: Fields, usual: Iterable[int]) -> list[int]:
+    """The layers without experts, by `mlp_layer_types`; without it the usual ones."""
+    kinds = fields.values.get("mlp_layer_types")
+    if kinds is None:
+        return list(usual)
+    if not isinstance(kinds, list) or not set(kinds) <= {"dense", "sparse"}:
+        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
+    return [index for index, kind in enumerate(kinds) if kind == "dense"]
 
 
 def with_experts(spec: ModelSpec, fields: Fields, experts: ExpertsPlan) -> ModelSpec:

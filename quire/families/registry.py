@@ -16,6 +16,7 @@ from quire.families import (
     ernie4_5,
     ernie4_5_moe,
     exaone4,
+    exaone_moe,
     falcon,
     falcon_h1,
     flex_olmo,
@@ -139,6 +140,7 @@ FAMILIES: tuple[Family, ...] = (
     hunyuan_v1_moe.FAMILY,
     olmo.FAMILY,
     apertus.FAMILY,
+    exaone_moe.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -35,6 +35,7 @@ ALSO = {
     "granite": {
         f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")
     },
+    "exaone4": {"families/exaone_moe.py"},
     "gpt2": {"families/gpt_bigcode.py"},
     "granitemoe": {"families/granitemoehybrid.py"},
     "phi": {"families/phi3.py"},  # as "Phi-3"

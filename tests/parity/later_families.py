@@ -12,6 +12,7 @@ from transformers.models.dots1 import Dots1Config
 from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.ernie4_5_moe import Ernie4_5_MoeConfig
 from transformers.models.exaone4 import Exaone4Config
+from transformers.models.exaone_moe import ExaoneMoeConfig
 from transformers.models.flex_olmo import FlexOlmoConfig
 from transformers.models.gpt_bigcode import GPTBigCodeConfig
 from transformers.models.granitemoeshared import GraniteMoeSharedConfig
@@ -28,13 +29,20 @@ from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
 from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN
-from tests.parity.more_families import BY_HIDDEN, GPT2, ROUTED
+from tests.parity.more_families import BY_HIDDEN, EXPERTS, GPT2, ROUTED
 
 ERNIE_EXPERTS: dict[str, Any] = {
     **BY_HIDDEN,
     "moe_num_experts": 8,
     "moe_k": 3,
     "moe_intermediate_size": 32,
+}
+EXAONE_MOE: dict[str, Any] = {
+    **BY_HIDDEN,
+    **EXPERTS,
+    "num_hidden_layers": 5,
+    "num_shared_experts": 2,
+    "sliding_window": 9,
 }
 MINIMAX: dict[str, Any] = {**SIZES, "num_local_experts": 8, "num_experts_per_tok": 3}
 SOLAR: dict[str, Any] = {**SIZES, **ROUTED}
@@ -231,5 +239,16 @@ LATER: dict[str, PretrainedConfig] = {
         attention_bias=True,
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+    ),
+    "exaone_moe": ExaoneMoeConfig(**EXAONE_MOE),
+    "exaone_moe, groups, not renormalised, dense in the middle, tied": ExaoneMoeConfig(
+        **{**EXAONE_MOE, "num_experts": 12, "num_hidden_layers": 4},
+        n_group=4,
+        topk_group=2,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.7,
+        mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
     ),
 }

@@ -195,4 +195,19 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         OlmoConfig(**NORMED, clip_qkv=0.5),
         LAYER | FEED | THETA | {"attention.clamp_kqv": 0.5},
     ),
+    "exaone_moe": (
+        "exaone-moe",
+        LATER["exaone_moe"],
+        {
+            **(RMS | FEED | EIGHT | THETA),
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, True, False, True],
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "expert_shared_feed_forward_length": 64,
+            "leading_dense_block_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+        },
+    ),
 }
