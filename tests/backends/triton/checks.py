@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from quire.backends.fp8 import wide_keys, wide_values
 from quire.backends.ops import AttentionInputs, HeadShape
-from quire.layer_plan import Activation
-from tests.backends.reference import ReferenceKernels
+from tests.backends.reference import ACTIVATIONS, ReferenceKernels
 
 if TYPE_CHECKING:
     from quire.backends.ops import HeadNorms
@@ -75,7 +74,7 @@ def check_activations(place: Place, rows: int, width: int) -> None:
 
     reference = ReferenceKernels(HeadShape(1, 1, 16, 16, place.dtype))
     gate_up = place.random(rows, 2 * width, seed=0)
-    for kind in get_args(Activation):
+    for kind in ACTIVATIONS:  # the others have learned numbers, and are no ops
         gated, alone = reference.gate(kind)(gate_up), reference.activate(kind)(gate_up)
         assert_close(elementwise.gate_mul(gate_up, kind), gated)
         assert_close(elementwise.activate(gate_up, kind), alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from statistics import stdev
@@ -67,6 +68,8 @@ def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     mean over so many tokens leaves open."""
     if name in NORMED_BY_GROUP and "group_size" not in signature(BambaRMSNormGated).parameters:
         pytest.skip("this version of Transformers norms all groups of heads together")
+    if name.startswith("apertus") and version("transformers").startswith("5.17."):
+        pytest.skip("this version of Transformers cannot make its activation")
     if name == "minimax_m2" and "convert_rope_params_to_dict" not in vars(MiniMaxM2Config):
         pytest.skip("this version of Transformers does not read its rotary_dim")
     torch.backends.cuda.matmul.allow_tf32 = False
