@@ -96,5 +96,5 @@ def test_one_column_is_written_without_a_list_and_a_schema_as_a_path(tmp_path: P
     assert made.media_columns() == {kind: (column,) for kind, column in single.items()}
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "object"}')
-    made = make_options("in", "o.jsonl", "m", {"prompt": "", "schema": schema})
+    made = make_options("in", "o.jsonl", "m", {"prompt": "{{ text }}", "schema": schema})
     assert made.schema == str(schema)

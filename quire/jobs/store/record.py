@@ -82,7 +82,7 @@ def encode(record: ResultRecord, job: str | None = None) -> bytes:
     text = "" if job is None else f'"job":{_quoted(job)},'
     text += (
         f'"epoch":{record.epoch},"row":{record.row},"key":{_quoted(record.key)},'
-        f'"content": {_quoted(record.content)},"outputs":{_listed(record.outputs)},'
+        f'"content":{_quoted(record.content)},"outputs":{_listed(record.outputs)},'
         f'"finish_reasons":{_listed(record.finish_reasons)},'
         f'"prompt_tokens":{record.prompt_tokens},"output_tokens":{record.output_tokens}'
     )
