@@ -9,7 +9,7 @@ import torch
 
 from quire.executor import memory
 from quire.executor.cpu.local import LocalExecutor
-from quire.layers.kv_groups import KVGroup, kv_groups
+from quire.layers.kv_groups import BlockTables, KVGroup, kv_groups
 from quire.weights.load import dummy_weights
 from tests.executor.test_invariance import spec_of
 from tests.specs import small_config
@@ -98,3 +98,16 @@ def test_the_same_memory_holds_longer_sequences_with_windows() -> None:
         executor.close()
     assert found[(None,) * 6] == 400
     assert found[(12, 12, None) * 2] > 1100
+
+
+def test_layers_without_keys_of_their_own_use_those_of_others() -> None:
+    """The second of two layers in a place is read by the fourth, that without a window by the
+    last."""
+    heads = ((1, 16), (1, 16), (1, 32), (1, 16), (1, 32))
+    full, windowed = kv_groups(
+        (8, 8, None, 8, None), 100, heads=heads, sources=(None, None, None, 1, 2)
+    )
+    assert (full.layers, full.readers) == ((2,), ((4, 0),))
+    assert (windowed.layers, windowed.readers) == ((0, 1), ((3, 1),))
+    tables = BlockTables.of((full, windowed))
+    assert [tables.table_of(1, index) for _, index in windowed.members] == [1, 2, 2]

@@ -13,7 +13,7 @@ from quire.families.mixtures import (
     ROUTER_KEYS,
     SHARED_NAMES,
     dense_layers,
-    gguf_routing,
+    gguf_sigmoid_routing,
     read_routed_experts,
     with_experts,
 )
@@ -32,9 +32,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    routing = gguf_routing(fields, "exaone-moe", config)
-    if not routing.pop("by_sigmoid"):
-        raise fields.wrong("exaone-moe.expert_gating_func", "2, which means sigmoids")
+    routing = gguf_sigmoid_routing(fields, "exaone-moe", config)
     return {**routing, "num_shared_experts": routing["n_shared_experts"], "sliding_window": None}
 
 

@@ -11,7 +11,7 @@ from quire.families.mixtures import (
     GGUF_ROUTING,
     ROUTER_KEYS,
     SHARED_NAMES,
-    gguf_routing,
+    gguf_sigmoid_routing,
     read_routed_experts,
     with_experts,
 )
@@ -36,10 +36,7 @@ def read(fields: Fields) -> ModelSpec:
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
-    routing = gguf_routing(fields, "glm4moe", config)
-    if not routing.pop("by_sigmoid"):
-        raise fields.wrong("glm4moe.expert_gating_func", "2, which means sigmoids")
-    return routing
+    return gguf_sigmoid_routing(fields, "glm4moe", config)
 
 
 FAMILY = Family(

@@ -9,7 +9,7 @@ from quire.families import lfm2
 from quire.families.family import Family, Name, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import GGUF_KV, GGUF_REACH, convolving_words
-from quire.families.mixtures import GGUF_ROUTING, ROUTER_KEYS, gguf_routing, read_experts
+from quire.families.mixtures import GGUF_ROUTING, ROUTER_KEYS, gguf_sigmoid_routing, read_experts
 from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
@@ -37,9 +37,7 @@ def read(fields: Fields) -> ModelSpec:
 
 def gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     arch = fields.word("general.architecture")
-    routing = gguf_routing(fields, arch, config)
-    if not routing["by_sigmoid"]:
-        raise fields.unsupported(f"{arch}.expert_gating_func", "2 (sigmoids)")
+    routing = gguf_sigmoid_routing(fields, arch, config)
     return {
         **convolving_words(fields, config),
         "num_dense_layers": routing["first_k_dense_replace"],

@@ -111,6 +111,14 @@ def gguf_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[s
     }
 
 
+def gguf_sigmoid_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """As gguf_routing, for models whose scores are sigmoids alone."""
+    routing = gguf_routing(fields, arch, config)
+    if not routing.pop("by_sigmoid"):
+        raise fields.wrong(f"{arch}.expert_gating_func", "2, which means sigmoids")
+    return routing
+
+
 def dense_layers(fields: Fields, usual: Iterable[int]) -> list[int]:
     """The layers without experts, by `mlp_layer_types`; without it the usual ones."""
     kinds = fields.values.get("mlp_layer_types")

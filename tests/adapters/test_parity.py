@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from quire import SamplingParams
+from quire.adapters.sites import sites_of
+from quire.weights.hf_config import read_config, spec_from_hf
 from tests.adapters.conftest import Where
 from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
 from tests.parity.families import FAMILIES
@@ -89,3 +91,12 @@ def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_pa
     check(outputs[1], model, PROMPTS[1], where.within)
     with applied(model, second):
         check(outputs[2], model, PROMPTS[2], where.within)
+
+
+def test_parts_that_adapters_cannot_change_are_refused_by_name(tmp_path: Path) -> None:
+    """A table for single layers, which an adapter would otherwise change without effect."""
+    name = "gemma4, embeddings of layers, keys of others, wider"
+    random_model(BY_KIND[name]).save_pretrained(tmp_path / "base")
+    sites = sites_of(spec_from_hf(read_config(tmp_path / "base")))
+    assert "model.embed_tokens_per_layer" in sites.not_built
+    assert "layer_embed" not in sites.sites

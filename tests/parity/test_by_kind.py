@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from quire import SamplingParams
 from quire.cache.groups import blocks_held
 from quire.errors import NotSupported
 from quire.executor.memory import groups_of, windows_of
@@ -21,8 +20,7 @@ from quire.weights.source import locate
 from tests.parity.families import Pair
 from tests.parity.families_by_kind import BY_KIND
 from tests.parity.more_families import random_model
-from tests.parity.test_families import check_against
-from tests.parity.test_states import open_llm, prompt_of
+from tests.parity.test_states import check_exchange, errors_of
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
 from tests.specs import small_config
 
@@ -47,40 +45,16 @@ def test_a_pool_with_hardly_room_for_one(name: str) -> None:
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 @pytest.mark.parametrize("name", BY_KIND)
 def test_fewer_bits_stay_close(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    oracle, prompt = random_model(BY_KIND[name]), prompt_of(50, seed=5)
-    oracle.save_pretrained(tmp_path)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
-    with open_llm(tmp_path, **{"dtype": None, **options}) as llm:
-        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-    [one] = output.outputs
-    assert one.logprobs is not None
-    with torch.no_grad():
-        chances = oracle(torch.tensor([[*prompt, *one.token_ids]])).logits[0].log_softmax(-1)
-    pairs = zip(one.token_ids, one.logprobs, strict=True)
-    apart = [
-        abs(float(chances[len(prompt) - 1 + at, token]) - entry[token].logprob)
-        for at, (token, entry) in enumerate(pairs)
-    ]
-    print(name, options, apart)
-    assert sum(apart) / len(apart) <= 0.25
+    """In the mean: heads whose products have no factor attend to single tokens here, and one choice
+    that a rounding changes is far off."""
+    errors = errors_of(random_model(BY_KIND[name]), tmp_path, **options)
+    assert sum(errors) / len(errors) <= 0.25
 
 
 def test_weights_are_exchanged_in_place(tmp_path: Path) -> None:
     """Tables for single layers, factors of experts and of the stream, each where its name says."""
     first, second = (random_model(BY_KIND[ALL_PARTS]) for _ in range(2))
-    with torch.no_grad():
-        for stored in second.state_dict().values():
-            stored.add_(torch.randn_like(stored) * 0.1)
-    first.save_pretrained(tmp_path)
-    prompt, params = prompt_of(30), SamplingParams(temperature=0, max_tokens=4, logprobs=0)
-    with open_llm(tmp_path) as llm:
-        llm._session.model.executor.load_weights(second.state_dict().items())
-        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-    [one] = output.outputs
-    assert one.logprobs is not None
-    pairs = zip(one.token_ids, one.logprobs, strict=True)
-    logprobs = [entry[token].logprob for token, entry in pairs]
-    check_against(second, prompt, list(one.token_ids), logprobs)
+    check_exchange(first, second, tmp_path)
 
 
 @pytest.mark.parametrize("name", BY_KIND)

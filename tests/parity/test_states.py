@@ -215,35 +215,44 @@ def test_the_text_of_a_model_that_sees(kind: str, tmp_path: Path) -> None:
     check_directory(tmp_path, oracle, kind, count=4, most=8)
 
 
+def errors_of(oracle: Any, directory: Path, **options: Any) -> list[float]:
+    """|logprob - that of the oracle in float32| of tokens that are drawn with these options."""
+    prompt = prompt_of(50, seed=5)
+    oracle.save_pretrained(directory)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
+    with open_llm(directory, **{"dtype": None, **options}) as llm:
+        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+    [one] = output.outputs
+    with torch.no_grad():
+        chances = oracle(torch.tensor([[*prompt, *one.token_ids]])).logits[0].log_softmax(-1)
+    return [
+        abs(float(chances[len(prompt) - 1 + at, token]) - entry[token].logprob)
+        for at, (token, entry) in enumerate(zip(one.token_ids, one.logprobs or (), strict=True))
+    ]
+
+
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
 def test_fewer_bits_stay_close(options: dict[str, Any], tmp_path: Path) -> None:
     """States stay in float32, in blocks whose keys and values are smaller."""
-    oracle, prompt = random_model(MORE["qwen3_5"]), prompt_of(50, seed=5)
-    oracle.save_pretrained(tmp_path)
-    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
-    with open_llm(tmp_path, **{"dtype": None, **options}) as llm:
+    assert max(errors_of(random_model(MORE["qwen3_5"]), tmp_path, **options)) <= 0.4
+
+
+def check_exchange(first: Any, second: Any, directory: Path) -> None:
+    """The first one's model, given the weights of the second, which are others, computes that."""
+    with torch.no_grad():
+        for stored in second.state_dict().values():
+            stored.add_(torch.randn_like(stored) * 0.1)
+    first.save_pretrained(directory)
+    prompt, params = prompt_of(30), SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    with open_llm(directory) as llm:
+        llm._session.model.executor.load_weights(second.state_dict().items())
         [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
     [one] = output.outputs
-    assert one.logprobs is not None
-    with torch.no_grad():
-        chances = oracle(torch.tensor([[*prompt, *one.token_ids]])).logits[0].log_softmax(-1)
-    for at, (token, entry) in enumerate(zip(one.token_ids, one.logprobs, strict=True)):
-        assert abs(float(chances[len(prompt) - 1 + at, token]) - entry[token].logprob) <= 0.4
+    pairs = zip(one.token_ids, one.logprobs or (), strict=True)
+    logprobs = [entry[token].logprob for token, entry in pairs]
+    check_against(second, prompt, list(one.token_ids), logprobs)
 
 
 def test_weights_are_exchanged_in_place(tmp_path: Path) -> None:
     """Heads of q and gates, convolutions and slopes, each where its name says."""
-    first, second = (random_model(MORE["qwen3_5"]) for _ in range(2))
-    with torch.no_grad():
-        for stored in second.state_dict().values():
-            stored.add_(torch.randn_like(stored) * 0.1)
-    first.save_pretrained(tmp_path)
-    prompt, params = prompt_of(30), SamplingParams(temperature=0, max_tokens=4, logprobs=0)
-    with open_llm(tmp_path) as llm:
-        llm._session.model.executor.load_weights(second.state_dict().items())
-        [output] = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-    [one] = output.outputs
-    assert one.logprobs is not None
-    pairs = zip(one.token_ids, one.logprobs, strict=True)
-    logprobs = [entry[token].logprob for token, entry in pairs]
-    check_against(second, prompt, list(one.token_ids), logprobs)
+    check_exchange(random_model(MORE["qwen3_5"]), random_model(MORE["qwen3_5"]), tmp_path)
