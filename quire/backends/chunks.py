@@ -5,10 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Tokens that are computed together: their effect on each other is a triangle of this size, their
-# effect on the state a single product.
-CHUNK = 64
-
 
 def in_chunks(tokens: Tensor, num_chunks: int, size: int) -> Tensor:
     """[T, heads, D] -> [heads, chunks, size, D], with zeros behind the last token."""

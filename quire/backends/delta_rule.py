@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.backends.chunks import CHUNK, between, in_chunks
+from quire.backends.chunks import between, in_chunks
+from quire.layer_parts.state import CHUNK
 
 
 def take_up_each(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.linear import LinearOp
-from quire.backends.ops import HeadNorms, Kernels, LatentRows, RowOp
+from quire.backends.ops import HeadNorms, Kernels, LatentRows, ReadGate, RowOp
 from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
@@ -62,6 +62,22 @@ def activate(activation: Activation) -> RowOp:
         return activated(x.float(), activation).to(x.dtype)
 
     return activate
+
+
+def gate_read(read: Tensor, gate: Tensor, by: ReadGate) -> Tensor:
+    """What was read from states, gated and normed (Kernels.gate_read)."""
+    opened = activated(gate.float(), "silu")
+    if by.norm is None:
+        return opened.mul_(read).to(gate.dtype)
+    wide = read if by.norm_first else opened * read
+    parts = wide.view(len(read), by.parts, -1)
+    scaled = parts * parts.square().mean(-1, keepdim=True).add_(by.norm.eps).rsqrt_()
+    weight, dtype = by.norm.weight.view(-1, parts.shape[-1]), gate.dtype
+    if by.norm_first:
+        return scaled.mul_(weight).flatten(1).mul_(opened).to(dtype)
+    if weight.dtype == dtype:
+        return scaled.to(dtype).mul_(weight).flatten(1)
+    return scaled.mul_(weight).flatten(1).to(dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

@@ -169,6 +169,17 @@ class RowNorm:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadGate:
+    """How what was read from a state is gated: by silu of a gate, and normed over each of `parts`
+    equal parts if there is a norm, before that if `norm_first`. The norm's weight has a number for
+    each column, or for each of a part."""
+
+    norm: RowNorm | None
+    parts: int = 1
+    norm_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LatentRows:
     """Queries and rows of a pass's tokens, before rotation by cos and sin [T, any]."""
 
@@ -277,6 +288,10 @@ class Kernels(Protocol):
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         """Plan the states of a pass, with the block tables of their group."""
+
+    def gate_read(self, read: Tensor, gate: Tensor, by: ReadGate) -> Tensor:
+        """What was read from states, float32 [T, W], gated by `gate` [T, W], of whose dtype the
+        result is. It is computed in float32; a norm behind the gate is that of `rms_norm`."""
 
     def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
         """Norm each row, rotate its end, and write it as a key into `keys` [N, 1, S, D]; rows

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 from quire.layer_parts.norm import NormPlan
 
+# Tokens that are computed together: their effect on each other is a triangle of this size, their
+# effect on the state a single product.
+CHUNK = 64
+
 
 @dataclass(frozen=True, slots=True)
 class _Matrices:
@@ -50,9 +54,9 @@ class _Matrices:
 
     @property
     def pass_numbers(self) -> int:
-        """The most float32 numbers that a token needs at once: products, convolution, what was
-        read, its norm and its gate."""
-        return 2 * self.channels + 5 * self.value_width
+        """The most float32 numbers that a token needs at once: products, convolution, its line of a
+        chunk in each head, what was read, its norm and its gate."""
+        return 2 * self.channels + self.num_heads * CHUNK + 5 * self.value_width
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire.backends.chunks import CHUNK
 from quire.backends.decay_rule import take_up_all, take_up_each
+from quire.layer_parts.state import CHUNK
 
 GROUPS, HEADS, KEY, VALUE = 2, 6, 8, 5
 Given = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v, log_decay

@@ -24,6 +24,7 @@ from quire.backends.ops import (
     Kernels,
     LatentRows,
     PlannedAttention,
+    ReadGate,
     RowOp,
     StateStep,
 )
@@ -104,6 +105,9 @@ class CpuKernels(Kernels):
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         return state_pass(inputs, self.shape.block_size)
+
+    def gate_read(self, read: Tensor, gate: Tensor, by: ReadGate) -> Tensor:
+        return generic.gate_read(read, gate, by)
 
     def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
         return generic.rotate_latents(self, given, slots, keys)

@@ -24,6 +24,7 @@ from quire.backends.ops import (
     HeadShape,
     HeadsOp,
     LatentRows,
+    ReadGate,
     RowOp,
     StateStep,
 )
@@ -44,7 +45,8 @@ from quire.backends.triton.latent import (
 )
 from quire.backends.triton.prefill import PrefillAttention
 from quire.backends.triton.prefix import PrefixSize, PrefixWork
-from quire.backends.triton.states import TritonStates
+from quire.backends.triton.state_gate import gate_read
+from quire.backends.triton.states import SlicesStates
 from quire.backends.triton.steady import SteadyDecode
 from quire.backends.triton.widen import WidenedAttention, widened_attention
 from quire.layer_plan import Activation, ExpertsPlan, LayerPlan, mlps_of
@@ -153,7 +155,10 @@ class TritonKernels:
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
         given = (inputs.query_starts, inputs.context_lens, inputs.tables)
-        return TritonStates(*given, self.shape.block_size)
+        return SlicesStates(*given, self.shape.block_size, num_tokens=len(inputs.slots))
+
+    def gate_read(self, read: Tensor, gate: Tensor, by: ReadGate) -> Tensor:
+        return gate_read(read, gate, by)
 
     def rotate_latents(self, given: LatentRows, slots: Tensor, keys: Tensor) -> Tensor:
         return rotate_latents(given, slots, keys)

@@ -173,7 +173,7 @@ class TritonOps:
             self._starts[num_places] = made
         given, size = (self._starts[num_places], fed.context_lens), self._block_size
         return {
-            table: TritonStates(*given, self._columns.tables[table], size, rows, single=True)
+            table: TritonStates(*given, self._columns.tables[table], size, rows)
             for table in self._state_tables
         }
 

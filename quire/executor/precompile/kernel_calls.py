@@ -176,12 +176,12 @@ class Calls(CallRoom):
         return [partial(self.state, plan, single) for plan in plans for single in (True, False)]
 
     def state(self, plan: StatePlan, single: bool) -> None:
-        from quire.backends.triton.states import TritonStates
+        from quire.backends.triton.states import SlicesStates, TritonStates
 
         kind = torch.int32 if single else torch.int64
         starts, none = (self.empty(n, dtype=kind) for n in (2, 1))
-        tables, rows = self.empty(1, 4, dtype=torch.int32), none if single else None
-        states = TritonStates(starts, none, tables, self.shape.block_size, rows, single)
+        given = (starts, none, self.empty(1, 4, dtype=torch.int32), self.shape.block_size)
+        states = TritonStates(*given, none) if single else SlicesStates(*given, num_tokens=1)
         taps, heads, rates = self.wide(plan.channels, plan.reach), None, None
         if isinstance(plan, ConvolutionPlan):
             x, biased = self.empty(1, plan.channels), plan.bias

@@ -13,8 +13,9 @@ from tests.backends.triton.interpreting import hasten_interpreter
 
 
 def _mend_interpreter() -> None:
-    """Triton 3.6 makes an int of an array with one element, which numpy >= 2.4 refuses, and when
-    it rounds to fp8 it forgets to carry: 31.7 becomes 16."""
+    """Triton 3.6 makes an int of an array with one element, which numpy >= 2.4 refuses, when it
+    rounds to fp8 it forgets to carry (31.7 becomes 16), and it multiplies the bits of bfloat16 as
+    if they were whole numbers."""
     from triton.runtime import interpreter
 
     convert: Any = interpreter._convert_float
@@ -33,6 +34,19 @@ def _mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+    builder: Any = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def multiplied(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        return multiply(self, _widened(a), _widened(b), *more)
+
+    def _widened(given: Any) -> Any:
+        if str(given.dtype.scalar) != "bf16":
+            return given
+        wide = (given.data.astype(np.uint32) << 16).view(np.float32)
+        return interpreter.TensorHandle(wide, interpreter.tl.float32)
+
+    builder.create_dot = multiplied
 
 
 if not torch.cuda.is_available():

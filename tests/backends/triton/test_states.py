@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from quire.backends.ops import AttentionInputs, StateHeads, StateRule
+from quire.backends import generic
+from quire.backends.ops import AttentionInputs, ReadGate, RowNorm, StateHeads, StateRule
 from quire.backends.states import state_pass
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import NormPlan
-from tests.backends.triton.checks import assert_close, generator
-from tests.backends.triton.places import DEVICE
+from tests.backends.triton.checks import Place, assert_close, generator
+from tests.backends.triton.places import DEVICE, GPU_DTYPES, small_places
 
 PLAN = DeltaNetPlan(4, 2, 6, 20, 4, NormPlan(1e-6))
 PLANS = {
@@ -36,6 +39,16 @@ SIZE = 8
 # token that ends a block, begins one, or stands in its middle; the last two rest.
 SLICES = [(18, 0), (9, 6), (2, 7), (1, 15), (1, 8), (1, 3), (1, 0), (1, 0)]
 RESTING = 2
+# Of the root mean square. The interpreter cuts digits off where a GPU rounds.
+BFLOAT16_ERROR = 5e-3 if DEVICE.type == "cuda" else 2e-2
+# By size of blocks. Slices of more than 8 tokens are taken up in chunks, if a block has as many as
+# a product needs; chunks that begin and end within a slice, and blocks with many chunks.
+BY_SIZE = {
+    8: SLICES[:4],
+    16: [(50, 0), (9, 6), (9, 7), (20, 32), (3, 14), (1, 15), (16, 16)],
+    48: [(60, 40), (5, 90), (49, 0)],
+    192: [(150, 0), (100, 150), (64, 64), (13, 63)],
+}
 
 
 def rule_of(plan: StatePlan, device: Any = "cpu") -> StateRule:
@@ -61,58 +74,179 @@ def rates_of(plan: StatePlan, count: int) -> Tensor | None:
     return torch.randn(count, each * plan.num_heads, generator=generator(5))
 
 
-@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool) -> None:
-    """What tokens read, and every state that a later one may begin from; nothing else changes.
-    `single`: one token each, under tables that are reached by way of rows."""
+def test_tokens_of_rows_are_taken_up_in_the_blocks_of_their_tables(name: str) -> None:
+    """What a token of each row reads, and every state that a later one may begin from; nothing else
+    changes. Tables are reached by way of rows, and rows that rest read 0."""
     from quire.backends.triton.states import TritonStates
 
-    plan, slices = PLANS[name], SLICES[3:] if single else SLICES[:4]
-    lengths = torch.tensor([new + past for new, past in slices])
-    width = -(-int(lengths.max()) // SIZE)
-    order = torch.randperm(len(slices) * width + 2, generator=generator(1))
-    tables = order[: len(slices) * width].view(-1, width)
-    starts = torch.tensor([0, *(new for new, _ in slices)]).cumsum(0)
-    count, room = int(starts[-1]), plan.state_numbers // 2 + 3
-    given = torch.randn(2, len(order), 1, SIZE, -(-room // SIZE), generator=generator(2))
-    qkv = torch.randn(count, plan.channels + 5, generator=generator(4))[:, :-5]
-    rates = rates_of(plan, count)
-    kept, cache = given.clone(), given.clone().to(DEVICE)
-    active = lengths.clone()
-    if single:
-        active[-RESTING:] = 0
-    inputs = AttentionInputs(starts, lengths, tables, starts, len(slices))
-    live = int(starts[len(slices) - (RESTING if single else 0)])
-    some = inputs if not single else _without_last(inputs, RESTING)
-    wanted = state_pass(some, SIZE).take_up(
-        *(rule_of(plan), qkv[:live], None if rates is None else rates[:live]), *kept
-    )
-    turned, rows = tables.flip(0).int().to(DEVICE), None
-    if single:
-        rows = torch.arange(len(slices) - 1, -1, -1, dtype=torch.int32, device=DEVICE)
-    made = TritonStates(
-        *(starts.to(DEVICE), active.to(DEVICE), turned if single else tables.int().to(DEVICE)),
-        SIZE,
-        rows,
-        single,
-    )
-    there = None if rates is None else rates.to(DEVICE)
-    read = made.take_up(rule_of(plan, DEVICE), qkv.to(DEVICE), there, *cache)
-    assert_close(read[:live], wanted.to(DEVICE), least=1e-4)
-    assert not read[live:].any()
-    assert_close(cache, kept.to(DEVICE), least=1e-4)
-    assert not torch.equal(kept, given)
+    plan, slices = PLANS[name], SLICES[3:]
+    case = Case.of(plan, slices, SIZE)
+    rows = torch.arange(len(slices) - 1, -1, -1, dtype=torch.int32, device=DEVICE)
+    active = case.lengths.clone()
+    active[-RESTING:] = 0
+    given = case.starts.to(DEVICE), active.to(DEVICE), case.tables.flip(0).int().to(DEVICE)
+    case.check(TritonStates(*given, SIZE, rows), live=len(slices) - RESTING)
 
 
-def _without_last(inputs: AttentionInputs, count: int) -> AttentionInputs:
-    return replace(
-        inputs,
-        query_starts=inputs.query_starts[:-count],
-        context_lens=inputs.context_lens[:-count],
-        tables=inputs.tables[:-count],
-        num_prefill=inputs.num_prefill - count,
-    )
+@pytest.mark.parametrize("size", BY_SIZE)
+@pytest.mark.parametrize("name", NAMES)
+def test_slices_are_taken_up_in_the_blocks_of_their_tables(name: str, size: int) -> None:
+    from quire.backends.triton.states import SlicesStates
+
+    case = Case.of(PLANS[name], BY_SIZE[size], size)
+    given = case.on_device
+    states = SlicesStates(*given, size, num_tokens=len(case.qkv))
+    case.check(states, live=len(case.lengths))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slices_of_bfloat16_are_as_exact_as_it_allows(name: str) -> None:
+    from quire.backends.triton.states import SlicesStates
+
+    case = Case.of(PLANS[name], [*BY_SIZE[192], (600, 0)], 192)
+    x, cache = case.qkv.bfloat16(), case.given.clone().to(DEVICE)
+    wanted = replace(case, qkv=x.float()).expected(len(case.lengths))
+    given = case.on_device
+    states = SlicesStates(*given, 192, num_tokens=len(x))
+    rates = None if case.rates is None else case.rates.to(DEVICE)
+    read = states.take_up(rule_of(case.plan, DEVICE), x.to(DEVICE), rates, *cache)
+    for made, exact in zip((read, cache), wanted, strict=True):
+        off = (made.cpu() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+        assert off < BFLOAT16_ERROR
+
+
+def test_slices_one_by_one_have_the_same_bits_however_they_are_cut() -> None:
+    from quire.backends.triton.states import SlicesStates
+
+    whole = Case.of(PLAN, [(50, 0)], 16)
+
+    def read(*cuts: int) -> tuple[Tensor, Tensor]:
+        cache, parts = whole.given.clone().to(DEVICE), []
+        for first, last in itertools.pairwise((0, *cuts, 50)):
+            starts = torch.tensor([0, last - first], device=DEVICE)
+            given = starts, torch.tensor([last], device=DEVICE), whole.tables.int().to(DEVICE)
+            states = SlicesStates(*given, 16, num_tokens=last - first, one_by_one=True)
+            assert whole.rates is not None
+            tokens = whole.qkv[first:last].to(DEVICE), whole.rates[first:last].to(DEVICE)
+            parts.append(states.take_up(rule_of(PLAN, DEVICE), *tokens, *cache))
+        return torch.cat(parts), cache
+
+    wanted = read()
+    for cuts in ((1, 2), (17, 33), (49,)):
+        for one, other in zip(read(*cuts), wanted, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_a_chunk_of_equal_keys_is_solved_as_well_as_any() -> None:
+    """Powers of such a chunk's triangle would be as large as 10^17."""
+    from quire.backends.triton.states import SlicesStates
+
+    case = Case.of(PLAN, [(64, 0)], 64)
+    case.qkv[:] = case.qkv[:1]
+    assert case.rates is not None
+    case.rates[:, : PLAN.num_heads] = 9.0  # tokens write all that they want
+    case.rates[:, PLAN.num_heads :] = -20.0  # nothing decays
+    given = case.on_device
+    case.check(SlicesStates(*given, 64, num_tokens=64), live=1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Random tokens for a plan, and a cache full of random numbers."""
+
+    plan: StatePlan
+    size: int
+    starts: Tensor
+    lengths: Tensor
+    tables: Tensor
+    given: Tensor
+    qkv: Tensor
+    rates: Tensor | None
+
+    @classmethod
+    def of(cls, plan: StatePlan, slices: Sequence[tuple[int, int]], size: int) -> Case:
+        lengths = torch.tensor([new + past for new, past in slices])
+        width = -(-int(lengths.max()) // size)
+        order = torch.randperm(len(slices) * width + 2, generator=generator(1))
+        tables = order[: len(slices) * width].view(-1, width)
+        starts = torch.tensor([0, *(new for new, _ in slices)]).cumsum(0)
+        room, count = plan.state_numbers // 2 + 3, int(starts[-1])
+        given = torch.randn(2, len(order), 1, size, -(-room // size), generator=generator(2))
+        qkv = torch.randn(count, plan.channels + 5, generator=generator(4))[:, :-5]
+        return cls(plan, size, starts, lengths, tables, given, qkv, rates_of(plan, count))
+
+    @property
+    def on_device(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a step is made of."""
+        return self.starts.to(DEVICE), self.lengths.to(DEVICE), self.tables.int().to(DEVICE)
+
+    def expected(self, live: int) -> tuple[Tensor, Tensor]:
+        """What the first `live` sequences read by plain torch, and the cache after it."""
+        kept, count = self.given.clone(), int(self.starts[live])
+        inputs = AttentionInputs(
+            *(self.starts[: live + 1], self.lengths[:live], self.tables[:live]),
+            *(self.starts, live),
+        )
+        rates = None if self.rates is None else self.rates[:count]
+        planned = state_pass(inputs, self.size)
+        return planned.take_up(rule_of(self.plan), self.qkv[:count], rates, *kept), kept
+
+    def check(self, made: Any, *, live: int) -> None:
+        """Against plain torch; sequences from `live` on are idle."""
+        wanted, kept = self.expected(live)
+        count, cache = len(wanted), self.given.clone().to(DEVICE)
+        there = None if self.rates is None else self.rates.to(DEVICE)
+        read = made.take_up(rule_of(self.plan, DEVICE), self.qkv.to(DEVICE), there, *cache)
+        for one, exact in ((read[:count], wanted), (cache, kept)):
+            assert_close(one, exact.to(DEVICE), least=1e-4 * max(1.0, float(exact.std())))
+        assert not read[count:].any()
+        assert not torch.equal(kept, self.given)
+
+
+@pytest.mark.parametrize("place", small_places())
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("weights", [None, "row", "part", "float32"])
+def test_what_was_read_is_gated_and_normed(place: Place, first: bool, weights: str | None) -> None:
+    """By definition, in float64."""
+    check_gate(place, 5, 96, 3 if weights else 1, first=first, weights=weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+def test_gates_at_real_shapes(dtype: torch.dtype) -> None:
+    place = Place(torch.device("cuda"), dtype)
+    check_gate(place, 300, 4096, 32, first=True, weights="part")
+    check_gate(place, 300, 8192, 8, first=False, weights="row")
+    check_gate(place, 300, 8192, 1, first=False, weights="float32")
+    check_gate(place, 300, 8200, 1, first=False, weights=None)
+
+
+def check_gate(
+    place: Place, count: int, width: int, parts: int, *, first: bool, weights: str | None
+) -> None:
+    from quire.backends.triton.state_gate import gate_read
+
+    made = generator(7)
+    read = torch.randn(count, width, generator=made)
+    gate = torch.randn(count, width + 3, generator=made).to(place.dtype)[:, 3:]
+    norm = None
+    if weights is not None:
+        weight = torch.rand(width // parts if weights == "part" else width, generator=made) + 0.5
+        norm = RowNorm(weight if weights == "float32" else weight.to(place.dtype), 1e-5)
+    by = ReadGate(norm, parts, norm_first=first)
+    wide, opened = read.double(), torch.nn.functional.silu(gate.double())
+    wide = wide if norm is not None and first else wide * opened
+    if norm is not None:
+        each = wide.view(count, parts, -1)
+        each = each / (each.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        wide = (each * norm.weight.double().view(-1, each.shape[-1])).flatten(1)
+        wide = wide * opened if first else wide
+    device = place.device
+    there = None if norm is None else RowNorm(norm.weight.to(device), norm.eps)
+    given = read.to(device), gate.to(device), replace(by, norm=there)
+    for found in (gate_read(*given), generic.gate_read(*given)):
+        assert_close(found, wide.to(place.dtype).to(device))
 
 
 def test_a_state_that_finds_no_room_is_refused() -> None:
