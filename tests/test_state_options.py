@@ -62,7 +62,6 @@ def test_nothing_is_promised_that_states_do_not_keep() -> None:
     ("given", "device"),
     [
         ({"batch_invariant": True}, "cpu"),
-        ({"enable_lora": True}, "cpu"),
         ({"tensor_parallel_size": 2}, "cpu"),
         ({"kv_cache_dtype": "fp8"}, "cuda"),
     ],

@@ -254,11 +254,6 @@ def check_states(options: Options) -> None:
             "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
             "answer token by token, and the two add up in another order. Leave it out."
         )
-    if options.enable_lora:
-        raise NotSupported(
-            "enable_lora=True is not built for layers that keep a state. Merge the adapter into "
-            "the model's weights."
-        )
     if options.tensor_parallel_size > 1:
         raise NotSupported(
             f"tensor_parallel_size={options.tensor_parallel_size}: layers that keep a state are "
