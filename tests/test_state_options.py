@@ -13,6 +13,7 @@ from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.decide import least_block_size
+from quire.ranks.shares import RankShare, of_rank
 from quire.spec import ModelSpec, plain_decoder
 
 GIB = 1 << 30
@@ -46,6 +47,18 @@ def test_a_block_is_as_large_as_a_state() -> None:
         resolve(Options(block_size=256, dtype="float32"), spec(), CPU)
 
 
+def test_a_block_holds_the_share_of_any_rank() -> None:
+    """Two of three ranks have one KV head of two, and one has both with half of the states."""
+    four, three = (
+        resolve(Options(dtype="float32", tensor_parallel_size=size), spec(), CPU).block_size
+        for size in (4, 3)
+    )
+    assert four == least_block_size(of_rank(spec(), RankShare(0, 4)), 4) == 384
+    parts = [of_rank(spec(), RankShare(rank, 3)) for rank in range(3)]
+    assert three == max(least_block_size(part, 4) for part in parts)
+    assert len({least_block_size(part, 4) for part in parts}) > 1
+
+
 def test_nothing_is_promised_that_states_do_not_keep() -> None:
     """Where it is on by itself for other models, and where guesses are."""
     plain = resolve(Options(dtype="float32"), spec(None), CPU)
@@ -62,7 +75,6 @@ def test_nothing_is_promised_that_states_do_not_keep() -> None:
     ("given", "device"),
     [
         ({"batch_invariant": True}, "cpu"),
-        ({"tensor_parallel_size": 2}, "cpu"),
         ({"kv_cache_dtype": "fp8"}, "cuda"),
     ],
 )

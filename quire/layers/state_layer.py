@@ -11,10 +11,11 @@ from torch import Tensor
 
 from quire.backends.generic import activated
 from quire.backends.ops import HeadShape, RowNorm, StateRule
-from quire.layer_parts.state import MambaPlan
+from quire.layer_parts.state import MambaPlan, SharedPart
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
 from quire.layers.norm import Norm, weighted
+from quire.layers.tp import TensorParallel
 
 
 class Around(Protocol):
@@ -36,9 +37,11 @@ class TakeUp(Protocol):
 class StateLayer:
     kind = None  # no attention is planned for this layer
 
-    def __init__(self, shape: HeadShape, rule: StateRule, around: Around) -> None:
+    def __init__(
+        self, shape: HeadShape, rule: StateRule, around: Around, tp: TensorParallel
+    ) -> None:
         """`shape`: the heads of the layers with attention, whose blocks also hold the states."""
-        self.shape, self.rule, self.around = shape, rule, around
+        self.shape, self.rule, self.around, self.tp = shape, rule, around, tp
         self.table = 0  # its block table, set by Decoder.use_groups
 
     @property
@@ -47,9 +50,10 @@ class StateLayer:
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         states = shared.states[self.table]
-        return self.around(
+        made = self.around(
             x, lambda taken, rates: states.take_up(self.rule, taken, rates, keys, values)
         )
+        return self.tp.all_reduce(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,33 @@ class DeltaNet:
 
 
 @dataclass(frozen=True, slots=True)
+class PartsNorm:
+    """An RMSNorm of each of `count` equal parts of float32 rows. `shared`: these rows have some
+    numbers of a part, and other ranks have the others; squares are summed over ranks."""
+
+    norm: RowNorm
+    count: int
+    shared: SharedPart | None
+    tp: TensorParallel
+
+    def __call__(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
+        parts = wide.view(len(wide), self.count, -1)
+        if self.shared is None:
+            size = parts.square().mean(-1, keepdim=True)
+        else:
+            size = self._summed(parts.square().sum(-1), self.shared)[..., None]
+        size = size.add_(self.norm.eps).rsqrt_()
+        return weighted((parts * size).flatten(1), self.norm.weight, dtype)
+
+    def _summed(self, squares: Tensor, shared: SharedPart) -> Tensor:
+        """The mean square of the whole part [T, 1]. Ranks add up a column for each part."""
+        place = slice(shared.index, shared.index + 1)
+        every = squares.new_zeros(len(squares), shared.count)
+        every[:, place] = squares
+        return self.tp.all_reduce(every)[:, place] / shared.width
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba:
     """Mamba-2. `qkvz` makes queries, keys, values and the gate (z). `rates`, with a float32 weight,
     makes a step for each head before its softplus. `factors`: of the numbers of `qkvz`, and of
@@ -84,7 +115,7 @@ class Mamba:
     plan: MambaPlan
     qkvz: Linear
     rates: Linear
-    norm: RowNorm | None
+    norm: PartsNorm | None
     out: Linear
     factors: tuple[Tensor, float] | None
 
@@ -103,12 +134,7 @@ class Mamba:
         return self.out(self._normed(read * gate, x.dtype))
 
     def _normed(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
-        """Float32 rows with each of their parts normed, if there is a norm."""
-        if self.norm is None:
-            return wide.to(dtype)
-        parts = wide.view(len(wide), self.plan.num_key_heads, -1)
-        size = parts.square().mean(-1, keepdim=True).add_(self.norm.eps)
-        return weighted((parts * size.rsqrt_()).flatten(1), self.norm.weight, dtype)
+        return wide.to(dtype) if self.norm is None else self.norm(wide, dtype)
 
 
 @dataclass(frozen=True, slots=True)

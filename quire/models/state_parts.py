@@ -7,24 +7,41 @@ from torch import Tensor
 
 from quire.backends.ops import StateHeads, StateRule
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
-from quire.layers.state_layer import DeltaNet, Mamba, ShortConvolution, StateLayer
+from quire.layers.state_layer import (
+    Around,
+    DeltaNet,
+    Mamba,
+    PartsNorm,
+    ShortConvolution,
+    StateLayer,
+)
 from quire.models.weight_parts import WeightParts
 
 
 def state_layer(parts: WeightParts, name: str, plan: StatePlan) -> StateLayer:
+    rule, around = _rule(parts, name, plan), _around(parts, name, plan)
+    return StateLayer(parts.shape, rule, around, parts.tp)
+
+
+def _around(parts: WeightParts, name: str, plan: StatePlan) -> Around:
     if isinstance(plan, ConvolutionPlan):
-        rule = StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
-        return StateLayer(parts.shape, rule, _short_convolution(parts, name, plan))
+        return _short_convolution(parts, name, plan)
+    if isinstance(plan, MambaPlan):
+        return _mamba(parts, name, plan)
+    return _delta_net(parts, name, plan)
+
+
+def _rule(parts: WeightParts, name: str, plan: StatePlan) -> StateRule:
+    if isinstance(plan, ConvolutionPlan):
+        return StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
     slopes = parts.tensor(f"{name}.log_slopes.weight", plan.num_heads)
     shifts = parts.tensor(f"{name}.shifts.bias", plan.num_heads)
     if isinstance(plan, MambaPlan):
         heads = StateHeads(slopes, shifts, parts.tensor(f"{name}.skips.weight", plan.num_heads))
-        convolution = _convolution(parts, name, plan, bias=plan.convolution_bias)
-        rule = StateRule(plan, *convolution, heads)
-        return StateLayer(parts.shape, rule, _mamba(parts, name, plan))
+        biased = plan.convolution_bias
+        return StateRule(plan, *_convolution(parts, name, plan, bias=biased), heads)
     convolution = _convolution(parts, name, plan, bias=False)
-    rule = StateRule(plan, *convolution, StateHeads(slopes, shifts))
-    return StateLayer(parts.shape, rule, _delta_net(parts, name, plan))
+    return StateRule(plan, *convolution, StateHeads(slopes, shifts))
 
 
 def _convolution(
@@ -50,7 +67,8 @@ def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
     hidden, width, bias = parts.spec.hidden_size, plan.value_width, plan.bias
     norm, factors = None, None
     if plan.norm is not None:
-        norm = parts.row_norm(f"{name}.gated_norm", plan.norm, width)
+        given = parts.row_norm(f"{name}.gated_norm", plan.norm, width)
+        norm = PartsNorm(given, plan.num_key_heads, plan.shared, parts.tp)
     if plan.factors:
         *each, steps = plan.factors
         counts = torch.tensor((plan.key_width, plan.key_width, width, width))

@@ -18,6 +18,7 @@ from quire.options.speculation import speculation_for
 from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
+from quire.ranks.shares import RankShare, of_rank
 from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
@@ -111,7 +112,9 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
     if not isinstance(spec, ModelSpec) or not spec.keeps_states:
         return asked
     # Keys and values beside weights in bytes may be in 16 bits.
-    least = least_block_size(spec, 4 if kept == "float32" else 2)
+    size, kv_bytes = options.tensor_parallel_size, 4 if kept == "float32" else 2
+    shares = (RankShare(rank, size) for rank in range(size))
+    least = max(least_block_size(of_rank(spec, share), kv_bytes) for share in shares)
     if asked >= least:
         return asked
     if options.block_size is not None:
@@ -253,11 +256,6 @@ def check_states(options: Options) -> None:
         raise NotSupported(
             "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
             "answer token by token, and the two add up in another order. Leave it out."
-        )
-    if options.tensor_parallel_size > 1:
-        raise NotSupported(
-            f"tensor_parallel_size={options.tensor_parallel_size}: layers that keep a state are "
-            "not divided among ranks yet. Run replicas of the whole model: data_parallel_size."
         )
 
 
