@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from quire.backends.fp8 import FP8, block_shape
 from quire.config import Speculation
 from quire.errors import InvalidOption, NotSupported
 from quire.layer_parts.state import DeltaNetPlan
@@ -40,6 +42,11 @@ def test_a_block_is_as_large_as_a_state() -> None:
     gpu = replace(CPU, device="cuda")
     assert resolve(Options(dtype="bfloat16"), spec(), gpu).block_size == narrow
     assert resolve(Options(quantization="int8"), spec(), CPU).block_size == narrow
+    # Room for this one is only there with the scales of fp8.
+    far = replace(STATE, reach=6)
+    small = resolve(Options(dtype="bfloat16", kv_cache_dtype="fp8"), spec(far), gpu).block_size
+    per_block = math.prod(block_shape(2, small, 256, FP8)) * FP8.itemsize
+    assert 256 * 2 * small < 2 * far.state_numbers <= per_block
     tiny = spec(DeltaNetPlan(2, 2, 8, 8, 4, NormPlan(1e-6)))
     assert resolve(Options(), tiny, CPU).block_size == 16
     assert resolve(Options(block_size=64), tiny, CPU).block_size == 64
@@ -75,7 +82,6 @@ def test_nothing_is_promised_that_states_do_not_keep() -> None:
     ("given", "device"),
     [
         ({"batch_invariant": True}, "cpu"),
-        ({"kv_cache_dtype": "fp8"}, "cuda"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(given: dict[str, Any], device: str) -> None:

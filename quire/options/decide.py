@@ -23,6 +23,7 @@ from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
+FP8_SCALE_BYTES = 4  # of a head's keys, and of its values, of a token (backends/fp8.py)
 LEAST, TILE = 16, 128  # tokens: the smallest block that holds a state; a tile of attention
 MAX_WAIT = 60.0
 # Few enough that a step on two cores takes well under a second, so that progress shows and Ctrl-C
@@ -112,9 +113,11 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
     if not isinstance(spec, ModelSpec) or not spec.keeps_states:
         return asked
     # Keys and values beside weights in bytes may be in 16 bits.
-    size, kv_bytes = options.tensor_parallel_size, 4 if kept == "float32" else 2
-    shares = (RankShare(rank, size) for rank in range(size))
-    least = max(least_block_size(of_rank(spec, share), kv_bytes) for share in shares)
+    size, kv_bytes, scale_bytes = options.tensor_parallel_size, 4 if kept == "float32" else 2, 0
+    if options.kv_cache_dtype == "fp8":
+        kv_bytes, scale_bytes = 1, FP8_SCALE_BYTES
+    shares = (of_rank(spec, RankShare(rank, size)) for rank in range(size))
+    least = max(least_block_size(share, kv_bytes, scale_bytes) for share in shares)
     if asked >= least:
         return asked
     if options.block_size is not None:
@@ -247,11 +250,6 @@ def decided_len(options: Options, spec: AnySpec) -> int:
 
 def check_states(options: Options) -> None:
     """Raise NotSupported for options that layers with a state do not support yet."""
-    if options.kv_cache_dtype == "fp8":
-        raise NotSupported(
-            "kv_cache_dtype='fp8': layers that keep a state have it in the blocks of the KV cache, "
-            "and not in 8 bits. Leave it out."
-        )
     if options.batch_invariant:
         raise NotSupported(
             "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
@@ -259,12 +257,14 @@ def check_states(options: Options) -> None:
         )
 
 
-def least_block_size(spec: ModelSpec, kv_bytes: int) -> int:
+def least_block_size(spec: ModelSpec, kv_bytes: int, scale_bytes: int = 0) -> int:
     """The fewest tokens whose keys and values in one layer take as many bytes as the state of one;
-    `kv_bytes` are the bytes of one of their numbers. A power of two, or a multiple of TILE."""
+    `kv_bytes` are the bytes of one of their numbers, `scale_bytes` those of each head beside them.
+    A power of two, or a multiple of TILE."""
     states = [state.state_numbers for state in spec.states if state is not None]
     half = 4 * -(-max(states, default=0) // 2)  # half is kept beside the keys, half with the values
+    token = spec.place_numbers * kv_bytes + spec.num_kv_heads * scale_bytes
     size = LEAST
-    while size * spec.place_numbers * kv_bytes < half:
+    while size * token < half:
         size += min(size, TILE)
     return size

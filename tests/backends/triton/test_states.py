@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire.backends.fp8 import FP8
 from quire.backends.ops import AttentionInputs, StateHeads, StateRule
 from quire.backends.states import state_pass
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
@@ -61,11 +62,16 @@ def rates_of(plan: StatePlan, count: int) -> Tensor | None:
     return torch.randn(count, each * plan.num_heads, generator=generator(5))
 
 
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(
+    ("single", "kept_as"), [(False, torch.float32), (True, torch.float32), (False, FP8)]
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool) -> None:
+def test_tokens_are_taken_up_in_the_blocks_of_their_rows(
+    name: str, single: bool, kept_as: torch.dtype
+) -> None:
     """What tokens read, and every state that a later one may begin from; nothing else changes.
-    `single`: one token each, under tables that are reached by way of rows."""
+    `single`: one token each, under tables that are reached by way of rows. `kept_as`: what keys of
+    other layers are in blocks; states are float32 in any case."""
     from quire.backends.triton.states import TritonStates
 
     plan, slices = PLANS[name], SLICES[3:] if single else SLICES[:4]
@@ -75,7 +81,7 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
     tables = order[: len(slices) * width].view(-1, width)
     starts = torch.tensor([0, *(new for new, _ in slices)]).cumsum(0)
     count, room = int(starts[-1]), plan.state_numbers // 2 + 3
-    given = torch.randn(2, len(order), 1, SIZE, -(-room // SIZE), generator=generator(2))
+    given = torch.randn(2, len(order), 1, SIZE * -(-room // SIZE), generator=generator(2))
     qkv = torch.randn(count, plan.channels + 5, generator=generator(4))[:, :-5]
     rates = rates_of(plan, count)
     kept, cache = given.clone(), given.clone().to(DEVICE)
@@ -86,7 +92,7 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
     live = int(starts[len(slices) - (RESTING if single else 0)])
     some = inputs if not single else _without_last(inputs, RESTING)
     wanted = state_pass(some, SIZE).take_up(
-        *(rule_of(plan), qkv[:live], None if rates is None else rates[:live]), *kept
+        *(rule_of(plan), qkv[:live], None if rates is None else rates[:live]), *kept.view(kept_as)
     )
     turned, rows = tables.flip(0).int().to(DEVICE), None
     if single:
@@ -98,7 +104,7 @@ def test_tokens_are_taken_up_in_the_blocks_of_their_rows(name: str, single: bool
         single,
     )
     there = None if rates is None else rates.to(DEVICE)
-    read = made.take_up(rule_of(plan, DEVICE), qkv.to(DEVICE), there, *cache)
+    read = made.take_up(rule_of(plan, DEVICE), qkv.to(DEVICE), there, *cache.view(kept_as))
     assert_close(read[:live], wanted.to(DEVICE), least=1e-4)
     assert not read[live:].any()
     assert_close(cache, kept.to(DEVICE), least=1e-4)
