@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
+from quire.backends.fp8 import FP8, block_shape
 from quire.config import Speculation
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import InvalidOption
 from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.decide import least_block_size
+from quire.ranks.shares import RankShare, of_rank
 from quire.spec import ModelSpec, plain_decoder
 
 GIB = 1 << 30
@@ -39,6 +41,11 @@ def test_a_block_is_as_large_as_a_state() -> None:
     gpu = replace(CPU, device="cuda")
     assert resolve(Options(dtype="bfloat16"), spec(), gpu).block_size == narrow
     assert resolve(Options(quantization="int8"), spec(), CPU).block_size == narrow
+    # Room for this one is only there with the scales of fp8.
+    far = replace(STATE, reach=6)
+    small = resolve(Options(dtype="bfloat16", kv_cache_dtype="fp8"), spec(far), gpu).block_size
+    per_block = math.prod(block_shape(2, small, 256, FP8)) * FP8.itemsize
+    assert 256 * 2 * small < 2 * far.state_numbers <= per_block
     tiny = spec(DeltaNetPlan(2, 2, 8, 8, 4, NormPlan(1e-6)))
     assert resolve(Options(), tiny, CPU).block_size == 16
     assert resolve(Options(block_size=64), tiny, CPU).block_size == 64
@@ -46,29 +53,27 @@ def test_a_block_is_as_large_as_a_state() -> None:
         resolve(Options(block_size=256, dtype="float32"), spec(), CPU)
 
 
-def test_nothing_is_promised_that_states_do_not_keep() -> None:
-    """Where it is on by itself for other models, and where guesses are."""
+def test_a_block_holds_the_share_of_any_rank() -> None:
+    """Two of three ranks have one KV head of two, and one has both with half of the states."""
+    four, three = (
+        resolve(Options(dtype="float32", tensor_parallel_size=size), spec(), CPU).block_size
+        for size in (4, 3)
+    )
+    assert four == least_block_size(of_rank(spec(), RankShare(0, 4)), 4) == 384
+    parts = [of_rank(spec(), RankShare(rank, 3)) for rank in range(3)]
+    assert three == max(least_block_size(part, 4) for part in parts)
+    assert len({least_block_size(part, 4) for part in parts}) > 1
+
+
+def test_nothing_slow_or_wrong_is_chosen_that_nobody_asked_for() -> None:
+    """Where steady bits are on by themselves for other models, and where guesses are."""
     plain = resolve(Options(dtype="float32"), spec(None), CPU)
     assert plain.batch_invariant and plain.speculation is not None
     made = resolve(Options(dtype="float32"), spec(), CPU)
     assert not made.batch_invariant and made.speculation is None
-    asked = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
-    made = resolve(asked, spec(), CPU)
+    asked = resolve(Options(dtype="float32", batch_invariant=True), spec(), CPU)
+    assert asked.batch_invariant
+    guessing = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
+    made = resolve(guessing, spec(), CPU)
     assert made.speculation is None
     assert any("cannot go back" in note for note in made.notes)
-
-
-@pytest.mark.parametrize(
-    ("given", "device"),
-    [
-        ({"batch_invariant": True}, "cpu"),
-        ({"enable_lora": True}, "cpu"),
-        ({"tensor_parallel_size": 2}, "cpu"),
-        ({"kv_cache_dtype": "fp8"}, "cuda"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(given: dict[str, Any], device: str) -> None:
-    facts = replace(CPU, device=device)
-    named = next(iter(given))
-    with pytest.raises(NotSupported, match=f"^{named}.*a state"):
-        resolve(Options(**given), spec(), facts)

@@ -189,11 +189,17 @@ class Matcher:
         return part.module in self.sites.norms
 
     def _any_part(self, name: TensorName) -> SitePart | None:
-        known = (self.sites.parts.get(module) for module in _modules(name))
+        known = (self.sites.parts.get(module) for module in self._modules(name))
         return next((parts[0] for parts in known if parts), None)
 
+    def _modules(self, name: TensorName) -> tuple[str, ...]:
+        """The names that a module may have in the model's files: adapters of bare models leave
+        `model.` out, and Transformers may say that where files have another word."""
+        inner = name.own.removeprefix("model.")
+        return name.own, f"model.{name.own}", f"{self.sites.base}.{inner}"
+
     def _norm_or_parts(self, name: TensorName) -> tuple[SitePart, ...]:
-        for module in _modules(name):
+        for module in self._modules(name):
             if module in self.sites.norms:
                 return (self.sites.norms[module],)
         return self.parts_of(name)
@@ -201,7 +207,7 @@ class Matcher:
     def parts_of(self, name: TensorName) -> tuple[SitePart, ...]:
         """The parts of the model that a module of the adapter means. Adapters of bare models have
         no `model.`."""
-        for module in _modules(name):
+        for module in self._modules(name):
             if module in self.sites.parts:
                 return self.sites.parts[module]
             if module in self.sites.not_built:
@@ -286,11 +292,6 @@ class Matcher:
 
     def wrong(self, what: str, why: str, way_out: str = "") -> InvalidAdapter:
         return wrong(self.path, what, why, way_out)
-
-
-def _modules(name: TensorName) -> tuple[str, str]:
-    """The names of a module in the model; adapters of bare models leave `model.` out."""
-    return name.own, f"model.{name.own}"
 
 
 def wrong(path: Path, what: str, why: str, way_out: str = "") -> InvalidAdapter:

@@ -58,7 +58,7 @@ def read_adapter(
             q, r = columns[change.part.module]
             a, b = torch.cat([a, r]), torch.cat([b, -change.scale * q], 1)
         made = _added(change, a, b, factor, dtype)
-        added.setdefault(change.part.site, []).append(made)
+        _append(added.setdefault(change.part.site, []), made)
     numbers = _own_numbers(own, _biases(_own_biases(own), read_base), dtype, rows_of)
     scaled = _Scaled(plan.scales)
     for part, factor in scaled.factors.values():
@@ -165,6 +165,19 @@ def _added(
     return Added(part.index, part.first, a.to(dtype), b.to(dtype).contiguous(), factor)
 
 
+def _append(some: list[Added], made: Added) -> None:
+    """Add what an adapter adds to some rows. Rows of the same module share A, so that neighbours
+    are joined."""
+    last = some[-1] if some else None
+    if last is None or last.part != made.part or last.first + len(last.b) != made.first:
+        some.append(made)
+        return
+    factor = None
+    if last.factor is not None and made.factor is not None:
+        factor = torch.cat([last.factor, made.factor])
+    some[-1] = replace(last, b=torch.cat([last.b, made.b]), factor=factor)
+
+
 def _factor_alone(part: SitePart, factor: Tensor, dtype: torch.dtype) -> Added:
     """A factor alone, with an A and a B that add nothing."""
     a, b = torch.zeros(1, part.columns, dtype=dtype), torch.zeros(part.rows, 1, dtype=dtype)
@@ -184,7 +197,7 @@ class _Scaled:
                 factor = torch.cat([torch.ones(part.rows - len(factor)), factor])
             else:
                 factor = _in_place(factor[:, None], part)[:, 0]
-            key = part.site, part.index
+            key = part.site, part.first
             if key in self.factors:  # a factor of the result, and one of the next input
                 factor = factor * self.factors[key][1]
             self.factors[key] = part, factor

@@ -50,4 +50,4 @@ def _up_before(sites: Sites, down: SitePart) -> SitePart | None:
         return None
     gated = f"{down.site.removesuffix(_BEHIND_GATE)}{_GATED}"
     every = (part for parts in sites.parts.values() for part in parts if part.site == gated)
-    return max(every, key=lambda part: part.index, default=None)
+    return max(every, key=lambda part: part.first, default=None)

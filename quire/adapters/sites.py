@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire.families.registry import family_named
+from quire.layer_plan import ExpertsPlan
 from quire.models.fallback.loaded import Product
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
@@ -23,7 +24,7 @@ EMBEDDING, HEAD = "embed", "head"
 _WEIGHT = ".weight"
 # Parts of a mixture of experts that do not compute every token.
 _EXPERTS = (".experts.", ".router", ".shared_gate")
-_OF_EXPERT = re.compile(r"layers\.\d+\.mlp\.experts\.(\d+)\.(gate_up|down)")
+_OF_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_up|up|down)")
 _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 # A table and products that adapters cannot change yet.
 _UNCHANGED = re.compile(r"layer_embed|layers\.\d+\.beside\.experts\..*")
@@ -38,7 +39,7 @@ class SitePart:
 
     module: str  # model.layers.0.self_attn.k_proj
     site: str  # layers.0.attn.qkv
-    index: int  # among the parts of the site
+    index: int  # among the modules of the site; parts of one module, which share A, have one index
     first: int  # row of the site's product
     rows: int
     columns: int
@@ -51,7 +52,7 @@ class SitePart:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One product with `columns` inputs, and the rows of its parts."""
+    """One product with `columns` inputs, and the rows of its modules."""
 
     rows: tuple[int, ...]
     columns: int
@@ -62,7 +63,7 @@ class Sites:
     """All sites of a model: parts by module, sites by name, and modules that exist but are not
     supported. `stacks`: tensors for all experts, by module and tensor. `norms`: modules of norms.
     `biases`: names of biases. `experts_add_only`: experts support A and B only. `is_tied`: head and
-    embedding are one matrix."""
+    embedding are one matrix. `base`: how names of layers begin in the model's files."""
 
     parts: Mapping[str, tuple[SitePart, ...]]
     sites: Mapping[str, Site]
@@ -72,6 +73,7 @@ class Sites:
     biases: frozenset[str] = frozenset()
     experts_add_only: bool = False
     is_tied: bool = False
+    base: str = "model"
 
     def rows_of(self, site: str) -> int:
         """The rows of a product or a norm."""
@@ -106,18 +108,17 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
             made = _norm(name, weight)
             norms[made.module] = made
             continue
-        unchanged = weight.is_plain or name == "positions" or _UNCHANGED.fullmatch(name)
-        if len(weight.shape) != 2 or unchanged:
-            not_built |= {_module(part.hf) for part in weight.parts}
+        if weight.is_plain or len(weight.shape) != 2 or _is_unchanged(spec, name):
+            not_built |= {one for part in weight.parts for one in _modules(part.hf)}
             continue
         columns = weight.shape[1]
-        sites[name] = Site(tuple(part.rows for part in weight.parts), columns)
-        _add_parts(parts, name, columns, weight.parts)
+        rows = _add_parts(parts, name, columns, weight.parts)
+        sites[name] = Site(rows, columns)
         _add_stacks(stacks, name, columns, weight.parts)
+    names = family_named(spec.family).outer_names
     if spec.tied_embeddings:  # one weight, but two modules
-        head = family_named(spec.family).outer_names.head
-        sites[HEAD] = Site((spec.vocab_size,), spec.hidden_size)
-        _add_parts(parts, HEAD, spec.hidden_size, (Part(*head.stored("weight"), spec.vocab_size),))
+        head = (Part(*names.head.stored("weight"), spec.vocab_size),)
+        sites[HEAD] = Site(_add_parts(parts, HEAD, spec.hidden_size, head), spec.hidden_size)
     return Sites(
         parts,
         sites,
@@ -127,7 +128,17 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
         frozenset(biases),
         experts_add_only=experts_add_only,
         is_tied=spec.tied_embeddings,
+        base=names.layer.hf.partition(".")[0],
     )
+
+
+def _is_unchanged(spec: ModelSpec, name: str) -> bool:
+    """Whether this is a matrix that adapters cannot change."""
+    if name == "positions" or _UNCHANGED.fullmatch(name):
+        return True
+    found = _OF_EXPERT.fullmatch(name)
+    plan = None if found is None else spec.layers[int(found[1])].mlp
+    return isinstance(plan, ExpertsPlan) and not plan.expert.gated
 
 
 def sites_of_products(products: Iterable[Product]) -> Sites:
@@ -158,6 +169,13 @@ def _module(stored: str) -> str:
     return stored.removesuffix(_WEIGHT)
 
 
+def _modules(stored: str) -> tuple[str, ...]:
+    """The module of a tensor; if it is of an expert, also what PEFT calls a tensor of all."""
+    all_experts, inside, _ = stored.rpartition(".experts.")
+    folder = f"{all_experts}.experts"
+    return (_module(stored), *((folder, f"{folder}.base_layer") if inside else ()))
+
+
 def _layer(stored: str) -> str:
     """model.layers.3.block_sparse_moe.experts.0.w1.weight -> model.layers.3"""
     names = stored.split(".")
@@ -174,16 +192,23 @@ def _norm(name: str, weight: Weight) -> SitePart:
 
 def _add_parts(
     parts: dict[str, tuple[SitePart, ...]], site: str, columns: int, stored: tuple[Part, ...]
-) -> None:
-    first = 0
-    for index, part in enumerate(stored):
-        place, first = (index, first, part.rows, columns), first + part.rows
+) -> tuple[int, ...]:
+    """Add the parts of a site. Returns the rows of each of its modules: neighbours that are stored
+    in one tensor are one, unless they are an expert's gate and up."""
+    first, counts = 0, list[int]()
+    for number, part in enumerate(stored):
+        alone = not number or is_of_expert(site) or part.hf != stored[number - 1].hf
+        if alone:
+            counts.append(0)
+        counts[-1] += part.rows
+        place, first = (len(counts) - 1, first, part.rows, columns), first + part.rows
         if part.hf_within.expert is not None:
             continue
         made = _site_part(part, site, place, part.hf_within)
         # Transformers and older files have different names for these.
         for module in {made.module, made.module.replace(".block_sparse_moe.", ".mlp.")}:
             parts[module] = (*parts.get(module, ()), made)
+    return tuple(counts)
 
 
 def _add_stacks(
@@ -193,16 +218,18 @@ def _add_stacks(
     stored: tuple[Part, ...],
 ) -> None:
     """Add an expert's product also as a part of Transformers' tensors for all experts,
-    [experts, out, in], in the module `mlp.experts` of a layer."""
+    [experts, out, in], in the module of all experts of a layer, usually `mlp.experts`."""
     found = _OF_EXPERT.fullmatch(site)
     if found is None:
         return
     first, total = 0, sum(part.rows for part in stored)
     for index, part in enumerate(stored):
-        module, tensor = f"{_layer(part.hf)}.mlp.experts", _STACKS[found[2]]
+        module, tensor = f"{_layer(part.hf)}.mlp.experts", _STACKS[found[3]]
+        if part.hf_else is not None:  # where Transformers has it
+            module = part.hf_else[0].rpartition(".")[0]
         within = part.hf_within
         if within.expert is None:
-            within = Within(expert=int(found[1]), first=first, of=total)
+            within = Within(expert=int(found[2]), first=first, of=total)
         made = _site_part(part, site, (index, first, part.rows, columns), within)
         of_module = stacks.setdefault(module, {})
         of_module[tensor] = (*of_module.get(tensor, ()), made)

@@ -123,8 +123,8 @@ def make_cache(
     """Keys and values, not initialised: [places, 2, blocks, kv_heads, block_size, head_dim], or
     [places, 1, ...] if values are a part of keys. Without groups each layer has a place.
 
-    In fp8 the last two dimensions are one (backends/fp8.py), and all bytes are 0, as none may be
-    NaN."""
+    In fp8 the last two dimensions are one (backends/fp8.py), and all bytes are 0, as
+    whole blocks may be converted to other types."""
     block = _block_shape(spec, block_size, dtype)
     num_places = places_in_block(groups) if groups else spec.num_layers
     shape = (num_places, spec.layers[0].attention.kv_tensors, count, *block)

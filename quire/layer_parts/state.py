@@ -75,6 +75,16 @@ class DeltaNetPlan(_Matrices):
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPart:
+    """Which part of a norm's `count` parts it is whose heads several ranks share, and how wide the
+    whole part is."""
+
+    index: int
+    count: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class MambaPlan(_Matrices):
     """Mamba-2: each token decays every matrix, adds its key times its value to it, then reads it
     with its query (backends/decay_rule.py). Keys, values and queries are what Mamba calls B, x and
@@ -83,7 +93,7 @@ class MambaPlan(_Matrices):
     The result is gated by silu, and then normed over each of num_key_heads equal parts by `norm`,
     if there is one; or before it is gated if `norm_first`. Neighbouring heads share a query and a
     key. `factors`: what queries, keys, values, the gate and steps are multiplied with as they come
-    from their product; empty: with nothing."""
+    from their product; empty: with nothing. `shared`: of a rank with some heads of a part."""
 
     norm: NormPlan | None
     bias: bool = False  # of the first product
@@ -92,6 +102,7 @@ class MambaPlan(_Matrices):
     least_step: float = 0.0
     norm_first: bool = False
     factors: tuple[float, ...] = ()
+    shared: SharedPart | None = None
 
     def weights(self, hidden: int) -> int:
         """Weights in its products, for hidden states of this size."""

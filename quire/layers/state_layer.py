@@ -11,10 +11,11 @@ from torch import Tensor
 
 from quire.backends.generic import activated
 from quire.backends.ops import HeadShape, RowNorm, StateRule
-from quire.layer_parts.state import MambaPlan
+from quire.layer_parts.state import MambaPlan, SharedPart
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
-from quire.layers.norm import Norm, weighted
+from quire.layers.norm import weighted
+from quire.layers.tp import TensorParallel
 
 
 class Around(Protocol):
@@ -33,12 +34,20 @@ class TakeUp(Protocol):
         """StateStep.take_up on the states of this layer."""
 
 
+class GateRead(Protocol):
+    """Kernels.gate_read with its ReadGate."""
+
+    def __call__(self, read: Tensor, gate: Tensor) -> Tensor: ...
+
+
 class StateLayer:
     kind = None  # no attention is planned for this layer
 
-    def __init__(self, shape: HeadShape, rule: StateRule, around: Around) -> None:
+    def __init__(
+        self, shape: HeadShape, rule: StateRule, around: Around, tp: TensorParallel
+    ) -> None:
         """`shape`: the heads of the layers with attention, whose blocks also hold the states."""
-        self.shape, self.rule, self.around = shape, rule, around
+        self.shape, self.rule, self.around, self.tp = shape, rule, around, tp
         self.table = 0  # its block table, set by Decoder.use_groups
 
     @property
@@ -47,9 +56,10 @@ class StateLayer:
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         states = shared.states[self.table]
-        return self.around(
+        made = self.around(
             x, lambda taken, rates: states.take_up(self.rule, taken, rates, keys, values)
         )
+        return self.tp.all_reduce(made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class DeltaNet:
     channels: int
     qkvz: Linear
     rates: Linear
-    norm: Norm
+    gate: GateRead
     out: Linear
 
     @property
@@ -70,9 +80,43 @@ class DeltaNet:
     def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
         qkvz, rates = self.qkvz(x), self.rates(x.float())
         read = take_up(qkvz[:, : self.channels], rates)
-        normed = self.norm(read.to(x.dtype)).flatten(1)
-        gate = activated(qkvz[:, self.channels :].float(), "silu")
-        return self.out((normed * gate).to(x.dtype))
+        return self.out(self.gate(read.flatten(1), qkvz[:, self.channels :]))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGate:
+    """A GateRead with a norm of rows that have some numbers of a part, of which other ranks have
+    the others: squares are summed over ranks."""
+
+    norm: RowNorm
+    norm_first: bool
+    shared: SharedPart
+    tp: TensorParallel
+
+    def __call__(self, read: Tensor, gate: Tensor) -> Tensor:
+        opened, dtype = activated(gate.float(), "silu"), gate.dtype
+        wide = read if self.norm_first else read * opened
+        scaled = wide * self._mean_square(wide).add_(self.norm.eps).rsqrt_()
+        if self.norm_first:
+            return (weighted(scaled, self.norm.weight, torch.float32) * opened).to(dtype)
+        return weighted(scaled, self.norm.weight, dtype)
+
+    def _mean_square(self, wide: Tensor) -> Tensor:
+        """Of the whole part [T, 1]. Ranks add up a column for each part."""
+        shared, place = self.shared, slice(self.shared.index, self.shared.index + 1)
+        every = wide.new_zeros(len(wide), shared.count)
+        every[:, place] = in_halves(wide.square())
+        return self.tp.all_reduce(every)[:, place] / shared.width
+
+
+def in_halves(x: Tensor) -> Tensor:
+    """The sums of rows [T, 1]. Halves are added until one number is left: a row gets the same bits
+    in any batch, on any device."""
+    while (width := x.shape[1]) > 1:
+        half = width // 2
+        rest = x[:, 2 * half :]
+        x = torch.cat([x[:, :half] + x[:, half : 2 * half], rest], 1)
+    return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +128,7 @@ class Mamba:
     plan: MambaPlan
     qkvz: Linear
     rates: Linear
-    norm: RowNorm | None
+    gate: GateRead
     out: Linear
     factors: tuple[Tensor, float] | None
 
@@ -97,18 +141,7 @@ class Mamba:
         if self.factors is not None:
             qkvz, rates = qkvz * self.factors[0], rates * self.factors[1]
         read = take_up(qkvz[:, : plan.channels], rates).flatten(1)
-        gate = activated(qkvz[:, plan.channels :].float(), "silu")
-        if plan.norm_first:
-            return self.out((self._normed(read, torch.float32) * gate).to(x.dtype))
-        return self.out(self._normed(read * gate, x.dtype))
-
-    def _normed(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
-        """Float32 rows with each of their parts normed, if there is a norm."""
-        if self.norm is None:
-            return wide.to(dtype)
-        parts = wide.view(len(wide), self.plan.num_key_heads, -1)
-        size = parts.square().mean(-1, keepdim=True).add_(self.norm.eps)
-        return weighted((parts * size.rsqrt_()).flatten(1), self.norm.weight, dtype)
+        return self.out(self.gate(read, qkvz[:, plan.channels :]))
 
 
 @dataclass(frozen=True, slots=True)

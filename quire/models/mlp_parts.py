@@ -26,8 +26,6 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
     if one.activation == "xielu":
         raise UnsupportedModel(f"{name}: {one.activation} in experts.")
-    if not one.gated and parts.adapters is not None:
-        raise UnsupportedModel("LoRA adapters beside experts without a gate.")
     if one.gate_scale != 1.0:
         raise UnsupportedModel(f"{name}: experts with a scaled gate.")
     make, each, first = parts.bare_linear, f"{name}.experts", first_of(one)
@@ -77,7 +75,7 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
     if plan.gated and plan.gate_scale != 1.0:
-        return GatedMLP(_scaled(parts, name, plan, up), up, down, parts.tp)
+        return GatedMLP(_scaled(parts, plan, up), up, down, parts.tp)
     if plan.gated:
         gate = Gate(plan.activation, kernels.gate(plan.activation))
         return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
@@ -87,10 +85,8 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     return PlainMLP(kernels.activate(plan.activation), up, down, parts.tp)
 
 
-def _scaled(parts: WeightParts, name: str, plan: MlpPlan, product: Linear) -> RowOp:
+def _scaled(parts: WeightParts, plan: MlpPlan, product: Linear) -> RowOp:
     """The product followed by activation(gate_scale * gate) * up."""
-    if parts.adapters is not None:
-        raise UnsupportedModel(f"{name}: LoRA adapters beside a scaled gate.")
     opened = parts.kernels.gate(plan.activation)
 
     def scaled(x: Tensor) -> Tensor:

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from quire.backends.ops import StateHeads, StateRule
+from quire.backends.ops import ReadGate, StateHeads, StateRule
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
-from quire.layers.state_layer import DeltaNet, Mamba, ShortConvolution, StateLayer
+from quire.layers.state_layer import (
+    Around,
+    DeltaNet,
+    GateRead,
+    Mamba,
+    SharedGate,
+    ShortConvolution,
+    StateLayer,
+)
 from quire.models.weight_parts import WeightParts
 
 
 def state_layer(parts: WeightParts, name: str, plan: StatePlan) -> StateLayer:
+    rule, around = _rule(parts, name, plan), _around(parts, name, plan)
+    return StateLayer(parts.shape, rule, around, parts.tp)
+
+
+def _around(parts: WeightParts, name: str, plan: StatePlan) -> Around:
     if isinstance(plan, ConvolutionPlan):
-        rule = StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
-        return StateLayer(parts.shape, rule, _short_convolution(parts, name, plan))
+        return _short_convolution(parts, name, plan)
+    if isinstance(plan, MambaPlan):
+        return _mamba(parts, name, plan)
+    return _delta_net(parts, name, plan)
+
+
+def _rule(parts: WeightParts, name: str, plan: StatePlan) -> StateRule:
+    if isinstance(plan, ConvolutionPlan):
+        return StateRule(plan, *_convolution(parts, name, plan, bias=plan.bias))
     slopes = parts.tensor(f"{name}.log_slopes.weight", plan.num_heads)
     shifts = parts.tensor(f"{name}.shifts.bias", plan.num_heads)
     if isinstance(plan, MambaPlan):
         heads = StateHeads(slopes, shifts, parts.tensor(f"{name}.skips.weight", plan.num_heads))
-        convolution = _convolution(parts, name, plan, bias=plan.convolution_bias)
-        rule = StateRule(plan, *convolution, heads)
-        return StateLayer(parts.shape, rule, _mamba(parts, name, plan))
+        biased = plan.convolution_bias
+        return StateRule(plan, *_convolution(parts, name, plan, bias=biased), heads)
     convolution = _convolution(parts, name, plan, bias=False)
-    rule = StateRule(plan, *convolution, StateHeads(slopes, shifts))
-    return StateLayer(parts.shape, rule, _delta_net(parts, name, plan))
+    return StateRule(plan, *convolution, StateHeads(slopes, shifts))
 
 
 def _convolution(
@@ -37,20 +57,19 @@ def _convolution(
 
 def _delta_net(parts: WeightParts, name: str, plan: DeltaNetPlan) -> DeltaNet:
     hidden, heads, width = parts.spec.hidden_size, plan.num_heads, plan.value_width
+    norm = parts.row_norm(f"{name}.head_norm", plan.norm, plan.value_dim)
     return DeltaNet(
         plan.channels,
         parts.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=False),
         parts.linear(f"{name}.rates", 2 * heads, hidden, bias=False),
-        parts.norm(f"{name}.head_norm", plan.norm, plan.value_dim),
+        partial(parts.kernels.gate_read, by=ReadGate(norm, heads, norm_first=True)),
         parts.linear(f"{name}.o", hidden, width, bias=False),
     )
 
 
 def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
     hidden, width, bias = parts.spec.hidden_size, plan.value_width, plan.bias
-    norm, factors = None, None
-    if plan.norm is not None:
-        norm = parts.row_norm(f"{name}.gated_norm", plan.norm, width)
+    factors = None
     if plan.factors:
         *each, steps = plan.factors
         counts = torch.tensor((plan.key_width, plan.key_width, width, width))
@@ -59,10 +78,20 @@ def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
         plan,
         parts.linear(f"{name}.qkvz", plan.channels + width, hidden, bias=bias),
         parts.linear(f"{name}.rates", plan.num_heads, hidden, bias=bias),
-        norm,
+        _mamba_gate(parts, name, plan),
         parts.linear(f"{name}.o", hidden, width, bias=plan.o_bias),
         factors,
     )
+
+
+def _mamba_gate(parts: WeightParts, name: str, plan: MambaPlan) -> GateRead:
+    if plan.norm is None:
+        return partial(parts.kernels.gate_read, by=ReadGate(None))
+    norm = parts.row_norm(f"{name}.gated_norm", plan.norm, plan.value_width)
+    if plan.shared is not None:
+        return SharedGate(norm, plan.norm_first, plan.shared, parts.tp)
+    by = ReadGate(norm, plan.num_key_heads, plan.norm_first)
+    return partial(parts.kernels.gate_read, by=by)
 
 
 def _short_convolution(parts: WeightParts, name: str, plan: ConvolutionPlan) -> ShortConvolution:

@@ -18,10 +18,12 @@ from quire.options.speculation import speculation_for
 from quire.params.reasoning import ReasoningConfig
 from quire.params.rules import fail
 from quire.params.structured import StructuredOutputsConfig
+from quire.ranks.shares import RankShare, of_rank
 from quire.spec import AnySpec, ModelSpec
 
 GIB = 1 << 30
 DEFAULT_BLOCK_SIZE = 16
+FP8_SCALE_BYTES = 4  # of a head's keys, and of its values, of a token (backends/fp8.py)
 LEAST, TILE = 16, 128  # tokens: the smallest block that holds a state; a tile of attention
 MAX_WAIT = 60.0
 # Few enough that a step on two cores takes well under a second, so that progress shows and Ctrl-C
@@ -40,13 +42,11 @@ def resolve(
 ) -> EngineConfig:
     """Decide everything the engine runs with."""
     _check_device(options, facts)
-    if spec.keeps_states:
-        check_states(options)
     notes, on_gpu, overlap = list[str](), facts.device == "cuda", options.async_scheduling
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
-    batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
+    batch_invariant = _batch_invariant(options, spec, facts, dtype)
     batch_processors, request_processors = _processors(options)
     speculation = speculation_for(
         options.speculative_config,
@@ -111,7 +111,11 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
     if not isinstance(spec, ModelSpec) or not spec.keeps_states:
         return asked
     # Keys and values beside weights in bytes may be in 16 bits.
-    least = least_block_size(spec, 4 if kept == "float32" else 2)
+    size, kv_bytes, scale_bytes = options.tensor_parallel_size, 4 if kept == "float32" else 2, 0
+    if options.kv_cache_dtype == "fp8":
+        kv_bytes, scale_bytes = 1, FP8_SCALE_BYTES
+    shares = (of_rank(spec, RankShare(rank, size)) for rank in range(size))
+    least = max(least_block_size(share, kv_bytes, scale_bytes) for share in shares)
     if asked >= least:
         return asked
     if options.block_size is not None:
@@ -184,11 +188,11 @@ def _keeps_fp8_out(spec: ModelSpec) -> str | None:
     return "attend to sounds" if spec.heard_rows else None
 
 
-def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
+def _batch_invariant(options: Options, spec: AnySpec, facts: DeviceFacts, dtype: str) -> bool:
     """By default on where it costs nothing: steady kernels add up float32 in one fixed order, and
-    their sums of bytes are exact."""
+    their sums of bytes are exact. States are slower if they take up one token at a time."""
     if options.batch_invariant is None:
-        return facts.steady_kernels and dtype == "float32"
+        return facts.steady_kernels and dtype == "float32" and not spec.keeps_states
     return options.batch_invariant
 
 
@@ -242,36 +246,14 @@ def decided_len(options: Options, spec: AnySpec) -> int:
     return options.max_model_len
 
 
-def check_states(options: Options) -> None:
-    """Raise NotSupported for options that layers with a state do not support yet."""
-    if options.kv_cache_dtype == "fp8":
-        raise NotSupported(
-            "kv_cache_dtype='fp8': layers that keep a state have it in the blocks of the KV cache, "
-            "and not in 8 bits. Leave it out."
-        )
-    if options.batch_invariant:
-        raise NotSupported(
-            "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
-            "answer token by token, and the two add up in another order. Leave it out."
-        )
-    if options.enable_lora:
-        raise NotSupported(
-            "enable_lora=True is not built for layers that keep a state. Merge the adapter into "
-            "the model's weights."
-        )
-    if options.tensor_parallel_size > 1:
-        raise NotSupported(
-            f"tensor_parallel_size={options.tensor_parallel_size}: layers that keep a state are "
-            "not divided among ranks yet. Run replicas of the whole model: data_parallel_size."
-        )
-
-
-def least_block_size(spec: ModelSpec, kv_bytes: int) -> int:
+def least_block_size(spec: ModelSpec, kv_bytes: int, scale_bytes: int = 0) -> int:
     """The fewest tokens whose keys and values in one layer take as many bytes as the state of one;
-    `kv_bytes` are the bytes of one of their numbers. A power of two, or a multiple of TILE."""
+    `kv_bytes` are the bytes of one of their numbers, `scale_bytes` those of each head beside them.
+    A power of two, or a multiple of TILE."""
     states = [state.state_numbers for state in spec.states if state is not None]
     half = 4 * -(-max(states, default=0) // 2)  # half is kept beside the keys, half with the values
+    token = spec.place_numbers * kv_bytes + spec.num_kv_heads * scale_bytes
     size = LEAST
-    while size * spec.place_numbers * kv_bytes < half:
+    while size * token < half:
         size += min(size, TILE)
     return size

@@ -2,15 +2,24 @@
 
 Heads stay whole. With at least as many KV heads as ranks, the query heads that share a KV head stay
 together, and shares may differ by one such group. With fewer KV heads than ranks, some ranks keep
-the same KV head, and divide its query heads among them. Every rank has the whole embedding; the
-rows of the head are divided.
+the same KV head, and divide its query heads among them. Heads of states that share a key are
+divided like query heads that share a KV head. Every rank has the whole embedding; the rows of the
+head are divided.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from quire.errors import InvalidOption, NotSupported
+from quire.layer_parts.state import (
+    ConvolutionPlan,
+    DeltaNetPlan,
+    MambaPlan,
+    SharedPart,
+    StatePlan,
+)
 from quire.layer_plan import (
     AttentionPlan,
     CrossPlan,
@@ -37,7 +46,10 @@ class RankShare:
 
     def kv_heads(self, plan: AttentionPlan) -> range:
         """Its KV heads: of 9 query heads and 3 KV heads, rank 0 of 2 has 0 and 1, rank 1 has 2."""
-        count = plan.num_kv_heads
+        return self.keys(plan.num_kv_heads)
+
+    def keys(self, count: int) -> range:
+        """Its heads of so many that others share: its part of them, or one."""
         if self.size <= count:
             return self.equal_heads(count)
         head = self._kv_head(count)
@@ -49,12 +61,16 @@ class RankShare:
 
     def heads(self, plan: AttentionPlan) -> range:
         """The query heads of its KV heads, or its part of those of the KV head that it shares."""
-        kv, per_kv = self.kv_heads(plan), plan.num_heads // plan.num_kv_heads
-        if self.size <= plan.num_kv_heads:
-            return range(kv.start * per_kv, kv.stop * per_kv)
-        sharing = self._sharing(plan.num_kv_heads)
-        part = _cut(per_kv, self.rank - sharing.start, len(sharing))
-        return range(kv.start * per_kv + part.start, kv.start * per_kv + part.stop)
+        return self.heads_over(plan.num_heads, plan.num_kv_heads)
+
+    def heads_over(self, num_heads: int, num_keys: int) -> range:
+        """Its heads, of which neighbours share one of so many keys."""
+        keys, per_key = self.keys(num_keys), num_heads // num_keys
+        if self.size <= num_keys:
+            return range(keys.start * per_key, keys.stop * per_key)
+        sharing = self._sharing(num_keys)
+        part = _cut(per_key, self.rank - sharing.start, len(sharing))
+        return range(keys.start * per_key + part.start, keys.start * per_key + part.stop)
 
     def counts_kv(self, plan: AttentionPlan) -> bool:
         """Whether it is the first of the ranks that hold its KV heads."""
@@ -110,23 +126,39 @@ def of_rank(spec: ModelSpec, share: RankShare) -> ModelSpec:
 def check_ranks(spec: ModelSpec, size: int) -> None:
     """Raise InvalidOption unless every rank gets a part of every layer."""
     for layer in spec.layers:
-        attention = layer.attention
-        heads, kv = attention.num_heads, attention.num_kv_heads
-        if -(-size // kv) > heads // kv:  # ranks that would share one KV head
-            raise InvalidOption(
-                f"{OPTION}={size} is more than {heads} heads over {kv} KV heads can be divided "
-                f"into. Use at most {heads}, or replicas of the whole model: data_parallel_size.",
-                parameter=OPTION,
-                value=size,
-            )
-        for plan in _feed_forwards(layer):
-            if plan.width < size:
+        for heads, keys, kind in _heads(layer):
+            if -(-size // keys) > heads // keys:  # ranks that would share one
                 raise InvalidOption(
-                    f"{OPTION}={size} is more than a feed-forward of width {plan.width} can be "
-                    f"divided into. Use at most {plan.width}.",
+                    f"{OPTION}={size} is more than {heads} heads over {keys} {kind} can be divided "
+                    f"into. Use at most {heads}, or replicas of the whole model: "
+                    "data_parallel_size.",
                     parameter=OPTION,
                     value=size,
                 )
+        for width, kind in _widths(layer):
+            if width < size:
+                raise InvalidOption(
+                    f"{OPTION}={size} is more than {kind} of width {width} can be divided into. "
+                    f"Use at most {width}.",
+                    parameter=OPTION,
+                    value=size,
+                )
+
+
+def _heads(layer: LayerPlan) -> Iterator[tuple[int, int, str]]:
+    """The heads of a layer, what several of them share, and what that is called."""
+    attention, state = layer.attention, layer.state
+    yield attention.num_heads, attention.num_kv_heads, "KV heads"
+    if isinstance(state, DeltaNetPlan | MambaPlan):
+        yield state.num_heads, state.num_key_heads, "keys of states"
+
+
+def _widths(layer: LayerPlan) -> Iterator[tuple[int, str]]:
+    """The widths of a layer that ranks divide, and what has them."""
+    for plan in _feed_forwards(layer):
+        yield plan.width, "a feed-forward"
+    if isinstance(layer.state, ConvolutionPlan):
+        yield layer.state.channels, "a convolution"
 
 
 def _feed_forwards(layer: LayerPlan) -> tuple[MlpPlan, ...]:
@@ -142,7 +174,7 @@ def _divided_parts(layer: LayerPlan) -> tuple[tuple[object, tuple[type, ...]], .
         (layer.attention, (AttentionPlan,)),
         (layer.mlp, (MlpPlan, ExpertsPlan, type(None))),
         (layer.cross, (CrossPlan, type(None))),
-        (layer.state, (type(None),)),
+        (layer.state, (DeltaNetPlan, MambaPlan, ConvolutionPlan, type(None))),
         (layer.beside, (ExpertsPlan, type(None))),
         (layer.embedding, (EmbeddingBranchPlan, type(None))),
     )
@@ -164,7 +196,28 @@ def _layer(layer: LayerPlan, share: RankShare) -> LayerPlan:
         whole=_whole(attention, share),
     )
     beside = None if layer.beside is None else _experts(layer.beside, share)
-    return replace(layer, attention=own, mlp=_mlp(mlp, share), beside=beside)
+    state = None if layer.state is None else _state(layer.state, share)
+    return replace(layer, attention=own, mlp=_mlp(mlp, share), beside=beside, state=state)
+
+
+def _state(plan: StatePlan, share: RankShare) -> StatePlan:
+    if isinstance(plan, ConvolutionPlan):
+        return replace(plan, channels=len(share.inner(plan.channels)))
+    if isinstance(plan, DeltaNetPlan) and plan.in_turn:
+        raise NotSupported(
+            f"{OPTION}={share.size}: this GGUF file has the heads of states in an order that is "
+            "not divided among ranks. Use the model's directory (safetensors), or replicas of the "
+            "whole model: data_parallel_size."
+        )
+    keys, heads = (
+        share.keys(plan.num_key_heads),
+        share.heads_over(plan.num_heads, plan.num_key_heads),
+    )
+    own = replace(plan, num_heads=len(heads), num_key_heads=len(keys))
+    if isinstance(own, MambaPlan) and share.size > plan.num_key_heads:
+        whole = plan.value_width // plan.num_key_heads
+        own = replace(own, shared=SharedPart(keys.start, plan.num_key_heads, whole))
+    return own
 
 
 def _whole(plan: AttentionPlan, share: RankShare) -> WholeHeads | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from quire.errors import NotSupported
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LatentPlan, LayerPlan, MlpPlan
 from quire.ranks.shares import OPTION, RankShare
 from quire.spec import ModelSpec
@@ -121,7 +122,10 @@ class _LayerCut:
         if name in _WHOLE_IN_LAYER or (name.endswith("_norm") and not name.startswith("attn.")):
             return whole_of(self.weight)
         if name.startswith("attn."):
-            return self._attention(name.removeprefix("attn."), self.layer.attention)
+            name = name.removeprefix("attn.")
+            if self.layer.state is not None:
+                return self._state(name, self.layer.state)
+            return self._attention(name, self.layer.attention)
         if name.startswith("cross."):
             return self._cross(name.removeprefix("cross."), self.layer.attention)
         branch, _, name = name.partition(".")
@@ -140,6 +144,8 @@ class _LayerCut:
             return self._of_rows(*(_times(one, size, first) for first, one in pairs))
         if name == "o":
             return self._of_columns(_times(heads, size))
+        if name == "gate":
+            return self._of_rows(_times(heads, size))
         if name == "sinks":
             return self._of_rows(heads)
         if name in ("q_norm", "k_norm"):
@@ -147,6 +153,36 @@ class _LayerCut:
                 return whole_of(self.weight)
             return self._of_rows(_times(heads if name == "q_norm" else kv, size))
         return None
+
+    def _state(self, name: str, plan: StatePlan) -> Cut | None:
+        if not isinstance(plan, ConvolutionPlan):
+            return self._matrices(name, plan)
+        own = self.share.inner(plan.channels)
+        if name == "gated":
+            firsts = range(0, 3 * plan.channels, plan.channels)
+            return self._of_rows(*(_behind(first, own) for first in firsts))
+        if name == "convolution":
+            return self._of_rows(own)
+        return self._of_columns(own) if name == "o" else None
+
+    def _matrices(self, name: str, plan: DeltaNetPlan | MambaPlan) -> Cut | None:
+        keys = _times(self.share.keys(plan.num_key_heads), plan.key_dim)
+        heads = self.share.heads_over(plan.num_heads, plan.num_key_heads)
+        values, width = _times(heads, plan.value_dim), plan.key_width
+        mixed = keys, _behind(width, keys), _behind(2 * width, values)
+        if name == "qkvz":
+            return self._of_rows(*mixed, _behind(plan.channels, values))
+        if name == "convolution":
+            return self._of_rows(*mixed)
+        if name == "rates" and isinstance(plan, DeltaNetPlan):
+            return self._of_rows(heads, _behind(plan.num_heads, heads))
+        if name in ("rates", "log_slopes", "shifts", "skips"):
+            return self._of_rows(heads)
+        if name == "head_norm":
+            return whole_of(self.weight)
+        if name == "gated_norm":
+            return self._of_rows(values)
+        return self._of_columns(values) if name == "o" else None
 
     def _cross(self, name: str, plan: AttentionPlan) -> Cut | None:
         """A rank's tower makes the keys and values of its heads (models/towers/hearing.py)."""
@@ -178,7 +214,7 @@ class _LayerCut:
         if name == "up":
             return self._of_rows(own)
         if name == "gate_up":
-            return self._of_rows(own, range(width + own.start, width + own.stop))
+            return self._of_rows(own, _behind(width, own))
         return self._of_columns(own) if name == "down" else None
 
     def _of_rows(self, *rows: range) -> Cut:
@@ -190,6 +226,10 @@ class _LayerCut:
             return replace(whole_of(self.weight), columns=columns)
         height = self.weight.shape[0]
         return Cut((range(height),) if self.share.rank == 0 else (), height)
+
+
+def _behind(first: int, rows: range) -> range:
+    return range(first + rows.start, first + rows.stop)
 
 
 def _times(heads: range, size: int, first: int = 0) -> range:

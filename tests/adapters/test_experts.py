@@ -27,6 +27,7 @@ from tests.adapters.peft_files import (
     random_model,
 )
 from tests.adapters.test_parity import GREEDY, PROMPTS, check
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import MORE
 from tests.ranks.test_shares import CONFIGS, spec_of
 
@@ -118,11 +119,11 @@ def compare(where: Where, base: Path, model: Any, peft: Peft, own: dict[str, Ten
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt oss"])
+@pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt oss", "lfm2 moe"])
 def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
     family: str, swapped: bool, where: Where, tmp_path: Path
 ) -> None:
-    model, transposed = random_model(MORE[family]), family == "gpt oss"
+    model, transposed = random_model({**MORE, **WITH_STATES}[family]), family == "gpt oss"
     model.save_pretrained(tmp_path / "base")
     pairs = random_pairs(model, transposed=transposed)
     peft = adapter(stacked(pairs, swapped=swapped))

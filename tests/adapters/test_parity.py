@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,23 @@ import pytest
 import torch
 
 from quire import SamplingParams
+from quire.adapters.plan import plan_adapter
 from quire.adapters.sites import sites_of
+from quire.errors import InvalidAdapter
 from quire.weights.hf_config import read_config, spec_from_hf
 from tests.adapters.conftest import Where
-from tests.adapters.peft_files import applied, logprobs, make_peft, named, open_llm, random_model
+from tests.adapters.peft_files import (
+    Peft,
+    applied,
+    logprobs,
+    make_peft,
+    named,
+    open_llm,
+    random_model,
+)
 from tests.parity.families import FAMILIES
 from tests.parity.families_by_kind import BY_KIND
+from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE
 
@@ -22,6 +34,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0
 PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+STATE = ("in_proj", "out_proj")  # products around a state
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "all modules, tied": ("llama", ALL, {}),
     "q and v alone, rslora": ("qwen2", ("q_proj", "v_proj"), {"use_rslora": True}),
@@ -57,6 +70,37 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "beside experts": ("gemma4, experts, every bias, untied, other ropes", ALL, {}),
     "heads normed behind their rotation": ("hunyuan dense", ALL, {}),
     "heads side by side in one module": ("gpt neox", ("query_key_value", "dense"), {}),
+    "states, heads of keys side by side, dora": (
+        "qwen3_next",
+        ("in_proj_qkvz", "in_proj_ba", "out_proj", *ATTENTION, "shared_expert.gate_proj"),
+        {"use_dora": True},
+    ),
+    "states, parts apart": (
+        "qwen3_5",
+        ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", *ALL),
+        {},
+    ),
+    "states and a shared expert, every bias, dora": (
+        "granite hybrid, experts, every bias, rope, untied",
+        (*STATE, *ATTENTION, "input_linear", "output_linear", "router.layer"),
+        {"use_dora": True},
+    ),
+    "states of one group of keys": ("bamba, every bias, one group, tied, all turned", STATE, {}),
+    "states with factors, beside attention": (
+        "falcon h1, factors, normed behind the gate, biases",
+        (*STATE, *ALL),
+        {},
+    ),
+    "states beside experts without a gate": (
+        "nemotron h, every bias, groups of experts, least steps",
+        (*STATE, *ATTENTION, "mixer.up_proj", "mixer.down_proj", "shared_experts.up_proj"),
+        {},
+    ),
+    "convolutions": (
+        "lfm2, every bias, reach of 2, untied, width adjusted, linear rope",
+        (*STATE, "q_proj", "self_attn.out_proj", "w1", "w2", "w3"),
+        {"use_dora": True},
+    ),
 }
 
 
@@ -76,7 +120,7 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 @pytest.mark.parametrize("case", CASES)
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
-    model = random_model({**FAMILIES, **MORE, **BY_KIND, **LATER}[name])
+    model = random_model({**FAMILIES, **MORE, **BY_KIND, **LATER, **WITH_STATES}[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)
     second = make_peft(model, targets[:1], seed=2, rank=3)
@@ -100,3 +144,51 @@ def test_parts_that_adapters_cannot_change_are_refused_by_name(tmp_path: Path) -
     sites = sites_of(spec_from_hf(read_config(tmp_path / "base")))
     assert "model.embed_tokens_per_layer" in sites.not_built
     assert "layer_embed" not in sites.sites
+
+
+def base_of(name: str, path: Path) -> Path:
+    random_model({**MORE, **WITH_STATES}[name]).save_pretrained(path / "base")
+    return path / "base"
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("qwen3_next", (80,)), ("qwen3_5", (56, 24)), ("granite hybrid", (204,))],
+)
+def test_what_is_stored_in_one_tensor_shares_one_a(
+    name: str, rows: tuple[int, ...], tmp_path: Path
+) -> None:
+    """However its rows are rearranged: else a device would have A once for each head of keys."""
+    sites = sites_of(spec_from_hf(read_config(base_of(name, tmp_path)))).sites
+    assert sites["layers.0.attn.qkvz"].rows == rows
+    assert len(sites["layers.0.attn.rates"].rows) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape"),
+    [
+        ("qwen3_next", "model.layers.0.linear_attn.conv1d.lora_A.weight", (2, 1, 4)),
+        ("qwen3_5", "model.layers.0.linear_attn.norm.weight", (6,)),
+        ("qwen3_5", "model.layers.0.linear_attn.A_log", (4,)),
+        ("bamba", "model.layers.0.mamba.dt_bias", (8,)),
+        ("bamba", "model.layers.0.mamba.conv1d.bias", (108,)),
+        ("lfm2", "model.layers.0.conv.conv.weight", (96, 1, 3)),
+        ("nemotron h", "backbone.layers.5.mixer.experts.lora_A.weight", (16, 32)),
+    ],
+)
+def test_what_is_no_product_of_a_layer_with_a_state_is_refused_by_name(
+    name: str, tensor: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Convolution, slopes, steps and norms; and experts without a gate."""
+    sites = sites_of(spec_from_hf(read_config(base_of(name, tmp_path))))
+    config = {"bias": "all", "r": 2, "lora_alpha": 2}
+    config["modules_to_save"] = ["conv1d", "norm", "conv.conv"] if "lora_" not in tensor else None
+    more = {tensor: torch.ones(shape)}
+    if "lora_A" in tensor:
+        more[tensor.replace("lora_A", "lora_B")] = torch.ones(8, 2)
+    path = Peft({}, {}, config=config, more=more).save(tmp_path / "adapter")
+    named = tensor.removesuffix(".weight").removesuffix(".bias").removesuffix(".lora_A")
+    with pytest.raises(
+        InvalidAdapter, match=re.escape(named) + ".*(not change|is no matrix).*erge"
+    ):
+        plan_adapter(path, sites, 8)

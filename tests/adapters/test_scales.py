@@ -19,10 +19,15 @@ from tests.adapters.conftest import Where
 from tests.adapters.peft_files import Peft, random_model
 from tests.adapters.test_own_numbers import compare
 from tests.parity.families import FAMILIES
+from tests.parity.families_with_states import WITH_STATES
+from tests.parity.more_families import MORE
 from tests.ranks.test_shares import CONFIGS, spec_of
 
-OUT = ("q_proj", "k_proj", "qkv_proj", "o_proj", "up_proj", "gate_up_proj")
-IN = ("down_proj",)
+OUT = (
+    *("q_proj", "k_proj", "qkv_proj", "o_proj", "up_proj", "gate_up_proj", "in_proj_qkvz"),
+    *("in_proj_ba", "mamba.in_proj", "shared_mlp.input_linear"),
+)
+IN = ("down_proj", "shared_mlp.output_linear")
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -45,12 +50,18 @@ def made(model: Any) -> tuple[Peft, dict[str, Tensor]]:
     return ia3(tensors), own
 
 
-@pytest.mark.parametrize("family", ["llama untied, every bias", "phi3, partial longrope"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("llama untied, every bias", "phi3, partial longrope", "qwen3_next"),
+        "granite hybrid, experts, every bias, rope, untied",
+    ],
+)
 def test_what_comes_out_and_what_goes_in_is_multiplied(
     family: str, where: Where, tmp_path: Path
 ) -> None:
     """With biases, which are multiplied as well; in fused modules, with rows in another order."""
-    model = random_model(FAMILIES[family])
+    model = random_model({**FAMILIES, **MORE, **WITH_STATES}[family])
     model.save_pretrained(tmp_path / "base")
     peft, own = made(model)
     peft.config["target_modules"].insert(0, "o_proj")  # of the plain adapter beside it

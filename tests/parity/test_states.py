@@ -152,6 +152,30 @@ def test_a_prompt_that_comes_again_begins_at_a_snapshot(
         assert tokens(bare, prompt) == (0, first[1]) == tokens(bare, prompt)
 
 
+def test_ranks_that_each_keep_a_part_of_a_state_write_what_one_writes(
+    llm: LLM, directory: Path
+) -> None:
+    """In chunks, several rows, and from a snapshot."""
+    prompts = [{"prompt_token_ids": prompt_of(count, seed=9)} for count in (70, 70, 45, 3)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=0)
+
+    def asked(engine: LLM) -> tuple[list[list[int]], list[float]]:
+        given = engine.generate(prompts, params, use_tqdm=False)
+        [again] = engine.generate(prompts[:1], params, use_tqdm=False)
+        assert again.num_cached_tokens == 64
+        answers = [one.outputs[0] for one in (*given, again)]
+        pairs = [
+            (p, t) for a in answers for p, t in zip(a.logprobs or (), a.token_ids, strict=True)
+        ]
+        return [list(a.token_ids) for a in answers], [p[t].logprob for p, t in pairs]
+
+    tokens, logprobs = asked(llm)
+    with open_llm(directory, max_num_batched_tokens=40, tensor_parallel_size=2) as ranks:
+        found = asked(ranks)
+    assert found[0] == tokens
+    assert found[1] == pytest.approx(logprobs, abs=1e-4)
+
+
 def test_beams_and_scores_fork_states(llm: LLM, pair: Pair) -> None:
     oracle, prompt = pair.oracle, prompt_of(37, seed=2)
     search = BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True)

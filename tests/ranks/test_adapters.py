@@ -55,7 +55,13 @@ def written(added: tuple[Added, ...], shape: tuple[int, ...]) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("name", ["qwen3", "phi3, window 9", "qwen2 moe", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen3", "phi3, window 9", "qwen2 moe", "gpt2", "gpt neox", "qwen3_next", "qwen3_5"),
+        *("bamba, every bias, one group, tied, all turned", "lfm2"),
+    ],
+)
 def test_a_rank_adds_its_share_of_what_is_added_to_each_weight(name: str, size: int) -> None:
     spec = spec_of(CONFIGS[name])
     whole, sites = random_adapter(spec), sites_of(spec).sites
@@ -77,7 +83,13 @@ def test_a_rank_adds_its_share_of_what_is_added_to_each_weight(name: str, size: 
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("name", ["llama untied, every bias", "qwen2 moe", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama untied, every bias", "qwen2 moe", "gpt2"),
+        "granite hybrid, experts, every bias, rope, untied",
+    ],
+)
 def test_ranks_together_have_what_an_adapter_has_of_its_own(name: str, size: int) -> None:
     """What ranks make of their shares, added up where they add up, is what the whole makes."""
     spec, made = spec_of(CONFIGS[name]), torch.Generator().manual_seed(4)

@@ -91,8 +91,14 @@ def test_scattered_groups_are_not_cut_where_they_are_kept(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.parametrize("name", ["olmoe", "qwen2 moe", "glm", "deepseek v3, groups, yarn"])
-def test_experts_and_widths_are_cut_while_they_are_read(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("olmoe", "qwen2 moe", "glm", "deepseek v3, groups, yarn", "qwen3_next", "qwen3_5"),
+        *("granite hybrid, experts, every bias, rope, untied", "nemotron h", "lfm2 moe"),
+    ],
+)
+def test_experts_widths_and_states_are_cut_while_they_are_read(name: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
     AutoModelForCausalLM.from_config(ALL[name]).save_pretrained(tmp_path)
     files = locate(str(tmp_path))

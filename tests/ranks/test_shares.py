@@ -14,6 +14,7 @@ from quire.backends.choose import kernels_for
 from quire.errors import InvalidOption, NotSupported
 from quire.executor.cpu.accuracy import hidden_states
 from quire.families.registry import BY_MODEL_TYPE, FAMILIES
+from quire.layer_parts.state import DeltaNetPlan, MambaPlan
 from quire.layer_plan import AttentionPlan, Rope
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -95,14 +96,10 @@ def test_every_family_has_a_config_here() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_ranks_add_up_to_the_model(name: str) -> None:
     spec = spec_of(CONFIGS[name])
-    if spec.keeps_states:
-        with pytest.raises(NotSupported, match="a layer with a [A-Z][A-Za-z]+Plan is not divided"):
-            of_rank(spec, RankShare(0, 2))
-        return
     weights = random_weights(spec)
     whole = logits_of(spec, weights, TensorParallel())
     scale = whole.std()
-    for size in (2, 4):
+    for size in (2, 3, 4) if spec.keeps_states else (2, 4):
         made = on_ranks(size, lambda tp: logits_of(spec, weights, tp))
         for other in made[1:]:
             assert torch.equal(made[0], other)
@@ -149,6 +146,37 @@ def test_what_cannot_be_divided_is_refused_with_its_numbers() -> None:
     narrow = small_spec(intermediate_size=3)
     with pytest.raises(InvalidOption, match=r"=4 is more than a feed-forward of width 3.*most 3"):
         check_ranks(narrow, 4)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize(
+    "name", ["qwen3_5", "granite hybrid", "bamba, every bias, one group, tied"]
+)
+def test_every_head_of_a_state_has_one_rank_and_its_own_key(name: str, size: int) -> None:
+    spec = spec_of(next(config for key, config in CONFIGS.items() if key.startswith(name)))
+    spec = spec.with_attention(lambda one: replace(one, num_heads=16, num_kv_heads=16))
+    whole = next(state for state in spec.states if state is not None)
+    assert isinstance(whole, DeltaNetPlan | MambaPlan)
+    heads, keys = whole.num_heads, whole.num_key_heads
+    if size > heads:
+        with pytest.raises(InvalidOption, match=f"={size} is more than.*heads over.*of states"):
+            of_rank(spec, RankShare(0, size))
+        return
+    ranks = [RankShare(rank, size) for rank in range(size)]
+    assert [h for one in ranks for h in one.heads_over(heads, keys)] == list(range(heads))
+    for one in ranks:
+        own = {h // (heads // keys) for h in one.heads_over(heads, keys)}
+        assert own == set(one.keys(keys))
+        numbers = [(s.num_heads, s.num_key_heads) for s in of_rank(spec, one).states if s]
+        assert set(numbers) == {(len(one.heads_over(heads, keys)), len(own))}
+
+
+def test_heads_of_a_gguf_file_in_turn_are_refused_with_the_way_out() -> None:
+    spec = spec_of(CONFIGS["qwen3_5"])
+    state = next(state for state in spec.states if state is not None)
+    layer = replace(spec.layers[0], state=replace(state, in_turn=True))
+    with pytest.raises(NotSupported, match=r"=2: this GGUF file.*Use the model's directory"):
+        of_rank(replace(spec, layers=(layer,)), RankShare(0, 2))
 
 
 class Latent(AttentionPlan):

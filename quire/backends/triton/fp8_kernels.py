@@ -6,8 +6,9 @@ tensor of bytes, so that whoever copies a block copies its scales.
 
 Keys lie slot by slot. Values lie in pairs of slots, [SLOTS / 2, WIDTH, 2]: a tensor core wants
 neighbouring tokens of one channel side by side, and turns round numbers of 16 bits but not of 8.
-No byte is ever NaN: where a model's numbers are not finite the scale is NaN instead. So what
-stands beside a token in its pair may be multiplied with 0, whoever left it there.
+No number is ever NaN: where a model's numbers are not finite the scale is NaN instead. Bytes that
+are no token's may be anything, as blocks may have held states before: values of tokens that are
+not there are read as 0, since a weight of 0 does not remove NaN.
 """
 
 from __future__ import annotations
@@ -92,20 +93,25 @@ def fetch_pairs(
     TURNED: tl.constexpr,
 ) -> Any:
     """Values of the even and of the odd tokens of base .. base + KEYS, base even, without their
-    scales: twice float16 [KEYS / 2, PADDED], or transposed [PADDED, KEYS / 2]."""
+    scales: twice float16 [KEYS / 2, PADDED], or transposed [PADDED, KEYS / 2]. They are 0 from
+    token `end` on."""
     # Unsigned: dividing what may be negative takes four times as long.
     index = (base + 2 * tl.arange(0, KEYS // 2)).to(tl.uint32)
     block = tl.load(table + index // SLOTS, mask=index < end.to(tl.uint32), other=0).to(tl.int64)
     size: tl.constexpr = (WIDTH + SCALE_BYTES) * SLOTS // 2
     row = (block * KV_HEADS + head) * size + (index % SLOTS // 2 * WIDTH).to(tl.int64)
     pairs = values.to(tl.pointer_type(tl.int16), bitcast=True)
-    # Missing tokens are read from block 0, and no byte is NaN.
+    # Missing tokens are read from block 0. The first of a pair is its low byte.
+    left = end.to(tl.int32) - index.to(tl.int32)
+    kept = tl.where(left > 1, -1, tl.where(left > 0, 255, 0)).to(tl.int16)
     if TURNED:
         place, wanted = pairs + row[None, :] + at[:, None], (at < WIDTH)[:, None]
+        kept = kept[None, :]
     else:
         place, wanted = pairs + row[:, None] + at[None, :], (at < WIDTH)[None, :]
+        kept = kept[:, None]
     found = tl.load(place) if WIDTH == PADDED else tl.load(place, mask=wanted, other=0)
-    even, odd = _widened(found)
+    even, odd = _widened(found & kept)
     return even, odd
 
 

@@ -6,6 +6,7 @@ What would make a row depend on other rows, and how it is avoided:
   from small numbers of rows, which have other kernels: products run with numbers of rows that gave
   equal bits in a test when the model was built, and batches are padded to them.
 - Attention is cut by the other rows of a batch. Here it is cut by position alone (steady.py).
+- States take up several tokens at once, as many as a slice has. Here they take up each by itself.
 - Kernels for few rows, and attention by the library, round differently: neither is used.
 """
 
@@ -21,7 +22,14 @@ from torch import Tensor
 
 from quire.backends.experts import EveryExpert
 from quire.backends.linear import LinearOp
-from quire.backends.ops import STEADY_ROWS, AttentionInputs, ExpertsOp, HeadShape, RowOp
+from quire.backends.ops import (
+    STEADY_ROWS,
+    AttentionInputs,
+    ExpertsOp,
+    HeadShape,
+    RowOp,
+    StateStep,
+)
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.experts import FusedExperts
 from quire.backends.triton.experts import Tile as ExpertsTile
@@ -162,6 +170,9 @@ class SteadyKernels(TritonKernels):
         if up is None or down is None:
             return EveryExpert(gate, ups, downs)
         return FusedExperts(gate, up, down, tile=_EXPERTS)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        return self._states(inputs, one_by_one=True)
 
     def prefill_attention(
         self, inputs: AttentionInputs, num_tokens: int, window: int | None

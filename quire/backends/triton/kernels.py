@@ -154,8 +154,11 @@ class TritonKernels:
         return _decode(self, inputs, window)
 
     def plan_states(self, inputs: AttentionInputs) -> StateStep:
-        given = (inputs.query_starts, inputs.context_lens, inputs.tables)
-        return SlicesStates(*given, self.shape.block_size, num_tokens=len(inputs.slots))
+        return self._states(inputs, one_by_one=False)
+
+    def _states(self, inputs: AttentionInputs, *, one_by_one: bool) -> SlicesStates:
+        given = (inputs.query_starts, inputs.context_lens, inputs.tables, self.shape.block_size)
+        return SlicesStates(*given, num_tokens=len(inputs.slots), one_by_one=one_by_one)
 
     def gate_read(self, read: Tensor, gate: Tensor, by: ReadGate) -> Tensor:
         return gate_read(read, gate, by)

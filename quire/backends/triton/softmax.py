@@ -211,7 +211,8 @@ def fetch_keys(
     TURNED: tl.constexpr,
 ) -> Any:
     """Keys in fp8 of tokens `index`, without their scales, float16 [index, PADDED], or turned
-    round [PADDED, index]. Tokens that are not there lie in block 0, and no byte is NaN."""
+    round [PADDED, index]. Tokens that are not there lie in block 0 and are anything: their scores
+    are not used."""
     region = block_ids.to(tl.int64) * KV_HEADS + head
     slot = index.to(tl.uint32) % SLOTS
     first = region * (SLOTS * (WIDTH + SCALE_BYTES)) + (slot * WIDTH).to(tl.int64)

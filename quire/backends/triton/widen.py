@@ -14,6 +14,8 @@ from quire.backends.ops import AttentionInputs, HeadShape
 from quire.backends.triton.tiles import padded_width
 from quire.backends.triton.widen_kernels import widen_blocks
 
+MOST_SLOTS = 128  # slots of a block that one program converts
+
 
 class WidenedAttention:
     """The slices of one pass, for every layer with the same window."""
@@ -50,13 +52,15 @@ def widen(
     count, width = inputs.num_prefill, inputs.tables.shape[1]
     size = (2, count * width, shape.num_kv_heads, shape.block_size, shape.head_dim)
     made = torch.empty(size, dtype=shape.dtype, device=keys.device)
-    widen_blocks[(count * width, shape.num_kv_heads)](
+    piece = min(MOST_SLOTS, shape.block_size & -shape.block_size)  # a power of two
+    widen_blocks[(count * width, shape.num_kv_heads, shape.block_size // piece)](
         *(keys, values, inputs.tables, inputs.context_lens, made[0], made[1]),
         *(width, inputs.tables.stride(0)),
         KV_HEADS=shape.num_kv_heads,
         SLOTS=shape.block_size,
         WIDTH=shape.head_dim,
         PADDED=padded_width(shape),
+        PIECE=piece,
         num_warps=4,
     )
     return made[0], made[1]

@@ -43,29 +43,32 @@ def widen_blocks(
     SLOTS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
+    PIECE: tl.constexpr,
 ) -> None:
-    """The part of one KV head of one block of a sequence, as numbers of the outputs' type, which
-    are 0 behind its context."""
+    """A piece of the part of one KV head of one block of a sequence, as numbers of the outputs'
+    type, which are 0 behind its context."""
     entry, head = tl.program_id(0), tl.program_id(1)
     sequence = (entry // width).to(tl.int64)
     end = tl.load(context_lens + sequence).to(tl.int32)
-    base = entry % width * SLOTS
+    piece, first = tl.program_id(2) * PIECE, entry % width * SLOTS
+    base = first + piece
     table = tables + sequence * table_stride
     block = tl.load(table + entry % width)
-    if (base < end) & (block >= 0):  # before a window there may be none
-        at, step = tl.arange(0, PADDED), tl.arange(0, SLOTS)
+    if (first < end) & (block >= 0):  # before a window there may be none
+        at, step = tl.arange(0, PADDED), tl.arange(0, PIECE)
         inside = (at < WIDTH)[None, :]
         kind: tl.constexpr = out_keys.dtype.element_ty
         index = base + step
         found = fetch_keys(keys, block, index, head, at, KV_HEADS, SLOTS, WIDTH, PADDED, False)
+        found = tl.where((index < end)[:, None], found, 0.0)
         by = _scales(keys, table, index, end, head, KV_HEADS, SLOTS, WIDTH)
-        row = (entry.to(tl.int64) * KV_HEADS + head) * SLOTS
+        row = (entry.to(tl.int64) * KV_HEADS + head) * SLOTS + piece
         place = (row + step)[:, None] * WIDTH + at[None, :]
         tl.store(out_keys + place, (found.to(tl.float32) * by[:, None]).to(kind), mask=inside)
         even, odd = fetch_pairs(
-            *(values, table, base, end, head, at, KV_HEADS, SLOTS, SLOTS, WIDTH, PADDED, False),
+            *(values, table, base, end, head, at, KV_HEADS, SLOTS, PIECE, WIDTH, PADDED, False),
         )
-        pair = 2 * tl.arange(0, SLOTS // 2)
+        pair = 2 * tl.arange(0, PIECE // 2)
         by = _scales(values, table, base + pair, end, head, KV_HEADS, SLOTS, WIDTH)
         by_next = _scales(values, table, base + pair + 1, end, head, KV_HEADS, SLOTS, WIDTH)
         place = (row + pair)[:, None] * WIDTH + at[None, :]

@@ -13,9 +13,11 @@ HALF_STEP = 2.0**-4  # of the number itself: fp8 keeps 3 bits behind the leading
 LEAST_STEP = 2.0**-10  # of the scale: half of the smallest number
 
 
-def packed(cache: Tensor, *, paired: bool) -> Tensor:
-    """Keys or values [N, kv_heads, S, D] as a layer's cache in fp8; NaN leaves a NaN scale."""
+def packed(cache: Tensor, *, paired: bool, left: int = 0) -> Tensor:
+    """Keys or values [N, kv_heads, S, D] as a layer's cache in fp8. NaN leaves a NaN scale, and
+    this byte in place of numbers."""
     numbers, scales = round_lines(cache)
+    numbers.view(torch.uint8)[scales.isnan()] = left
     if paired:
         count, heads, slots, width = cache.shape
         pairs = numbers.view(torch.uint8).view(count, heads, slots // 2, 2, width)

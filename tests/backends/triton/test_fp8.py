@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton.language as tl
 
 from quire.backends.fp8 import FP8, block_shape, round_lines, wide_keys, wide_values
 from quire.backends.ops import AttentionInputs, HeadShape
+from quire.backends.triton.fp8_kernels import fetch_pairs
+from quire.backends.triton.jit import kernel
 from quire.backends.triton.widen import widen
 from tests.backends.triton.checks import Place, assert_close, check_decode, check_prefill, paged
 from tests.backends.triton.fp8_checks import (
     check_broken_numbers,
     check_stored,
+    packed,
 )
-from tests.backends.triton.places import real_cases, small_places
+from tests.backends.triton.places import DEVICE, real_cases, small_places
 from tests.backends.triton.test_attention import NESTED
 
 # In the interpreter numpy does the arithmetic, and says so where a GPU goes on with NaN.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-SHAPES = [(4, 2, 16, 8), (3, 1, 80, 16), (2, 2, 32, 2)]
+SHAPES = [(4, 2, 16, 8), (3, 1, 80, 16), (2, 2, 32, 2), (2, 1, 16, 24)]
 # Keys and values are multiplied in float16 anyhow: in the interpreter one dtype is enough.
 PLACES = small_places() if torch.cuda.is_available() else small_places()[-1:]
 
@@ -55,6 +59,34 @@ def test_widened(place: Place, heads: int, kv_heads: int, width: int, slots: int
             want = expected[made.tables[row, :blocks].long()].transpose(1, 2).flatten(0, 1)
             assert_close(mine[:length], want[:length].to(place.dtype))
             assert not mine[length:].any()
+
+
+@kernel("end")
+def two_tiles(
+    values: tl.tensor,
+    table: tl.tensor,
+    out: tl.tensor,
+    end: tl.tensor,
+    SLOTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    at, pair = tl.arange(0, WIDTH), tl.arange(0, SLOTS)
+    even, odd = fetch_pairs(
+        values, table, 0, end, tl.program_id(0), at, 1, SLOTS, 2 * SLOTS, WIDTH, WIDTH, False
+    )
+    place = out + 2 * pair[:, None] * WIDTH + at[None, :]
+    tl.store(place, even.to(tl.float32))
+    tl.store(place + WIDTH, odd.to(tl.float32))
+
+
+@pytest.mark.parametrize("end", [1, 4, 7, 8, 9, 13, 16])
+def test_values_of_tokens_that_are_not_there_are_0(end: int) -> None:
+    """Whatever a state left in their place, also in the second place of a pair."""
+    slots, width = 8, 16
+    cache = packed(torch.full((3, 1, slots, width), 3.0), paired=True).to(DEVICE)
+    table, out = torch.tensor([2, 1]).int().to(DEVICE), torch.empty(2 * slots, width).to(DEVICE)
+    two_tiles[(1,)](cache, table, out, end, SLOTS=slots, WIDTH=width)
+    assert (out[:end] == 448.0).all() and not out[end:].any()
 
 
 @pytest.mark.parametrize("place", PLACES)

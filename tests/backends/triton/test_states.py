@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,15 @@ import torch
 from torch import Tensor
 
 from quire.backends import generic
-from quire.backends.ops import AttentionInputs, ReadGate, RowNorm, StateHeads, StateRule
+from quire.backends.fp8 import FP8
+from quire.backends.ops import (
+    AttentionInputs,
+    HeadShape,
+    ReadGate,
+    RowNorm,
+    StateHeads,
+    StateRule,
+)
 from quire.backends.states import state_pass
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import NormPlan
@@ -95,9 +102,17 @@ def test_slices_are_taken_up_in_the_blocks_of_their_tables(name: str, size: int)
     from quire.backends.triton.states import SlicesStates
 
     case = Case.of(PLANS[name], BY_SIZE[size], size)
-    given = case.on_device
-    states = SlicesStates(*given, size, num_tokens=len(case.qkv))
+    states = SlicesStates(*case.on_device, size, num_tokens=len(case.qkv))
     case.check(states, live=len(case.lengths))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_float32_beside_keys_in_8_bits(name: str) -> None:
+    from quire.backends.triton.states import SlicesStates
+
+    case = Case.of(PLANS[name], BY_SIZE[16], 16)
+    states = SlicesStates(*case.on_device, 16, num_tokens=len(case.qkv))
+    case.check(states, live=len(case.lengths), kept_as=FP8)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,7 +121,7 @@ def test_slices_of_bfloat16_are_as_exact_as_it_allows(name: str) -> None:
 
     case = Case.of(PLANS[name], [*BY_SIZE[192], (600, 0)], 192)
     x, cache = case.qkv.bfloat16(), case.given.clone().to(DEVICE)
-    wanted = replace(case, qkv=x.float()).expected(len(case.lengths))
+    wanted = replace(case, qkv=x.float()).expected(len(case.lengths), torch.float32)
     given = case.on_device
     states = SlicesStates(*given, 192, num_tokens=len(x))
     rates = None if case.rates is None else case.rates.to(DEVICE)
@@ -116,26 +131,43 @@ def test_slices_of_bfloat16_are_as_exact_as_it_allows(name: str) -> None:
         assert off < BFLOAT16_ERROR
 
 
-def test_slices_one_by_one_have_the_same_bits_however_they_are_cut() -> None:
-    from quire.backends.triton.states import SlicesStates
+@pytest.mark.parametrize("name", NAMES)
+def test_steady_kernels_give_the_same_bits_however_a_prompt_is_cut(name: str) -> None:
+    """As one prompt, in chunks beside another one, and as decode rows behind its first chunk."""
+    from quire.backends.triton.invariant import SteadyKernels
 
-    whole = Case.of(PLAN, [(50, 0)], 16)
+    plan, count, read = PLANS[name], 21, []
+    rule, rates = rule_of(plan, DEVICE), rates_of(plan, count)
+    x = torch.randn(count, plan.channels, generator=generator(4)).to(DEVICE)
+    kernels = SteadyKernels(
+        HeadShape(2, 1, -(-plan.state_numbers // (2 * SIZE)) + 1, SIZE, torch.float32)
+    )
+    for cuts in ([count], [5, 6, 14, count], [3, *range(4, count + 1)]):
+        caches, at = torch.zeros(2, 9, 1, SIZE, kernels.shape.head_dim, device=DEVICE), 0
+        parts = []
+        for end in cuts:
+            other = 2 * (len(cuts) == 4)  # tokens of another text, in front
+            ends = [end] if not other else [other, end]
+            starts = torch.tensor([0, other, other + end - at][-len(ends) - 1 :])
+            tables = torch.tensor([[8, 7, 6], [4, 2, 5]])[-len(ends) :].int()
+            first = len(ends) - (at > 0 and end == at + 1)
+            given = torch.cat([x[:other], x[at:end]])
+            slots = torch.zeros(len(given))
+            inputs = AttentionInputs(starts, torch.tensor(ends), tables, slots, first)
+            more = None if rates is None else torch.cat([rates[:other], rates[at:end]]).to(DEVICE)
+            step = kernels.plan_states(_on_device(inputs))
+            parts.append(step.take_up(rule, given, more, *caches)[other:])
+            at = end
+        read.append((torch.cat(parts), caches[:, 5].clone()))
+    for made, state in read[1:]:
+        assert torch.equal(made, read[0][0]) and torch.equal(state, read[0][1])
 
-    def read(*cuts: int) -> tuple[Tensor, Tensor]:
-        cache, parts = whole.given.clone().to(DEVICE), []
-        for first, last in itertools.pairwise((0, *cuts, 50)):
-            starts = torch.tensor([0, last - first], device=DEVICE)
-            given = starts, torch.tensor([last], device=DEVICE), whole.tables.int().to(DEVICE)
-            states = SlicesStates(*given, 16, num_tokens=last - first, one_by_one=True)
-            assert whole.rates is not None
-            tokens = whole.qkv[first:last].to(DEVICE), whole.rates[first:last].to(DEVICE)
-            parts.append(states.take_up(rule_of(PLAN, DEVICE), *tokens, *cache))
-        return torch.cat(parts), cache
 
-    wanted = read()
-    for cuts in ((1, 2), (17, 33), (49,)):
-        for one, other in zip(read(*cuts), wanted, strict=True):
-            assert torch.equal(one, other)
+def _on_device(inputs: AttentionInputs) -> AttentionInputs:
+    starts, lengths = inputs.query_starts.int().to(DEVICE), inputs.context_lens.int().to(DEVICE)
+    return replace(
+        inputs, query_starts=starts, context_lens=lengths, tables=inputs.tables.to(DEVICE)
+    )
 
 
 def test_a_chunk_of_equal_keys_is_solved_as_well_as_any() -> None:
@@ -181,7 +213,7 @@ class Case:
         """What a step is made of."""
         return self.starts.to(DEVICE), self.lengths.to(DEVICE), self.tables.int().to(DEVICE)
 
-    def expected(self, live: int) -> tuple[Tensor, Tensor]:
+    def expected(self, live: int, kept_as: torch.dtype) -> tuple[Tensor, Tensor]:
         """What the first `live` sequences read by plain torch, and the cache after it."""
         kept, count = self.given.clone(), int(self.starts[live])
         inputs = AttentionInputs(
@@ -190,14 +222,19 @@ class Case:
         )
         rates = None if self.rates is None else self.rates[:count]
         planned = state_pass(inputs, self.size)
-        return planned.take_up(rule_of(self.plan), self.qkv[:count], rates, *kept), kept
+        return planned.take_up(
+            rule_of(self.plan), self.qkv[:count], rates, *kept.view(kept_as)
+        ), kept
 
-    def check(self, made: Any, *, live: int) -> None:
-        """Against plain torch; sequences from `live` on are idle."""
-        wanted, kept = self.expected(live)
+    def check(self, made: Any, *, live: int, kept_as: torch.dtype = torch.float32) -> None:
+        """Against plain torch; sequences from `live` on are idle. `kept_as`: what keys are in
+        blocks."""
+        wanted, kept = self.expected(live, kept_as)
         count, cache = len(wanted), self.given.clone().to(DEVICE)
         there = None if self.rates is None else self.rates.to(DEVICE)
-        read = made.take_up(rule_of(self.plan, DEVICE), self.qkv.to(DEVICE), there, *cache)
+        read = made.take_up(
+            rule_of(self.plan, DEVICE), self.qkv.to(DEVICE), there, *cache.view(kept_as)
+        )
         for one, exact in ((read[:count], wanted), (cache, kept)):
             assert_close(one, exact.to(DEVICE), least=1e-4 * max(1.0, float(exact.std())))
         assert not read[count:].any()

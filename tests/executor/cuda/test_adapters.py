@@ -17,11 +17,13 @@ from quire.backends.adapter_ops import Added, OwnNumbers
 from quire.backends.triton import adapters as on_device
 from quire.config import AdapterOptions, EngineConfig
 from quire.executor.cpu.local import LocalExecutor
+from quire.layer_parts.state import StatePlan
 from quire.request import Adapter, Request
 from quire.spec import ModelSpec
+from quire.weights.load import dummy_weights
 from tests.executor.cuda.mixture import MIXTURE, mixture_weights
 from tests.executor.cuda.plain import answers
-from tests.executor.cuda.test_interpreted import InterpretedExecutor
+from tests.executor.cuda.test_interpreted import STATES, InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
 from tests.specs import small_config
 
@@ -126,3 +128,26 @@ def test_the_device_has_numbers_of_adapters_and_their_experts_as_the_host(rounde
     assert [a == b for a, b in zip(expected, low_rank, strict=True)].count(False) >= 2
     executor = InterpretedExecutor(config, MIXTURE, mixture_weights(), rounded=rounded)
     assert run(executor, config, asked(), with_own_numbers) == expected
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
+def test_products_around_states_have_adapters_on_the_device(state: StatePlan) -> None:
+    first, second = SPEC.layers
+    spec = replace(SPEC, layers=(replace(first, state=state), second))
+    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
+    base = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    config = small_config(depth=2, max_repeat=4, num_blocks=128, block_size=16, adapters=ADAPTERS)
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+
+    def of_states(number: int) -> AdapterWeights:
+        """Only around states, so that nothing else makes a difference."""
+        found = weights(2 if number == 2 else 1, spec).added.items()
+        return AdapterWeights({site: one for site, one in found if "layers.0.attn" in site})
+
+    expected = run(LocalExecutor(plain, spec, dict(base)), plain, asked(), of_states)
+    without = [replace(one, adapter=None) for one in asked()]
+    bare = run(LocalExecutor(plain, spec, dict(base)), plain, without, of_states)
+    assert [a == b for a, b in zip(expected, bare, strict=True)].count(False) >= 2
+    executor = InterpretedExecutor(config, spec, dict(base))
+    assert run(executor, config, asked(), of_states) == expected

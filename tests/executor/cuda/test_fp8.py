@@ -10,14 +10,18 @@ import torch
 from torch import Tensor
 
 import tests.backends.triton.conftest  # noqa: F401 - makes the interpreter work, before any kernel
+from quire.backends.cpu.fast import CpuKernels
 from quire.backends.fp8 import FP8, round_lines
 from quire.backends.ops import AttentionInputs, HeadShape
 from quire.errors import NotSupported
+from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.executor import CudaExecutor
 from quire.executor.cuda.memory import num_cuda_blocks
 from quire.executor.memory import block_bytes, make_cache
+from quire.layer_parts.state import StatePlan
 from quire.layer_plan import CrossPlan
 from quire.options import DeviceFacts, parse_options, resolve
+from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import (
     PlainExecutor,
     PlainOps,
@@ -25,7 +29,7 @@ from tests.executor.cuda.plain import (
     RestingKernels,
     answers,
 )
-from tests.executor.cuda.test_interpreted import InterpretedExecutor
+from tests.executor.cuda.test_interpreted import STATES, InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPEC, WEIGHTS, requests
 from tests.specs import changed, small_config
 
@@ -55,6 +59,13 @@ class RoundingKernels(RestingKernels):
     """The reference with a cache in fp8."""
 
     shape: HeadShape
+
+    def plan_attention(self, inputs: AttentionInputs, window: int | None) -> RoundingAttention:
+        return RoundingAttention(self.shape, inputs, window)
+
+
+class RoundingOnHost(CpuKernels):
+    """The same with states, in plain torch."""
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> RoundingAttention:
         return RoundingAttention(self.shape, inputs, window)
@@ -90,6 +101,28 @@ def test_a_cache_in_fp8_gives_the_tokens_of_rounded_keys_and_values() -> None:
     got = answers(InterpretedExecutor(config, SPEC, WEIGHTS), config, asked)
     wanted = answers(RoundingExecutor(config, SPEC, WEIGHTS), config, asked)
     assert len(got) == 4
+    assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("state", STATES, ids=lambda state: type(state).__name__)
+def test_states_stay_float32_beside_a_cache_in_fp8(
+    state: StatePlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, and in blocks that change hands: what was a state is read as keys and values of a
+    token that is not there, and the other way round."""
+    first, second = SPEC.layers
+    spec = replace(SPEC, layers=(replace(first, state=state), second))
+    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
+    weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    fields = {"depth": 2, "max_repeat": 4, "num_blocks": 10, "block_size": 16}
+    config = small_config(kv_cache_dtype="fp8", max_num_batched_tokens=24, **fields)
+    asked = [replace(r, max_tokens=4) for r in requests(PLAIN[:1], count=4)]
+    got = answers(InterpretedExecutor(config, spec, dict(weights)), config, asked)
+    made_by = "quire.executor.cpu.local.kernels_for"
+    monkeypatch.setattr(made_by, lambda device, shape, batch_invariant: RoundingOnHost(shape))
+    plain = replace(config, kv_cache_dtype="auto", depth=1, max_repeat=1, num_blocks=256)
+    wanted = answers(LocalExecutor(plain, spec, dict(weights)), plain, asked)
     assert [s.output_ids.tolist() for s in got] == [s.output_ids.tolist() for s in wanted]
 
 
