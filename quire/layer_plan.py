@@ -191,7 +191,9 @@ class ExpertsPlan:
     split into so many groups, and a token chooses from the best `groups_taken`; a group's score is
     that of its best expert, or the sum of its best two. `shared`: one more expert for every token;
     `shared_gate`: its result is multiplied with the sigmoid of a product of its own. `router_norm`:
-    of what the router reads, which is then divided by the root of the hidden size."""
+    of what the router reads, which is then divided by the root of the hidden size. `apart`: experts
+    are chosen one by one, and each one's score is its part of a softmax over those left that are
+    close to it: whose product s is no more than `apart` * max(|s|, best) below the best one's."""
 
     count: int
     per_token: int
@@ -208,6 +210,7 @@ class ExpertsPlan:
     factor: float = 1.0
     has_factors: bool = False
     router_norm: NormPlan | None = None
+    apart: float | None = None
 
     @property
     def product_width(self) -> int:

@@ -56,6 +56,7 @@ from quire.families import (
     opt,
     phi,
     phi3,
+    phimoe,
     qwen2,
     qwen2_moe,
     qwen2_vl,
@@ -141,6 +142,7 @@ FAMILIES: tuple[Family, ...] = (
     olmo.FAMILY,
     apertus.FAMILY,
     exaone_moe.FAMILY,
+    phimoe.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

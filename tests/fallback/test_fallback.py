@@ -123,13 +123,18 @@ LONG = {
         ("OPTForCausalLM", {"word_embed_proj_dim": 16}),
         ("StableLmForCausalLM", {"qk_layernorm": True}),
         ("GPT2LMHeadModel", {"n_embd": 36}),  # odd heads
-        ("PhimoeForCausalLM", {"rope_parameters": LONG}),  # which asks meta tensors for values
     ],
 )
 def test_what_no_family_computes_transformers_does(
     architecture: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     found = judged(tiny_model(architecture, **change), tmp_path)
+    assert (found.how, found.wrong) == ("fallback", "")
+
+
+def test_a_class_that_asks_meta_tensors_for_values(tmp_path: Path) -> None:
+    model = tiny_model("PhimoeForCausalLM", rope_parameters=LONG)
+    found = judged(model, tmp_path, model_impl="transformers")
     assert (found.how, found.wrong) == ("fallback", "")
 
 

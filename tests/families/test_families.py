@@ -31,14 +31,15 @@ ALSO = {
         "evals/tasks/dataset_files.py",
     },
     "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
-    "mixtral": {"families/minimax_m2.py"},
+    "mixtral": {"families/minimax_m2.py", "families/phimoe.py"},
     "granite": {
         f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")
     },
     "exaone4": {"families/exaone_moe.py"},
     "gpt2": {"families/gpt_bigcode.py"},
     "granitemoe": {"families/granitemoehybrid.py"},
-    "phi": {"families/phi3.py"},  # as "Phi-3"
+    "phi": {"families/phi3.py", "families/phimoe.py"},  # as "Phi-3"
+    "phi3": {"families/phimoe.py"},
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"
     "hunyuan_v1_dense": {"families/hunyuan_v1_moe.py"},
     "lfm2": {"families/lfm2_moe.py"},

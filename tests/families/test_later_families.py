@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.rope_config import for_length
+from quire.layer_parts.rope import FactorRope
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -51,6 +53,19 @@ def test_exaone_without_windows_rotates_every_layer() -> None:
     assert listed.windows == (9, None, 9, None)
     with pytest.raises(CorruptModel, match="sliding_window_pattern must be a whole number"):
         spec_from_hf({**named, "sliding_window_pattern": "LLLG"})
+
+
+def test_both_sets_of_factors_of_phimoe_have_a_factor_of_their_own() -> None:
+    """Transformers takes the second of these numbers, but never the second set."""
+    sets = {f"{one}_factor": [1.0 + i] * 8 for i, one in enumerate(("short", "long"))}
+    rope = {"type": "su", **sets, "short_mscale": 1.25, "long_mscale": 1.5}
+    named = {**TINY, "architectures": ["PhimoeForCausalLM"], "original_max_position_embeddings": 64}
+    short = spec_from_hf({**named, "rope_scaling": rope})
+    assert short.rope.scaling == FactorRope((1.0,) * 8, 1.25, (2.0,) * 8, 256, 1.5)
+    longer = for_length(short, 65)
+    assert (longer.rope.scaling, longer.max_model_len) == (FactorRope((2.0,) * 8, 1.5), 256)
+    with pytest.raises(UnsupportedModel, match="num_experts_per_tok '3'"):
+        spec_from_hf({**named, "num_experts_per_tok": 3})
 
 
 def test_a_cwm_window_of_0_is_none() -> None:

@@ -270,6 +270,8 @@ class PlanOracle:
         if plan.router_norm is not None:
             read = self._normed(f"{name}router_norm", plan.router_norm, read) / x.shape[1] ** 0.5
         products = self._linear(f"{name}router", read)
+        if plan.apart is not None:
+            return self._one_by_one(name, plan, x, products)
         scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
         by = scores + self.weights[f"{name}choice.bias"] if plan.choice_bias else scores
         chosen = torch.stack([best_of(row, plan) for row in by])
@@ -285,6 +287,21 @@ class PlanOracle:
         if plan.shared is not None:
             opened = self._linear(f"{name}shared_gate", x).sigmoid() if plan.shared_gate else 1.0
             out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)
+        return out
+
+    def _one_by_one(self, name: str, plan: ExpertsPlan, x: Tensor, products: Tensor) -> Tensor:
+        """Token by token, and choice by choice."""
+        assert plan.apart is not None
+        made = [self._mlp(f"{name}experts.{one}.", plan.expert, x) for one in range(plan.count)]
+        out = torch.zeros_like(x)
+        for t, row in enumerate(products.tolist()):
+            left = dict(enumerate(row))
+            for _ in range(plan.per_token):
+                best = max(left, key=lambda one: left[one])
+                top = left[best]
+                close = [s for s in left.values() if (top - s) / max(abs(s), top) <= plan.apart]
+                del left[best]
+                out[t] += made[best][t] / sum(math.exp(s - top) for s in close)
         return out
 
     def _linear(self, name: str, x: Tensor) -> Tensor:

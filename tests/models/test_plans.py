@@ -107,6 +107,7 @@ EXPERTS: dict[str, list[Any]] = {
     "factor": [1.7],
     "has_factors": [True],
     "router_norm": [NormPlan(0.3)],
+    "apart": [0.5, 1.5],
 }
 # Fields that mean something beside others alone.
 GROUPED = ExpertsPlan(12, 2, MlpPlan(16), groups=4, groups_taken=2)

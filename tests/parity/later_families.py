@@ -25,6 +25,7 @@ from transformers.models.nemotron import NemotronConfig
 from transformers.models.olmo import OlmoConfig
 from transformers.models.olmoe import OlmoeConfig
 from transformers.models.phi import PhiConfig
+from transformers.models.phimoe import PhimoeConfig
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
@@ -53,6 +54,7 @@ FACTORS: dict[str, Any] = {
     "residual_multiplier": 0.75,
     "logits_scaling": 2.5,
 }
+PHIMOE: dict[str, Any] = {**BY_HIDDEN, "num_local_experts": 8}
 NORMED = {key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"}
 LATER: dict[str, PretrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**SIZES),
@@ -250,5 +252,23 @@ LATER: dict[str, PretrainedConfig] = {
         mlp_layer_types=["sparse", "dense", "sparse", "sparse"],
         tie_word_embeddings=True,
         rope_parameters=LINEAR,
+    ),
+    "phimoe": PhimoeConfig(**PHIMOE),
+    "phimoe, longrope, far apart, window, every bias, tied": PhimoeConfig(
+        **PHIMOE,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + i / 8 for i in range(8)],
+            "long_factor": [2.0 + i for i in range(8)],
+            "short_mscale": 1.3,
+            "long_mscale": 1.7,
+            "original_max_position_embeddings": 256,
+        },
+        router_jitter_noise=0.4,
+        sliding_window=9,
+        attention_bias=True,
+        lm_head_bias=True,
+        tie_word_embeddings=True,
     ),
 }

@@ -9,9 +9,10 @@ from transformers import PretrainedConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.nemotron_h import NemotronHConfig
 from transformers.models.olmo import OlmoConfig
+from transformers.models.phimoe import PhimoeConfig
 
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
-from tests.parity.later_families import LATER, NORMED
+from tests.parity.later_families import LATER, NORMED, PHIMOE
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
 WIDE = {"attention.key_length": 16, "attention.value_length": 16}
@@ -209,5 +210,10 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_weights_scale": 2.5,
             "expert_weights_norm": True,
         },
+    ),
+    "phimoe": (
+        "phimoe",
+        PhimoeConfig(**PHIMOE, attention_bias=True, lm_head_bias=True),
+        RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
     ),
 }
