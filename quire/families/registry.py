@@ -52,6 +52,7 @@ from quire.families import (
     olmo,
     olmo2,
     olmo3,
+    olmo_hybrid,
     olmoe,
     opt,
     phi,
@@ -143,6 +144,7 @@ FAMILIES: tuple[Family, ...] = (
     apertus.FAMILY,
     exaone_moe.FAMILY,
     phimoe.FAMILY,
+    olmo_hybrid.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -28,9 +28,10 @@ ALSO = {
     # As "OLMo 2" and its like, and in the name of a data set.
     "olmo": {
         *("families/olmo2.py", "families/olmo3.py", "families/flex_olmo.py"),
+        "families/olmo_hybrid.py",
         "evals/tasks/dataset_files.py",
     },
-    "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
+    "olmo2": {f"families/{name}.py" for name in ("olmo3", "flex_olmo", "olmo_hybrid")},
     "mixtral": {"families/minimax_m2.py", "families/phimoe.py"},
     "granite": {
         f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")

@@ -170,6 +170,7 @@ class PlanOracle:
             for one in (mixed[:, 2 * keys :], qkvz[:, plan.channels :])
         )
         rate, steps = self._linear(f"{name}rates", x).chunk(2, -1)
+        rates = plan.most_rate * rate.sigmoid()
         slopes = -w[f"{name}log_slopes.weight"].exp()
         decay = (slopes * F.softplus(steps + w[f"{name}shifts.bias"])).exp()
         out = torch.empty_like(v)
@@ -180,7 +181,7 @@ class PlanOracle:
             for t in range(len(x)):
                 state = state * decay[t, head]
                 missing = v[t, head] - k[t, of] @ state
-                state = state + torch.outer(k[t, of], rate[t, head].sigmoid() * missing)
+                state = state + torch.outer(k[t, of], rates[t, head] * missing)
                 out[t, head] = q[t, of] @ state / plan.key_dim**0.5
         gated = self._normed(f"{name}head_norm", plan.norm, out) * F.silu(z)
         return self._linear(f"{name}o", gated.flatten(1))

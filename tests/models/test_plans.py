@@ -139,6 +139,7 @@ STATES: dict[str, list[Any]] = {
     "num_heads": [6],
     "num_key_heads": [1],
     "in_turn": [True],
+    "most_rate": [2.0],
     "key_dim": [6],
     "value_dim": [5],
     "reach": [1, 3],

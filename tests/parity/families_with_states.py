@@ -11,6 +11,7 @@ from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.nemotron_h import NemotronHConfig
+from transformers.models.olmo_hybrid import OlmoHybridConfig
 
 from tests.parity.families import LINEAR
 from tests.parity.more_families import BY_HIDDEN, EXPERTS, ROUTED
@@ -68,6 +69,18 @@ FACTORS: dict[str, Any] = {
     "key_multiplier": 0.5,
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.4,
+}
+# As many numbers of values as of keys: Transformers saves their convolutions as three equal parts.
+OLMO_HYBRID: dict[str, Any] = {
+    **BY_HIDDEN,
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 5,
+    "initializer_range": 0.1,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 9,
+    "linear_num_value_heads": 6,
+    "linear_value_head_dim": 3,
+    "pad_token_id": 0,
 }
 WITH_STATES: dict[str, PretrainedConfig] = {
     "lfm2": Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
@@ -151,5 +164,14 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         n_group=4,
         topk_group=2,
         norm_topk_prob=False,
+    ),
+    "olmo hybrid": OlmoHybridConfig(**OLMO_HYBRID),
+    "olmo hybrid, no rope, rates up to 1, every bias, tied": OlmoHybridConfig(
+        **{**OLMO_HYBRID, "num_hidden_layers": 3},
+        linear_allow_neg_eigval=False,
+        linear_conv_kernel_dim=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_theta": None, "rope_type": "default"},
     ),
 }

@@ -215,6 +215,7 @@ def _fetch(
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
     CORRECTS: tl.constexpr,
+    MOST: tl.constexpr,
 ) -> Any:
     """q, k and v of a token for one head, its rate if it has one, and the input of its decay."""
     line = mixed + token.to(tl.int64) * CHANNELS
@@ -226,7 +227,7 @@ def _fetch(
     own = rates + token.to(tl.int64) * ((1 + CORRECTS) * HEADS) + head
     first = tl.load(own, mask=there, other=0.0)
     decay = tl.load(own + HEADS, mask=there, other=0.0) if CORRECTS else first
-    return q, k, v, 1.0 / (1.0 + tl.exp(-first)), decay
+    return q, k, v, MOST / (1.0 + tl.exp(-first)), decay
 
 
 @part
@@ -298,6 +299,7 @@ def take_up_tokens(
     SCALE: tl.constexpr,
     LEAST: tl.constexpr,
     CORRECTS: tl.constexpr,
+    MOST: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
     """Update some columns of one head's state with a sequence's tokens, one after the other. Each
@@ -314,7 +316,7 @@ def take_up_tokens(
     state = _begun(states, table, start, numbers, inside, apart, HALF, BLOCK, SLOTS)
     q, k, v, rate, decay = _fetch(
         *(mixed, rates, first, start < context, head, key_head, i, j),
-        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
+        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, MOST),
     )
     for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
         low = tl.maximum(start, number * SLOTS)
@@ -323,7 +325,7 @@ def take_up_tokens(
             # The next token's numbers are loaded while this token's are used.
             later_q, later_k, later_v, later_rate, later_decay = _fetch(
                 *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
-                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
+                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, MOST),
             )
             state, read = _take_up(
                 state, q, k, v, rate, decay + shift, slope, skip, SCALE, LEAST, CORRECTS

@@ -114,5 +114,6 @@ def rule_constants(plan: DeltaNetPlan | MambaPlan) -> dict[str, Any]:
         "SCALE": plan.key_dim**-0.5,
         "LEAST": plan.least_step if isinstance(plan, MambaPlan) else 0.0,
         "CORRECTS": isinstance(plan, DeltaNetPlan),
+        "MOST": plan.most_rate if isinstance(plan, DeltaNetPlan) else 1.0,
         "num_warps": 1,
     }
