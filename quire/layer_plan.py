@@ -28,10 +28,12 @@ class WholeHeads:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied with 1 + beta * ln(1 + floor(position / original_max_len))."""
+    """Queries are multiplied with 1 + beta * ln(1 + floor(position / original_max_len)). Positions
+    count from `first`."""
 
     beta: float
     original_max_len: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,8 @@ class ExpertsPlan:
     `shared_gate`: its result is multiplied with the sigmoid of a product of its own. `router_norm`:
     of what the router reads, which is then divided by the root of the hidden size. `apart`: experts
     are chosen one by one, and each one's score is its part of a softmax over those left that are
-    close to it: whose product s is no more than `apart` * max(|s|, best) below the best one's."""
+    close to it: whose product s is no more than `apart` * max(|s|, best) below the best one's.
+    `scores_inputs`: scores are multiplied with what experts read, not with what they make."""
 
     count: int
     per_token: int
@@ -211,6 +214,7 @@ class ExpertsPlan:
     has_factors: bool = False
     router_norm: NormPlan | None = None
     apart: float | None = None
+    scores_inputs: bool = False
 
     @property
     def product_width(self) -> int:

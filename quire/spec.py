@@ -73,6 +73,9 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"  # what the weights were stored in
+    # In longer texts tokens would see only those of their own chunk, which no layer here computes;
+    # `max_model_len` is then at most a chunk, and this is the model's own length. 0: no chunks.
+    chunked_len: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -200,6 +200,17 @@ def windows_from_a_layer_on(
     return tuple(window if has_window(i, first) else None for i in range(num_layers(fields)))
 
 
+def read_turned(fields: Fields) -> list[bool]:
+    """Which layers have rope: those with a 1 in no_rope_layers, or all but each interval's last."""
+    count, marks = num_layers(fields), fields.values.get("no_rope_layers")
+    interval = fields.count("no_rope_layer_interval", 4)
+    if marks is None or marks == []:
+        return [(layer + 1) % interval != 0 for layer in range(count)]
+    if not isinstance(marks, list) or len(marks) < count or set(marks) - {0, 1}:
+        raise fields.wrong("no_rope_layers", f"a list of {count} numbers, each 0 or 1")
+    return [bool(mark) for mark in marks[:count]]
+
+
 def read_dtype(fields: Fields) -> str:
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
     name = fields.word(key, UNSAID_DTYPE).removeprefix("torch.")

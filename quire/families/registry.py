@@ -43,6 +43,7 @@ from quire.families import (
     lfm2,
     lfm2_moe,
     llama,
+    llama4,
     minimax_m2,
     ministral3,
     mistral,
@@ -145,6 +146,7 @@ FAMILIES: tuple[Family, ...] = (
     exaone_moe.FAMILY,
     phimoe.FAMILY,
     olmo_hybrid.FAMILY,
+    llama4.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

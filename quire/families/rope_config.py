@@ -168,8 +168,8 @@ def _linear(rope: Fields, sizes: _Sizes) -> RopeSettings:
 
 def _llama3(rope: Fields, sizes: _Sizes) -> RopeSettings:
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-    if low >= high:
-        raise CorruptModel(f"{rope.source}: low_freq_factor {low} is not below {high}")
+    if low > high:
+        raise CorruptModel(f"{rope.source}: low_freq_factor {low} is above {high}")
     scaling = Llama3Rope(rope.positive("factor"), low, high, sizes.original)
     return RopeSettings(sizes.theta, scaling, sizes.max_len, sizes.dims)
 

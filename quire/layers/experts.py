@@ -3,6 +3,7 @@ all tokens share."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import ChoiceOp, ExpertsOp
@@ -46,6 +47,18 @@ class SharedExpert:
         if self._gate is None:
             return self.mlp(x)
         return self._gate(x.float()).sigmoid().to(x.dtype) * self.mlp(x)
+
+
+class ScoredInputs:
+    """Experts that read each token times its score: a row for every choice of a token."""
+
+    def __init__(self, experts: ExpertsOp) -> None:
+        self._experts = experts
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        rows = (x[:, None].float() * scores[..., None]).to(x.dtype).flatten(0, 1)
+        made = self._experts(rows, chosen.view(-1, 1), torch.ones_like(scores).view(-1, 1))
+        return made if chosen.shape[1] == 1 else made.view(*chosen.shape, -1).sum(1)
 
 
 class Experts:

@@ -139,7 +139,7 @@ class Parts(WeightParts):
         norms = adapted = weights = None
         if plan.head_norm is not None:
             names, eps = [f"{name}.{x}_norm" for x in "qk"], plan.head_norm.eps
-            q, k = (self.tensor(f"{one}.weight", width) for one in names)
+            q, k = (self.norm_weight(one, plan.head_norm, width) for one in names)
             norms = HeadNorms(q, k, eps)
             if plan.qk_norm_behind:
                 # A rotation leaves the mean square as it is, so it may come behind the division.

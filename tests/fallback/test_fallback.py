@@ -138,6 +138,17 @@ def test_a_class_that_asks_meta_tensors_for_values(tmp_path: Path) -> None:
     assert (found.how, found.wrong) == ("fallback", "")
 
 
+def test_texts_that_are_longer_than_a_chunk_are_computed_by_transformers(tmp_path: Path) -> None:
+    model = tiny_model("Llama4ForCausalLM", attention_chunk_size=16)
+    found = judged(model, tmp_path)  # texts of up to 41 tokens
+    assert (found.how, found.wrong) == ("fallback, one by one", "")
+    with pytest.raises(UnsupportedModel, match="max_model_len 64 is above attention_chunk_size 16"):
+        LLM(str(tmp_path), **OPTIONS, model_impl="quire")
+    within = {key: value for key, value in OPTIONS.items() if key != "max_model_len"}
+    with LLM(str(tmp_path), **within) as llm:
+        assert way_of(llm) == "native" and llm._session.model.config.max_model_len == 16
+
+
 def test_alibi_of_falcon_is_added_once(tmp_path: Path) -> None:
     """As by the attention that Transformers takes by itself: the eager one adds it twice."""
     model = tiny_model("FalconForCausalLM", seed=3, alibi=True)

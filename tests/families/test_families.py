@@ -20,7 +20,7 @@ SEEING = ("families/media", "models/towers")
 # after it; those of OLMo 3 say OLMo 2, those of DeepSeek V2 are told from V3's by how experts are
 # chosen. Granite-MoE has the factors of Granite, EmbeddingGemma the layers of Gemma 3.
 ALSO = {
-    "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
+    "llama": {f"families/{name}.py" for name in ("mistral", "mixtral", "ministral3", "llama4")},
     "qwen2": {"families/qwen2_vl.py"},
     "qwen3": {
         f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")

@@ -8,7 +8,7 @@ import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.rope_config import for_length
-from quire.layer_parts.rope import FactorRope
+from quire.layer_parts.rope import FactorRope, Llama3Rope
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -66,6 +66,30 @@ def test_both_sets_of_factors_of_phimoe_have_a_factor_of_their_own() -> None:
     assert (longer.rope.scaling, longer.max_model_len) == (FactorRope((2.0,) * 8, 1.5), 256)
     with pytest.raises(UnsupportedModel, match="num_experts_per_tok '3'"):
         spec_from_hf({**named, "num_experts_per_tok": 3})
+
+
+def test_texts_of_llama4_are_no_longer_than_a_chunk() -> None:
+    named = {**TINY, "architectures": ["Llama4ForCausalLM"], "attention_chunk_size": 100}
+    spec = spec_from_hf(named)
+    assert (spec.max_model_len, spec.chunked_len) == (100, 256)
+    for change in ({"attention_chunk_size": 256}, {"layer_types": ["full_attention"] * 4}):
+        spec = spec_from_hf({**named, **change})
+        assert (spec.max_model_len, spec.chunked_len) == (256, 0)
+    with pytest.raises(CorruptModel, match="attention_chunk_size"):
+        spec_from_hf({**named, "attention_chunk_size": None})
+    with pytest.raises(UnsupportedModel, match="sliding_attention"):
+        spec_from_hf({**named, "layer_types": ["sliding_attention"] * 4})
+
+
+def test_ropes_of_llama4_may_end_where_they_begin_to_blend() -> None:
+    """Scout's factors are both 1; a yarn's factor would be lost in norms behind it."""
+    named = {**TINY, "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"}
+    said = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    text = {**TINY, "rope_scaling": {**said, "original_max_position_embeddings": 64}}
+    spec = spec_from_hf({**named, "text_config": text})
+    assert spec.rope.scaling == Llama3Rope(16.0, 1.0, 1.0, 64)
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        spec_from_hf({**named, "text_config": {**TINY, "rope_scaling": {"rope_type": "yarn"}}})
 
 
 def test_a_cwm_window_of_0_is_none() -> None:

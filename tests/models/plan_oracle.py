@@ -132,7 +132,8 @@ class PlanOracle:
         q = self._turned(f"{name}q_norm", plan, q)
         if plan.query_growth is not None:
             by, length = plan.query_growth.beta, plan.query_growth.original_max_len
-            factors = [1 + by * math.log(1 + at // length) for at in range(count)]
+            places = range(plan.query_growth.first, count + plan.query_growth.first)
+            factors = [1 + by * math.log(1 + at // length) for at in places]
             q = q * torch.tensor(factors, dtype=q.dtype)[:, None]
         k, v = (y.repeat_interleave(plan.num_heads // plan.num_kv_heads, 0) for y in (k, v))
         scores = capped(q @ k.transpose(1, 2) * plan.scale, plan.softcap)
@@ -283,8 +284,11 @@ class PlanOracle:
         if plan.has_factors:
             best = best * self.weights[f"{name}factors.weight"][chosen]
         for expert in range(plan.count):
-            made = self._mlp(f"{name}experts.{expert}.", plan.expert, x)
-            out = out + made * (best * (chosen == expert)).sum(-1, keepdim=True)
+            score = (best * (chosen == expert)).sum(-1, keepdim=True)
+            if plan.scores_inputs:
+                out = out + self._mlp(f"{name}experts.{expert}.", plan.expert, x * score)
+                continue
+            out = out + self._mlp(f"{name}experts.{expert}.", plan.expert, x) * score
         if plan.shared is not None:
             opened = self._linear(f"{name}shared_gate", x).sigmoid() if plan.shared_gate else 1.0
             out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)

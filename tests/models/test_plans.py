@@ -57,13 +57,18 @@ ATTENTION: dict[str, list[Any]] = {
     "window": [5],
     "qkv_bias": [True],
     "o_bias": [True],
-    "query_growth": [QueryGrowth(0.5, 6)],
+    "query_growth": [QueryGrowth(0.5, 6), QueryGrowth(0.5, 6, first=2)],
     "sinks": [True],
     "output_gate": [True],
     "value_norm": [1e-3],
     "values_are_keys": [True],
     "clip": [0.4],
-    "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
+    "qk_norm": [
+        NormPlan(1e-3, learned=False),
+        NORM,
+        NormPlan(1e-3, "layer", bias=True),
+        NormPlan(1e-3, one_plus=True),
+    ],
 }
 _NORMED = replace(PLAIN.attention, qk_norm=NORM)
 _BEHIND = replace(_NORMED, qk_norm_behind=True)
@@ -108,6 +113,7 @@ EXPERTS: dict[str, list[Any]] = {
     "has_factors": [True],
     "router_norm": [NormPlan(0.3)],
     "apart": [0.5, 1.5],
+    "scores_inputs": [True],
 }
 # Fields that mean something beside others alone.
 GROUPED = ExpertsPlan(12, 2, MlpPlan(16), groups=4, groups_taken=2)
@@ -301,6 +307,7 @@ def test_every_field_has_another_value_here() -> None:
     around.add("whole")  # of the share of one of several ranks: tests/ranks
     # Of what files have, and of what a sound gives: tests/media/test_whisper.py.
     around |= {"k_bias", "cross"}
+    around.add("chunked_len")  # of what is refused: tests/families
     kinds = (
         AttentionPlan,
         LatentPlan,

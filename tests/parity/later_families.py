@@ -20,6 +20,7 @@ from transformers.models.helium import HeliumConfig
 from transformers.models.hunyuan_v1_dense import HunYuanDenseV1Config
 from transformers.models.hunyuan_v1_moe import HunYuanMoEV1Config
 from transformers.models.hyperclovax import HyperCLOVAXConfig
+from transformers.models.llama4 import Llama4TextConfig
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.nemotron import NemotronConfig
 from transformers.models.olmo import OlmoConfig
@@ -53,6 +54,18 @@ FACTORS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.75,
     "logits_scaling": 2.5,
+}
+# Chunks that no text here exceeds, and queries that grow within its length.
+LLAMA4: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 5,
+    "initializer_range": 0.1,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 72,
+    "num_local_experts": 8,
+    "attention_chunk_size": 200,
+    "floor_scale": 16,
+    "pad_token_id": 0,
 }
 PHIMOE: dict[str, Any] = {**BY_HIDDEN, "num_local_experts": 8}
 NORMED = {key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"}
@@ -270,5 +283,26 @@ LATER: dict[str, PretrainedConfig] = {
         attention_bias=True,
         lm_head_bias=True,
         tie_word_embeddings=True,
+    ),
+    "llama4": Llama4TextConfig(**LLAMA4),
+    "llama4, two experts in some layers, one scaling of ropes, no norms, every bias, tied": (
+        Llama4TextConfig(
+            **LLAMA4,
+            num_experts_per_tok=2,
+            interleave_moe_layer_step=2,
+            no_rope_layer_interval=2,
+            use_qk_norm=False,
+            attn_scale=0.7,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters={**LLAMA3, "high_freq_factor": 1.0},
+        )
+    ),
+    "llama4, listed layers, queries that do not grow": Llama4TextConfig(
+        **LLAMA4,
+        attn_temperature_tuning=False,
+        moe_layers=[1, 2],
+        no_rope_layers=[1, 0, 1, 1, 0],
+        layer_types=["full_attention"] * 5,
     ),
 }

@@ -102,8 +102,9 @@ def test_every_key_of_a_config_class_is_accounted_for(
         named = {**config.to_dict(), "architectures": [family.architectures[0]]}
         read |= keys_read(named, monkeypatch)
         # These count where the kinds are not listed.
-        if named.keys() & {"max_window_layers", "sliding_window_pattern"}:
-            read |= keys_read({**named, "layer_types": None}, monkeypatch)
+        if named.keys() & {"max_window_layers", "sliding_window_pattern", "moe_layers"}:
+            unlisted = {**named, "layer_types": None, "moe_layers": None}
+            read |= keys_read(unlisted, monkeypatch)
     without_effect = {*hf_config.WITHOUT_EFFECT, *family.without_effect}
     assert {field.name for field in fields(kind)} - read - without_effect == set()
 

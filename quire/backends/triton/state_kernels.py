@@ -182,15 +182,16 @@ def _take_up(
     slope: tl.tensor,
     skip: tl.tensor,
     SCALE: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
 ) -> Any:
-    """(the state after a token, what the token reads from it); `step`: before its softplus."""
+    """(the state after a token, what the token reads from it); `step`: before its softplus, and
+    at least LIMIT where it does not correct."""
     step, skipped = _softplus(step), v * skip
     if CORRECTS:
         q, k = _unit(q) * SCALE, _unit(k)
     else:
-        step = tl.maximum(step, LEAST)
+        step = tl.maximum(step, LIMIT)
         rate = step
     state *= tl.exp(-slope * step)
     if CORRECTS:
@@ -215,9 +216,10 @@ def _fetch(
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
     CORRECTS: tl.constexpr,
-    MOST: tl.constexpr,
+    LIMIT: tl.constexpr,
 ) -> Any:
-    """q, k and v of a token for one head, its rate if it has one, and the input of its decay."""
+    """q, k and v of a token for one head, its rate (up to LIMIT) if it has one, and the input of
+    its decay."""
     line = mixed + token.to(tl.int64) * CHANNELS
     known = (i < KEY) & there
     q = tl.load(line + key_head * KEY + i, mask=known, other=0.0)
@@ -227,7 +229,7 @@ def _fetch(
     own = rates + token.to(tl.int64) * ((1 + CORRECTS) * HEADS) + head
     first = tl.load(own, mask=there, other=0.0)
     decay = tl.load(own + HEADS, mask=there, other=0.0) if CORRECTS else first
-    return q, k, v, MOST / (1.0 + tl.exp(-first)), decay
+    return q, k, v, LIMIT / (1.0 + tl.exp(-first)), decay
 
 
 @part
@@ -297,9 +299,8 @@ def take_up_tokens(
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
     SCALE: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
-    MOST: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
     """Update some columns of one head's state with a sequence's tokens, one after the other. Each
@@ -316,7 +317,7 @@ def take_up_tokens(
     state = _begun(states, table, start, numbers, inside, apart, HALF, BLOCK, SLOTS)
     q, k, v, rate, decay = _fetch(
         *(mixed, rates, first, start < context, head, key_head, i, j),
-        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, MOST),
+        *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, LIMIT),
     )
     for number in range(start // SLOTS, tl.cdiv(context, SLOTS)):
         low = tl.maximum(start, number * SLOTS)
@@ -325,10 +326,10 @@ def take_up_tokens(
             # The next token's numbers are loaded while this token's are used.
             later_q, later_k, later_v, later_rate, later_decay = _fetch(
                 *(mixed, rates, token + 1, position + 1 < context, head, key_head, i, j),
-                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, MOST),
+                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, LIMIT),
             )
             state, read = _take_up(
-                state, q, k, v, rate, decay + shift, slope, skip, SCALE, LEAST, CORRECTS
+                state, q, k, v, rate, decay + shift, slope, skip, SCALE, LIMIT, CORRECTS
             )
             tl.store(out + (token.to(tl.int64) * HEADS + head) * VALUE + j, read, mask=j < VALUE)
             q, k, v, rate, decay = later_q, later_k, later_v, later_rate, later_decay

@@ -112,8 +112,8 @@ def rule_constants(plan: DeltaNetPlan | MambaPlan) -> dict[str, Any]:
         "VALUE": plan.value_dim,
         "COLUMNS": min(_MOST_COLUMNS, max(1, _NUMBERS_AT_ONCE // key)),
         "SCALE": plan.key_dim**-0.5,
-        "LEAST": plan.least_step if isinstance(plan, MambaPlan) else 0.0,
+        # Of rates from above, or of steps from below.
+        "LIMIT": plan.most_rate if isinstance(plan, DeltaNetPlan) else plan.least_step,
         "CORRECTS": isinstance(plan, DeltaNetPlan),
-        "MOST": plan.most_rate if isinstance(plan, DeltaNetPlan) else 1.0,
         "num_warps": 1,
     }
