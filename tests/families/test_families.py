@@ -34,11 +34,17 @@ ALSO = {
     "olmo2": {f"families/{name}.py" for name in ("olmo3", "flex_olmo", "olmo_hybrid")},
     "mixtral": {"families/minimax_m2.py", "families/phimoe.py"},
     "granite": {
-        f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")
+        f"families/{name}.py"
+        for name in (
+            *("granitemoe", "granitemoehybrid", "hyperclovax"),
+            *("granite_swa", "granitemoe_swa"),
+        )
     },
+    "gemma2": {"families/vaultgemma.py"},
+    "granitemoe": {f"families/{name}.py" for name in ("granitemoehybrid", "granitemoe_swa")},
+    "granite_swa": {"families/granitemoe_swa.py"},
     "exaone4": {"families/exaone_moe.py"},
     "gpt2": {"families/gpt_bigcode.py"},
-    "granitemoe": {"families/granitemoehybrid.py"},
     "phi": {"families/phi3.py", "families/phimoe.py"},  # as "Phi-3"
     "phi3": {"families/phimoe.py"},
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"
@@ -52,7 +58,7 @@ ALSO = {
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.
     "gemma": {
         *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
-        *("families/gemma4.py", "families/gemma4_unified.py"),
+        *("families/gemma4.py", "families/gemma4_unified.py", "families/vaultgemma.py"),
     },
     "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.

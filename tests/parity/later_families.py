@@ -15,12 +15,18 @@ from transformers.models.exaone4 import Exaone4Config
 from transformers.models.exaone_moe import ExaoneMoeConfig
 from transformers.models.flex_olmo import FlexOlmoConfig
 from transformers.models.gpt_bigcode import GPTBigCodeConfig
+from transformers.models.granite_swa import GraniteSWAConfig
+from transformers.models.granitemoe_swa import GraniteMoeSWAConfig
 from transformers.models.granitemoeshared import GraniteMoeSharedConfig
 from transformers.models.helium import HeliumConfig
 from transformers.models.hunyuan_v1_dense import HunYuanDenseV1Config
 from transformers.models.hunyuan_v1_moe import HunYuanMoEV1Config
+from transformers.models.hy_v3 import HYV3Config
 from transformers.models.hyperclovax import HyperCLOVAXConfig
+from transformers.models.jais2 import Jais2Config
 from transformers.models.llama4 import Llama4TextConfig
+from transformers.models.mellum import MellumConfig
+from transformers.models.minicpm3 import MiniCPM3Config
 from transformers.models.minimax_m2 import MiniMaxM2Config
 from transformers.models.nemotron import NemotronConfig
 from transformers.models.olmo import OlmoConfig
@@ -29,9 +35,19 @@ from transformers.models.phi import PhiConfig
 from transformers.models.phimoe import PhimoeConfig
 from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
+from transformers.models.vaultgemma import VaultGemmaConfig
+from transformers.models.youtu import YoutuConfig
 
 from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN
-from tests.parity.more_families import BY_HIDDEN, EXPERTS, GPT2, ROUTED
+from tests.parity.more_families import (
+    BY_HIDDEN,
+    EXPERTS,
+    GEMMA2,
+    GPT2,
+    LATENT,
+    ROUTED,
+    STRETCHED,
+)
 
 ERNIE_EXPERTS: dict[str, Any] = {
     **BY_HIDDEN,
@@ -67,6 +83,7 @@ LLAMA4: dict[str, Any] = {
     "floor_scale": 16,
     "pad_token_id": 0,
 }
+DENSE_LATENT = {key: value for key, value in LATENT.items() if key not in ROUTED}
 PHIMOE: dict[str, Any] = {**BY_HIDDEN, "num_local_experts": 8}
 NORMED = {key: value for key, value in BY_HIDDEN.items() if key != "rms_norm_eps"}
 LATER: dict[str, PretrainedConfig] = {
@@ -304,5 +321,96 @@ LATER: dict[str, PretrainedConfig] = {
         moe_layers=[1, 2],
         no_rope_layers=[1, 0, 1, 1, 0],
         layer_types=["full_attention"] * 5,
+    ),
+    "jais2": Jais2Config(**NORMED),
+    "jais2, no bias, tied, linear rope": Jais2Config(
+        **{**NORMED, "layer_norm_eps": 1e-3},
+        attention_bias=False,
+        mlp_bias=False,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "vaultgemma": VaultGemmaConfig(**GEMMA2),
+    "vaultgemma, no softcaps, every bias, untied, listed layers": VaultGemmaConfig(
+        **{**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "youtu": YoutuConfig(**DENSE_LATENT),
+    "youtu, every bias, halves, no rank, untied, yarn": YoutuConfig(
+        **{**DENSE_LATENT, "q_lora_rank": None},
+        attention_bias=True,
+        rope_interleave=False,
+        tie_word_embeddings=False,
+        rope_parameters=STRETCHED,
+    ),
+    "minicpm3": MiniCPM3Config(**DENSE_LATENT, dim_model_base=32),
+    "minicpm3, every bias, no factors, no rank, untied": MiniCPM3Config(
+        **{**DENSE_LATENT, "q_lora_rank": None, "v_head_dim": None},
+        scale_emb=1.0,
+        scale_depth=None,
+        dim_model_base=None,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "granite_swa": GraniteSWAConfig(
+        **{**BY_HIDDEN, "num_hidden_layers": 5}, **FACTORS, sliding_window=9
+    ),
+    "granite_swa, listed layers, thetas and no rope, every bias, untied": GraniteSWAConfig(
+        **{**BY_HIDDEN, "num_hidden_layers": 4},
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_rope_theta=[100.0, 0, 5000, 100.0],
+        attention_multiplier=0.3,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=False,
+        rope_parameters=LINEAR,
+    ),
+    "granitemoe_swa": GraniteMoeSWAConfig(
+        **{**BY_HIDDEN, "num_hidden_layers": 5, "initializer_range": 0.1},
+        **FACTORS,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        shared_intermediate_size=40,
+        sliding_window=9,
+    ),
+    "granitemoe_swa, shared in none, thetas and no rope, every bias, tied": GraniteMoeSWAConfig(
+        **{**BY_HIDDEN, "initializer_range": 0.1},
+        num_local_experts=6,
+        sliding_window=7,
+        layer_rope_theta=[0, 100.0, 5000],
+        attention_multiplier=0.3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "mellum": MellumConfig(
+        **{**SIZES, **EXPERTS, "num_hidden_layers": 4},
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
+    "mellum, no windows, dense in the middle, not renormalised, every bias, tied": MellumConfig(
+        **{**SIZES, **EXPERTS},
+        norm_topk_prob=False,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        attention_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "hy_v3": HYV3Config(**{**SIZES, **EXPERTS}),
+    "hy_v3, two shared, dense in the middle, every bias, tied, linear rope": HYV3Config(
+        **{**SIZES, **EXPERTS},
+        num_shared_experts=2,
+        router_scaling_factor=1.7,
+        mlp_layer_types=["sparse", "dense", "sparse"],
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
     ),
 }

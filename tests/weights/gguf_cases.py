@@ -216,4 +216,5 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         PhimoeConfig(**PHIMOE, attention_bias=True, lm_head_bias=True),
         RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
     ),
+    "jais2": ("jais2", LATER["jais2"], LAYER | FEED | THETA),
 }
