@@ -72,7 +72,8 @@ class LayerNames:
 
     `qkv` and `gate_up` are one tensor in quire, made of the stored tensors named here, in this
     order. A single stored `qkv` may be ordered `by_group`: the queries of a KV head, its key, its
-    value, then the next KV head. With output gates, each head of q is followed by its gate."""
+    value, then the next KV head. With output gates, each head of q is followed by its gate, unless
+    `attn_gate` names them."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -82,6 +83,7 @@ class LayerNames:
         Name("self_attn.v_proj", "attn_v"),
     )
     qkv_by_group: bool = False
+    attn_gate: Name | None = None  # the product of output gates, where these are apart from q
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)

@@ -57,6 +57,7 @@ FAMILY = Family(
         ),
         shared_down=Name("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
     ),
+    only={"route_norm": (True,), "qk_norm": (True,)},
     without_effect={
         **ROUTER_KEYS,
         "enable_moe_fp32_combine": "one sum of two rounded numbers, which is rounded once",

@@ -258,13 +258,15 @@ def read_one_plus(
     )
 
 
-def read_parallel(fields: Fields, **given: Any) -> ModelSpec:
-    """A decoder with one LayerNorm without bias before both branches. `given`: more arguments of
-    read_plain_decoder."""
+def read_parallel(
+    fields: Fields, *, head_dim: int | None = None, norm: NormPlan | None = None, **given: Any
+) -> ModelSpec:
+    """A decoder with one norm before both branches, which is a LayerNorm without bias unless `norm`
+    is given. `head_dim` is a default, `given` are more arguments of read_plain_decoder."""
     return read_plain_decoder(
         fields,
-        read_heads(fields),
-        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
+        read_heads(fields, head_dim=head_dim),
+        norm=norm or NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
         **read_biases(fields),
         layer={"norms": "parallel"},
         facts={

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from quire.errors import UnsupportedModel
 from quire.families import (
+    afmoe,
     apertus,
     arcee,
     bamba,
     cohere,
     cohere2,
+    cohere2_moe,
     cwm,
     deepseek_v2,
     deepseek_v3,
@@ -163,6 +165,8 @@ FAMILIES: tuple[Family, ...] = (
     granitemoe_swa.FAMILY,
     mellum.FAMILY,
     hy_v3.FAMILY,
+    afmoe.FAMILY,
+    cohere2_moe.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

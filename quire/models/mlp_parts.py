@@ -43,7 +43,8 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     if plan.shared is not None:
         gated = plan.shared_gate
         gate = parts.linear(f"{name}.shared_gate", 1, hidden, bias=False) if gated else None
-        shared = SharedExpert(dense(parts, f"{name}.shared", plan.shared), gate)
+        mlp = dense(parts, f"{name}.shared", plan.shared)
+        shared = SharedExpert(mlp, gate, plan.shared_factor)
     opened = kernels.gate(one.activation) if one.gated else kernels.activate(one.activation)
     op = kernels.make_experts(opened, ups, downs)
     if parts.adapters is not None:

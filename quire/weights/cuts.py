@@ -140,6 +140,8 @@ class _LayerCut:
             return self._of_rows(*(_times(one, size, first) for first, one in pairs))
         if name == "o":
             return self._of_columns(_times(heads, size))
+        if name == "gate":
+            return self._of_rows(_times(heads, size))
         if name == "sinks":
             return self._of_rows(heads)
         if name in ("q_norm", "k_norm"):

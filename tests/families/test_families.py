@@ -43,6 +43,8 @@ ALSO = {
     "gemma2": {"families/vaultgemma.py"},
     "granitemoe": {f"families/{name}.py" for name in ("granitemoehybrid", "granitemoe_swa")},
     "granite_swa": {"families/granitemoe_swa.py"},
+    "cohere2": {"families/cohere2_moe.py"},
+    "arcee": {"families/afmoe.py"},
     "exaone4": {"families/exaone_moe.py"},
     "gpt2": {"families/gpt_bigcode.py"},
     "phi": {"families/phi3.py", "families/phimoe.py"},  # as "Phi-3"

@@ -291,7 +291,7 @@ class PlanOracle:
             out = out + self._mlp(f"{name}experts.{expert}.", plan.expert, x) * score
         if plan.shared is not None:
             opened = self._linear(f"{name}shared_gate", x).sigmoid() if plan.shared_gate else 1.0
-            out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)
+            out = out + plan.shared_factor * opened * self._mlp(f"{name}shared.", plan.shared, x)
         return out
 
     def _one_by_one(self, name: str, plan: ExpertsPlan, x: Tensor, products: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ BESIDE = {
     "groups": GROUPED,
     "groups_taken": replace(GROUPED, groups_taken=1),
     "group_score": replace(GROUPED, group_score="best"),
+    "shared_factor": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_factor=0.6),
     "shared_gate": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_gate=False),
 }
 MIXED = ExpertsPlan(5, 2, MlpPlan(16))

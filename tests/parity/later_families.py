@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.afmoe import AfmoeConfig
 from transformers.models.apertus import ApertusConfig
 from transformers.models.arcee import ArceeConfig
+from transformers.models.cohere2_moe import Cohere2MoeConfig
 from transformers.models.cwm import CwmConfig
 from transformers.models.dots1 import Dots1Config
 from transformers.models.ernie4_5 import Ernie4_5Config
@@ -82,6 +84,15 @@ LLAMA4: dict[str, Any] = {
     "attention_chunk_size": 200,
     "floor_scale": 16,
     "pad_token_id": 0,
+}
+AFMOE: dict[str, Any] = {**SIZES, **EXPERTS, "num_hidden_layers": 5, "sliding_window": 9}
+COHERE2_MOE: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "rms_norm_eps"},
+    "num_hidden_layers": 5,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 9,
+    "logit_scale": 0.5,
 }
 DENSE_LATENT = {key: value for key, value in LATENT.items() if key not in ROUTED}
 PHIMOE: dict[str, Any] = {**BY_HIDDEN, "num_local_experts": 8}
@@ -412,5 +423,37 @@ LATER: dict[str, PretrainedConfig] = {
         mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=LINEAR,
+    ),
+    "afmoe": AfmoeConfig(**AFMOE, mup_enabled=True),
+    "afmoe, one shared, listed layers, all with experts, tied, linear rope": AfmoeConfig(
+        **{**AFMOE, "num_hidden_layers": 4},
+        num_dense_layers=0,
+        num_shared_experts=1,
+        route_scale=1.7,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        tie_word_embeddings=True,
+        rope_parameters=LINEAR,
+    ),
+    "cohere2_moe": Cohere2MoeConfig(**COHERE2_MOE),
+    "cohere2_moe, averaged, by sigmoids, dense before, rms, every bias, untied": Cohere2MoeConfig(
+        **{**COHERE2_MOE, "num_hidden_layers": 6},
+        num_shared_experts=2,
+        expert_selection_fn="sigmoid",
+        first_k_dense_replace=2,
+        prefix_dense_intermediate_size=72,
+        rms_norm_eps=1e-3,
+        sliding_window_pattern=3,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
+    "cohere2_moe, added, not renormalised, listed": Cohere2MoeConfig(
+        **{**COHERE2_MOE, "num_hidden_layers": 3},
+        num_shared_experts=1,
+        shared_expert_combination_strategy="sum",
+        expert_selection_fn="sigmoid",
+        norm_topk_prob=False,
+        prefix_dense_sliding_window_pattern=2,
+        mlp_layer_types=["dense", "sparse", "dense"],
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
     ),
 }

@@ -217,4 +217,18 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
     ),
     "jais2": ("jais2", LATER["jais2"], LAYER | FEED | THETA),
+    "afmoe": (
+        "afmoe",
+        LATER["afmoe"],
+        {
+            **(RMS | FEED | WIDE | EIGHT | THETA),
+            "attention.sliding_window": 9,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+        },
+    ),
 }
