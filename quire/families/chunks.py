@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
@@ -28,3 +29,29 @@ def cut_to_a_chunk(spec: ModelSpec, fields: Fields, usual: Sequence[bool]) -> Mo
     if CHUNKED not in kinds or length <= chunk:
         return spec
     return replace(spec, max_model_len=chunk, chunked_len=length)
+
+
+_PERIOD, _WINDOW = "interleave_moe_layer_step", "attention.sliding_window"
+_BARE = 128  # experts: the one size whose heads are not normed
+
+
+def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
+    """What GGUF metadata say of these models. They leave out chunks, growth and norms, which the
+    programs that run them know by heart, and say a window of 0 for others without chunks."""
+    arch = fields.word("general.architecture")
+    if fields.values.get(f"{arch}.{_WINDOW}") is not None:
+        raise fields.unsupported(f"{arch}.{_WINDOW}", "left out, as models with chunks have it")
+    return {
+        "intermediate_size_mlp": config["intermediate_size"],
+        "intermediate_size": config["moe_intermediate_size"],
+        "interleave_moe_layer_step": fields.count(f"{arch}.{_PERIOD}", 1),
+        "use_qk_norm": config["num_experts"] != _BARE,
+    }
+
+
+# What a Family says of these files.
+IN_GGUF: dict[str, Any] = {
+    "gguf_experts": True,
+    "gguf_words": _gguf_words,
+    "gguf_reads": (_PERIOD,),
+}

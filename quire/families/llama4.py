@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.families.chunks import cut_to_a_chunk
+from quire.families.chunks import IN_GGUF, cut_to_a_chunk
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
@@ -79,6 +79,8 @@ FAMILY = Family(
     model_types=("llama4_text", "llama4"),
     read=read,
     unsaid=sizes(202_048, 5120, 8192, 48, 40, 131_072),
+    gguf="llama4",
+    **IN_GGUF,
     names=LayerNames(
         gate_up=(Name(f"{PART}.gate_proj", "ffn_gate"), Name(f"{PART}.up_proj", "ffn_up")),
         down=Name(f"{PART}.down_proj", "ffn_down"),
