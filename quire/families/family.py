@@ -43,6 +43,7 @@ class ModelNames:
 
     layer: Name = Name("model.layers.{}", "blk.{}")
     embed: Name = Name("model.embed_tokens", "token_embd")
+    embed_norm: Name = Name("model.embed_norm", "token_embd_norm")
     positions: Name = Name("model.embed_positions", "position_embd")
     norm: Name = Name("model.norm", "output_norm")
     head: Name = Name("lm_head", "output")

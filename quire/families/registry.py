@@ -56,6 +56,7 @@ from quire.families import (
     ministral3,
     mistral,
     mixtral,
+    nanochat,
     nemotron,
     nemotron_h,
     olmo,
@@ -167,6 +168,7 @@ FAMILIES: tuple[Family, ...] = (
     hy_v3.FAMILY,
     afmoe.FAMILY,
     cohere2_moe.FAMILY,
+    nanochat.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

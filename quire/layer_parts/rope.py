@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
-    """Every rotary frequency divided by one factor."""
+    """Every rotary frequency divided by one factor; if it is negative, heads rotate backwards."""
 
     factor: float
 

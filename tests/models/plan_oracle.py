@@ -41,6 +41,8 @@ class PlanOracle:
     def logits(self, text: list[int]) -> Tensor:
         spec, w = self.spec, self.weights
         x = w["embed.weight"][text] * spec.embedding_scale
+        if spec.embed_norm is not None:
+            x = self._normed("embed_norm", spec.embed_norm, x)
         embeddings, self.kept = self._layer_embeddings(text, x), {}
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]

@@ -173,6 +173,7 @@ CONVOLUTION = ConvolutionPlan(32, 3)
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],
+    "embed_norm": [NormPlan(1e-3, learned=False), NORM],
     "learned_positions": [LearnedPositions(40), LearnedPositions(40, 2)],
     "logits": [LogitsPlan(0.3), LogitsPlan(softcap=9.0), LogitsPlan(bias=True)],
     "norm": [NormPlan(1e-3, "layer", bias=True)],

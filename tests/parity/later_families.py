@@ -30,6 +30,7 @@ from transformers.models.llama4 import Llama4TextConfig
 from transformers.models.mellum import MellumConfig
 from transformers.models.minicpm3 import MiniCPM3Config
 from transformers.models.minimax_m2 import MiniMaxM2Config
+from transformers.models.nanochat import NanoChatConfig
 from transformers.models.nemotron import NemotronConfig
 from transformers.models.olmo import OlmoConfig
 from transformers.models.olmoe import OlmoeConfig
@@ -455,5 +456,9 @@ LATER: dict[str, PretrainedConfig] = {
         prefix_dense_sliding_window_pattern=2,
         mlp_layer_types=["dense", "sparse", "dense"],
         layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    ),
+    "nanochat": NanoChatConfig(**BY_HIDDEN),
+    "nanochat, no softcap, every bias, tied": NanoChatConfig(
+        **BY_HIDDEN, final_logit_softcapping=None, attention_bias=True, tie_word_embeddings=True
     ),
 }

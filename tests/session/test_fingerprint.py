@@ -56,6 +56,7 @@ LAYER = {
 }
 SPEC_FIELDS = {
     "embedding_scale": 2.0,
+    "embed_norm": NormPlan(1e-6),
     "logits": LogitsPlan(scale=2.0),
     "layer_embeddings": LayerEmbeddingsPlan(96, 8, NormPlan(1e-6)),
 }
