@@ -13,7 +13,8 @@ from transformers.models.olmo import OlmoConfig
 from transformers.models.phimoe import PhimoeConfig
 
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
-from tests.parity.later_families import LATER, LLAMA4, NORMED, PHIMOE
+from tests.parity.later_families import LATER, NORMED
+from tests.parity.newest_families import LLAMA4, NEWEST, PHIMOE
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
 WIDE = {"attention.key_length": 16, "attention.value_length": 16}
@@ -217,10 +218,10 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         PhimoeConfig(**PHIMOE, attention_bias=True, lm_head_bias=True),
         RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
     ),
-    "jais2": ("jais2", LATER["jais2"], LAYER | FEED | THETA),
+    "jais2": ("jais2", NEWEST["jais2"], LAYER | FEED | THETA),
     "afmoe": (
         "afmoe",
-        LATER["afmoe"],
+        NEWEST["afmoe"],
         {
             **(RMS | FEED | WIDE | EIGHT | THETA),
             "attention.sliding_window": 9,
