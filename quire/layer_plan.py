@@ -28,10 +28,12 @@ class WholeHeads:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied with 1 + beta * ln(1 + floor(position / original_max_len))."""
+    """Queries are multiplied with 1 + beta * ln(1 + floor(position / original_max_len)). Positions
+    count from `first`."""
 
     beta: float
     original_max_len: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +192,12 @@ class ExpertsPlan:
     number per expert is added to its score for the choice, and only there. `groups`: experts are
     split into so many groups, and a token chooses from the best `groups_taken`; a group's score is
     that of its best expert, or the sum of its best two. `shared`: one more expert for every token;
-    `shared_gate`: its result is multiplied with the sigmoid of a product of its own. `router_norm`:
-    of what the router reads, which is then divided by the root of the hidden size."""
+    its result is multiplied with `shared_factor`, and with `shared_gate` with the sigmoid of a
+    product of its own. `router_norm`: of what the router reads, which is then divided by the root
+    of the hidden size. `apart`: experts are chosen one by one, and each one's score is its part of
+    a softmax over those left that are close to it: whose product s is no more than `apart` *
+    max(|s|, best) below the best one's.
+    `scores_inputs`: scores are multiplied with what experts read, not with what they make."""
 
     count: int
     per_token: int
@@ -199,6 +205,7 @@ class ExpertsPlan:
     renormalise: bool = False
     shared: MlpPlan | None = None
     shared_gate: bool = True
+    shared_factor: float = 1.0
     score: Literal["softmax", "sigmoid"] = "softmax"
     router_bias: bool = False
     choice_bias: bool = False
@@ -208,6 +215,8 @@ class ExpertsPlan:
     factor: float = 1.0
     has_factors: bool = False
     router_norm: NormPlan | None = None
+    apart: float | None = None
+    scores_inputs: bool = False
 
     @property
     def product_width(self) -> int:

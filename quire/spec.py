@@ -65,6 +65,7 @@ class ModelSpec:
     norm: NormPlan  # after the last layer
     tied_embeddings: bool = False
     embedding_scale: float = 1.0
+    embed_norm: NormPlan | None = None  # of every token's embedding
     learned_positions: LearnedPositions | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
     # The layers in which tokens of an image see each other, if any of the model's do.
@@ -73,6 +74,8 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"  # what the weights were stored in
+    # The length beyond `max_model_len` in which tokens see their own chunks alone; 0: no chunks.
+    chunked_len: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -29,6 +29,8 @@ class Choice:
 
     def __call__(self, products: Tensor) -> tuple[Tensor, Tensor]:
         plan = self._plan
+        if plan.apart is not None:
+            return one_by_one(products, plan.per_token, plan.apart)
         scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
         by = scores if self._bias is None else scores + self._bias
         chosen = self._in_best_groups(by).topk(plan.per_token, -1).indices
@@ -47,6 +49,19 @@ class Choice:
         taken = counted.topk(plan.groups_taken, -1).indices
         left = torch.ones_like(counted, dtype=torch.bool).scatter_(-1, taken, False)
         return grouped.masked_fill(left[..., None], -torch.inf).flatten(-2)
+
+
+def one_by_one(products: Tensor, count: int, apart: float) -> tuple[Tensor, Tensor]:
+    """The best `count` experts; the score of each is its part of a softmax over those not chosen
+    before it whose products are close to its own (ExpertsPlan.apart)."""
+    left, chosen, scores = products, list[Tensor](), list[Tensor]()
+    for _ in range(count):
+        best, at = left.max(-1, keepdim=True)
+        is_far = (best - products) / products.abs().clamp(min=best) > apart
+        chosen.append(at)
+        scores.append(left.masked_fill(is_far, -torch.inf).softmax(-1).gather(-1, at))
+        left = left.scatter(-1, at, -torch.inf)
+    return torch.cat(chosen, -1), torch.cat(scores, -1)
 
 
 class LoopedExperts:

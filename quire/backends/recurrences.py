@@ -49,7 +49,7 @@ def recurrence_of(rule: StateRule, rates: Tensor | None) -> Recurrence:
         return Mamba(plan, -heads.log_slopes.exp() * steps, steps, heads.skips)
     rate, decay = rates.chunk(2, dim=-1)
     log_decay = -heads.log_slopes.exp() * F.softplus(decay + heads.shifts)
-    return DeltaNet(plan, log_decay, rate.sigmoid())
+    return DeltaNet(plan, log_decay, rate.sigmoid() * plan.most_rate)
 
 
 @dataclass(frozen=True, slots=True)

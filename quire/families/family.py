@@ -18,7 +18,7 @@ class Name:
     In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
     `bare`: no `.weight`, and the bias ends with `_bias`; `transposed`: stored as [in, out];
     `stacked`: the tensors of all experts in one. If two parts have the same name there, one tensor
-    holds both, one after the other, or `alternating` row by row."""
+    holds both, one after the other, or `alternating` row by row. `hf_also`: another name there."""
 
     hf: str
     gguf: str
@@ -27,6 +27,7 @@ class Name:
     stacked: bool = False
     alternating: bool = False
     gguf_bare: bool = False
+    hf_also: str = ""
 
     def stored(self, kind: str) -> tuple[str, str]:
         """The names of its weight or bias in files of Hugging Face and in GGUF files."""
@@ -42,6 +43,7 @@ class ModelNames:
 
     layer: Name = Name("model.layers.{}", "blk.{}")
     embed: Name = Name("model.embed_tokens", "token_embd")
+    embed_norm: Name = Name("model.embed_norm", "token_embd_norm")
     positions: Name = Name("model.embed_positions", "position_embd")
     norm: Name = Name("model.norm", "output_norm")
     head: Name = Name("lm_head", "output")
@@ -71,7 +73,8 @@ class LayerNames:
 
     `qkv` and `gate_up` are one tensor in quire, made of the stored tensors named here, in this
     order. A single stored `qkv` may be ordered `by_group`: the queries of a KV head, its key, its
-    value, then the next KV head. With output gates, each head of q is followed by its gate."""
+    value, then the next KV head. With output gates, each head of q is followed by its gate, unless
+    `attn_gate` names them."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -81,13 +84,14 @@ class LayerNames:
         Name("self_attn.v_proj", "attn_v"),
     )
     qkv_by_group: bool = False
+    attn_gate: Name | None = None  # the product of output gates, where these are apart from q
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     latent: LatentNames = LatentNames()
     o: Name = Name("self_attn.o_proj", "attn_output")
     # Of a layer that keeps a state: q, k, v and the gate; rates and decays. In files of Hugging
-    # Face one tensor may hold all of `qkvz` or of `rates`, ordered by head of k.
+    # Face one tensor may hold all of `qkvz` or of `rates`, ordered by head of k, or q, k and v.
     qkvz: tuple[Name, ...] = (
         Name("linear_attn.in_proj_qkv", "attn_qkv"),
         Name("linear_attn.in_proj_z", "attn_gate"),
@@ -102,6 +106,7 @@ class LayerNames:
     # Of a convolution by itself: both gates and x.
     gated: Name = Name("conv.in_proj", "shortconv.in_proj")
     convolution: Name = Name("linear_attn.conv1d", "ssm_conv1d")
+    convolutions: tuple[Name, ...] = ()  # of q, of k and of v, where these are apart
     log_slopes: Name = Name("linear_attn.A_log", "ssm_a", bare=True, gguf_bare=True)
     shifts: Name = Name("linear_attn.dt", "ssm_dt", bare=True)  # a bias
     state_norm: Name = Name("linear_attn.norm", "ssm_norm")

@@ -8,12 +8,13 @@ from typing import Any
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.reading import read_one_plus, read_window, windows_in_turn
+from quire.layer_plan import NormPlaces
 from quire.spec import LogitsPlan, ModelSpec
 
 PERIOD = 2  # one layer in each period has no window: its last
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, norms: NormPlaces = "both") -> ModelSpec:
     final = _softcap(fields, "final_logit_softcapping", 30.0)
     return read_one_plus(
         fields,
@@ -21,7 +22,7 @@ def read(fields: Fields) -> ModelSpec:
         windows=windows_in_turn(fields, read_window(fields), PERIOD),
         scale=fields.positive("query_pre_attn_scalar", 256) ** -0.5,
         softcap=_softcap(fields, "attn_logit_softcapping", 50.0),
-        layer={"norms": "both"},
+        layer={"norms": norms},
         facts={"logits": LogitsPlan(softcap=final)},
     )
 
@@ -47,6 +48,8 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+NAMES = LayerNames(mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm"))
+ACTIVATION = dict.fromkeys(("hidden_act", "hidden_activation"), ("gelu_pytorch_tanh",))
 FAMILY = Family(
     name="gemma2",
     architectures=("Gemma2ForCausalLM",),
@@ -56,10 +59,6 @@ FAMILY = Family(
     gguf_windows=True,
     gguf_words=_gguf_words,
     gguf_reads=("attn_logit_softcapping", "final_logit_softcapping"),
-    names=LayerNames(mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm")),
-    only={
-        "hidden_act": ("gelu_pytorch_tanh",),
-        "hidden_activation": ("gelu_pytorch_tanh",),
-        "use_bidirectional_attention": (False,),
-    },
+    names=NAMES,
+    only={**ACTIVATION, "use_bidirectional_attention": (False,)},
 )

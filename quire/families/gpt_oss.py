@@ -64,7 +64,7 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 
 
 GATE_UP = "mlp.experts.gate_up_proj"
-STORED = {"bare": True, "transposed": True, "stacked": True}
+STORED: dict[str, Any] = {"bare": True, "transposed": True, "stacked": True}
 FAMILY = Family(
     name="gpt_oss",
     architectures=("GptOssForCausalLM",),

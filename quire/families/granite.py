@@ -10,10 +10,11 @@ from quire.families.reading import read_biases, read_heads, read_plain_decoder
 from quire.spec import LogitsPlan, ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, kv_heads: int | None = None, **given: Any) -> ModelSpec:
+    """`kv_heads`: a default. `given`: more arguments of read_plain_decoder."""
     return read_plain_decoder(
         fields,
-        read_heads(fields),
+        read_heads(fields, kv_heads=kv_heads),
         scale=fields.positive("attention_multiplier", 1.0),
         **read_biases(fields),
         mlp_bias=fields.flag("mlp_bias", False),
@@ -22,6 +23,7 @@ def read(fields: Fields) -> ModelSpec:
             "embedding_scale": fields.positive("embedding_multiplier", 1.0),
             "logits": LogitsPlan(scale=1 / fields.positive("logits_scaling", 1.0)),
         },
+        **given,
     )
 
 

@@ -13,7 +13,8 @@ from quire.layer_plan import MlpPlan
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, **given: Any) -> ModelSpec:
+    """`given`: more arguments of read_plain_decoder."""
     width, shared = fields.count("intermediate_size"), fields.whole("shared_intermediate_size", 0)
     experts = read_experts(
         fields,
@@ -24,7 +25,7 @@ def read(fields: Fields) -> ModelSpec:
         shared=MlpPlan(shared) if shared else None,
         shared_gate=False,
     )
-    return with_experts(granite.read(fields), fields, experts)
+    return with_experts(granite.read(fields, **given), fields, experts)
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:

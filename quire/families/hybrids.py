@@ -130,6 +130,11 @@ def _kinds(fields: Fields) -> list[str]:
     """The kind of each layer: attention or state."""
     period = fields.count("full_attention_interval", PERIOD)
     usual = [KEEPS_STATE if (i + 1) % period else ATTENDS for i in range(num_layers(fields))]
+    return attending_kinds(fields, usual)
+
+
+def attending_kinds(fields: Fields, usual: list[str]) -> list[str]:
+    """As layer_kinds, for the two kinds above; UnsupportedModel if none attends."""
     given = layer_kinds(fields, usual, (ATTENDS, KEEPS_STATE))
     if ATTENDS not in given:
         raise UnsupportedModel(f"{fields.source}: layer_types has no {ATTENDS}")

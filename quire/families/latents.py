@@ -22,19 +22,23 @@ SIZES: Mapping[str, int] = {
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
-WITHOUT_EFFECT: Mapping[str, str] = {
-    **ROUTER_KEYS,
-    "num_mtp_layers": "layers that guess ahead, which are not read",
+HEAD_KEYS: Mapping[str, str] = {
     "num_key_value_heads": "every head has keys and values of its own",
     "head_dim": "the parts of a head have sizes of their own",
+}
+WITHOUT_EFFECT: Mapping[str, str] = {
+    **ROUTER_KEYS,
+    **HEAD_KEYS,
+    "num_mtp_layers": "layers that guess ahead, which are not read",
 }
 
 
 def read_latent_decoder(
-    fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool
+    fields: Fields, *, sizes: Mapping[str, int] = SIZES, interleaved: bool, **given: Any
 ) -> ModelSpec:
     """A decoder with latent attention and without experts. `sizes` are defaults. `interleaved`: the
-    files have the pairs that rope rotates as numbers 2 i and 2 i + 1."""
+    files have the pairs that rope rotates as numbers 2 i and 2 i + 1. `given`: more arguments of
+    read_plain_decoder."""
     heads, latent = fields.count("num_attention_heads"), _latent(fields, sizes)
     spec = read_plain_decoder(
         fields,
@@ -43,6 +47,7 @@ def read_latent_decoder(
         scale=_scale(fields, latent),
         latent=latent,
         **read_biases(fields),
+        **given,
     )
     return with_pairs_side_by_side(spec) if interleaved else spec
 

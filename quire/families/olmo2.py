@@ -13,12 +13,12 @@ from quire.spec import ModelSpec
 SIZES = sizes(50_304, 4096, 11_008, 32, 32, 2048)
 
 
-def read(fields: Fields, **given: Any) -> ModelSpec:
-    """`given`: more arguments of read_plain_decoder."""
+def read(fields: Fields, *, norm_eps: float = 1e-5, **given: Any) -> ModelSpec:
+    """`norm_eps` is a default, `given` more arguments of read_plain_decoder."""
     return read_plain_decoder(
         fields,
         read_heads(fields),
-        norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
+        norm=NormPlan(fields.positive("rms_norm_eps", norm_eps), rounds_last=True),
         qk_norm=True,
         qk_norm_over="width",
         **read_biases(fields),

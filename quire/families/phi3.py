@@ -17,10 +17,15 @@ ROPE_KINDS = {"longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields)
     rope = read_rope(fields, heads.head_dim, kinds=ROPE_KINDS, original=ORIGINAL_LEN, partial=True)
-    window = read_window(fields, unsaid=None)
-    if window is not None and window >= fields.count("max_position_embeddings"):
-        window = None  # it covers any text
+    window = read_shorter_window(fields)
     return read_plain_decoder(fields, heads, rope=rope, norm_eps=1e-5, window=window)
+
+
+def read_shorter_window(fields: Fields) -> int | None:
+    """The window of all layers, None if it covers any text."""
+    window = read_window(fields, unsaid=None)
+    covers = window is not None and window >= fields.count("max_position_embeddings")
+    return None if covers else window
 
 
 FAMILY = Family(

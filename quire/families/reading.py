@@ -200,6 +200,17 @@ def windows_from_a_layer_on(
     return tuple(window if has_window(i, first) else None for i in range(num_layers(fields)))
 
 
+def read_turned(fields: Fields) -> list[bool]:
+    """Which layers have rope: those with a 1 in no_rope_layers, or all but each interval's last."""
+    count, marks = num_layers(fields), fields.values.get("no_rope_layers")
+    interval = fields.count("no_rope_layer_interval", 4)
+    if marks is None or marks == []:
+        return [(layer + 1) % interval != 0 for layer in range(count)]
+    if not isinstance(marks, list) or len(marks) < count or set(marks) - {0, 1}:
+        raise fields.wrong("no_rope_layers", f"a list of {count} numbers, each 0 or 1")
+    return [bool(mark) for mark in marks[:count]]
+
+
 def read_dtype(fields: Fields) -> str:
     key = "dtype" if fields.values.get("dtype") is not None else "torch_dtype"
     name = fields.word(key, UNSAID_DTYPE).removeprefix("torch.")
@@ -247,13 +258,15 @@ def read_one_plus(
     )
 
 
-def read_parallel(fields: Fields, **given: Any) -> ModelSpec:
-    """A decoder with one LayerNorm without bias before both branches. `given`: more arguments of
-    read_plain_decoder."""
+def read_parallel(
+    fields: Fields, *, head_dim: int | None = None, norm: NormPlan | None = None, **given: Any
+) -> ModelSpec:
+    """A decoder with one norm before both branches, which is a LayerNorm without bias unless `norm`
+    is given. `head_dim` is a default, `given` are more arguments of read_plain_decoder."""
     return read_plain_decoder(
         fields,
-        read_heads(fields),
-        norm=NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
+        read_heads(fields, head_dim=head_dim),
+        norm=norm or NormPlan(fields.positive("layer_norm_eps", 1e-5), kind="layer"),
         **read_biases(fields),
         layer={"norms": "parallel"},
         facts={

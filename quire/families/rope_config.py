@@ -168,8 +168,8 @@ def _linear(rope: Fields, sizes: _Sizes) -> RopeSettings:
 
 def _llama3(rope: Fields, sizes: _Sizes) -> RopeSettings:
     low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-    if low >= high:
-        raise CorruptModel(f"{rope.source}: low_freq_factor {low} is not below {high}")
+    if low > high:
+        raise CorruptModel(f"{rope.source}: low_freq_factor {low} is above {high}")
     scaling = Llama3Rope(rope.positive("factor"), low, high, sizes.original)
     return RopeSettings(sizes.theta, scaling, sizes.max_len, sizes.dims)
 
@@ -240,7 +240,8 @@ def for_length(spec: ModelSpec, asked: int) -> ModelSpec:
     scaling = spec.rope.scaling
     if asked <= spec.max_model_len or not isinstance(scaling, FactorRope) or not scaling.long:
         return spec
-    rope = replace(spec.rope, scaling=FactorRope(scaling.long, scaling.attention_factor))
+    attention = scaling.attention_factor if (own := scaling.long_attention) is None else own
+    rope = replace(spec.rope, scaling=FactorRope(scaling.long, attention))
     longer = spec.with_attention(lambda one: replace(one, rope=rope))
     return replace(longer, max_model_len=scaling.long_len)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from quire.families.family import Family, sizes
 from quire.families.fields import Fields
 from quire.families.reading import (
-    num_layers,
     read_biases,
     read_heads,
     read_plain_decoder,
+    read_turned,
     read_window,
     windows_by_kind,
 )
@@ -18,12 +18,12 @@ from quire.families.rope_config import read_rope
 from quire.layer_plan import LayerPlan
 from quire.spec import ModelSpec
 
-INTERVAL, THETA = 4, 2_000_000.0
+THETA = 2_000_000.0
 
 
 def read(fields: Fields) -> ModelSpec:
     heads = read_heads(fields, kv_heads=4)
-    turned = _turned(fields)
+    turned = read_turned(fields)
     window = read_window(fields, unsaid=None)
     # Used if layer_types does not list the windows.
     windowed = fields.flag("use_sliding_window", False)
@@ -43,17 +43,6 @@ def read(fields: Fields) -> ModelSpec:
 
 def _unturned(layer: LayerPlan) -> LayerPlan:
     return replace(layer, attention=replace(layer.attention, rope=None))
-
-
-def _turned(fields: Fields) -> list[bool]:
-    """Which layers have rope: those with a 1 in no_rope_layers."""
-    count, marks = num_layers(fields), fields.values.get("no_rope_layers")
-    interval = fields.count("no_rope_layer_interval", INTERVAL)
-    if marks is None:
-        return [(layer + 1) % interval != 0 for layer in range(count)]
-    if not isinstance(marks, list) or len(marks) < count or set(marks) - {0, 1}:
-        raise fields.wrong("no_rope_layers", f"a list of {count} numbers, each 0 or 1")
-    return [bool(mark) for mark in marks[:count]]
 
 
 FAMILY = Family(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
-    """Every rotary frequency divided by one factor."""
+    """Every rotary frequency divided by one factor; if it is negative, heads rotate backwards."""
 
     factor: float
 
@@ -42,12 +42,14 @@ class FactorRope:
     """Frequency i is divided by factor i (head_dim / 2 of them); cos and sin times a factor.
 
     Some GGUF files give their scaling in this form. Longrope has `factors` for texts within the
-    original length, and `long` for texts up to `long_len`."""
+    original length, and `long` for texts up to `long_len`, whose cos and sin may be multiplied with
+    another factor (`long_attention`; None: with the same)."""
 
     factors: tuple[float, ...]
     attention_factor: float = 1.0
     long: tuple[float, ...] = ()
     long_len: int = 0
+    long_attention: float | None = None
 
 
 RopeScaling = LinearRope | Llama3Rope | YarnRope | FactorRope

@@ -64,10 +64,11 @@ class DeltaNetPlan(_Matrices):
     """Gated DeltaNet: each token decays every matrix, corrects it so that its k gives its v, then
     reads it with its q (backends/delta_rule.py). The result is normed per head by `norm` and gated
     by silu. Heads that share a q and a k: neighbours do (0 0 1 1), or, with `in_turn`, every
-    num_key_heads-th does (0 1 0 1)."""
+    num_key_heads-th does (0 1 0 1). A rate is a sigmoid times `most_rate`."""
 
     norm: NormPlan
     in_turn: bool = False
+    most_rate: float = 1.0
 
     def weights(self, hidden: int) -> int:
         """Weights in its products, for hidden states of this size."""

@@ -78,7 +78,7 @@ def unchanged(qk: Tensor) -> Tensor:
 
 def grown(growth: QueryGrowth, positions: Tensor) -> Tensor:
     """The factors of queries at positions [T], float32 [T]."""
-    stretches = (positions // growth.original_max_len).float()
+    stretches = ((positions + growth.first) // growth.original_max_len).float()
     return 1 + growth.beta * torch.log(1 + stretches)
 
 

@@ -51,6 +51,17 @@ class ScaledEmbedding(Embedding):
         return rows.mul_(float(torch.tensor(self.scale, dtype=rows.dtype)))
 
 
+class NormedEmbedding(Embedding):
+    """Rows, normed."""
+
+    def __init__(self, kernels: Kernels, table: Matrix | Rows, norm: RowOp) -> None:
+        super().__init__(kernels, table)
+        self.norm = norm
+
+    def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        return self.norm(super().__call__(token_ids, positions))
+
+
 class PositionedEmbedding(Embedding):
     """Rows, plus the learned row of each token's position from a second table."""
 

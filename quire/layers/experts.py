@@ -3,6 +3,7 @@ all tokens share."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import ChoiceOp, ExpertsOp
@@ -36,16 +37,28 @@ class Router:
 
 
 class SharedExpert:
-    """An expert that every token uses, times the sigmoid of its gate if it has one."""
+    """An expert that every token uses, times a factor, and times the sigmoid of its gate if it has
+    one."""
 
-    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Linear | None) -> None:
+    def __init__(self, mlp: GatedMLP | PlainMLP, gate: Linear | None, factor: float = 1.0) -> None:
         """`gate` has a float32 weight and gives one number for each token."""
-        self.mlp, self._gate = mlp, gate
+        self.mlp, self._gate, self._factor = mlp, gate, factor
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._gate is None:
-            return self.mlp(x)
-        return self._gate(x.float()).sigmoid().to(x.dtype) * self.mlp(x)
+        made = self.mlp(x) if self._factor == 1.0 else self.mlp(x) * self._factor
+        return made if self._gate is None else self._gate(x.float()).sigmoid().to(x.dtype) * made
+
+
+class ScoredInputs:
+    """Experts that read each token times its score: a row for every choice of a token."""
+
+    def __init__(self, experts: ExpertsOp) -> None:
+        self._experts = experts
+
+    def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
+        rows = (x[:, None].float() * scores[..., None]).to(x.dtype).flatten(0, 1)
+        made = self._experts(rows, chosen.view(-1, 1), torch.ones_like(scores).view(-1, 1))
+        return made if chosen.shape[1] == 1 else made.view(*chosen.shape, -1).sum(1)
 
 
 class Experts:

@@ -53,11 +53,15 @@ def _llama3(plain: Tensor, scaling: Llama3Rope) -> Tensor:
     """Keep fast frequencies, divide slow ones by the factor, and blend those in between.
 
     Fast: at least high_freq_factor full rotations within the original length. Slow: at most
-    low_freq_factor full rotations.
+    low_freq_factor full rotations. Where both are the same nothing is blended.
     """
     turns = scaling.original_max_len * plain / (2 * math.pi)
     spread = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = ((turns - scaling.low_freq_factor) / spread).clamp(0, 1)
+    kept = (
+        ((turns - scaling.low_freq_factor) / spread).clamp(0, 1)
+        if spread
+        else (turns >= scaling.low_freq_factor).float()
+    )
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 

@@ -8,7 +8,7 @@ from quire.backends.linear import Gate
 from quire.backends.ops import RowOp
 from quire.errors import UnsupportedModel
 from quire.layer_plan import ExpertsPlan, MlpPlan
-from quire.layers.experts import Experts, Router, SharedExpert
+from quire.layers.experts import Experts, Router, ScoredInputs, SharedExpert
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP, LearnedCurve, PlainMLP
 from quire.models.layers import Mlp
@@ -41,11 +41,16 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     if plan.shared is not None:
         gated = plan.shared_gate
         gate = parts.linear(f"{name}.shared_gate", 1, hidden, bias=False) if gated else None
-        shared = SharedExpert(dense(parts, f"{name}.shared", plan.shared), gate)
+        mlp = dense(parts, f"{name}.shared", plan.shared)
+        shared = SharedExpert(mlp, gate, plan.shared_factor)
     opened = kernels.gate(one.activation) if one.gated else kernels.activate(one.activation)
     op = kernels.make_experts(opened, ups, downs)
     if parts.adapters is not None:
+        if plan.scores_inputs and plan.per_token > 1:
+            raise UnsupportedModel("LoRA adapters beside experts that read scored inputs.")
         op = parts.adapters.experts(each, op, pairs)
+    if plan.scores_inputs:
+        op = ScoredInputs(op)
     return Experts(_router(parts, name, plan), op, pairs[0], shared, parts.tp)
 
 

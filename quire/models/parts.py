@@ -9,7 +9,13 @@ from quire.errors import UnsupportedModel
 from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan
 from quire.layers.attention import Attention, Values, unchanged
 from quire.layers.cross import CrossAttention
-from quire.layers.embedding import Embedding, PositionedEmbedding, Rows, ScaledEmbedding
+from quire.layers.embedding import (
+    Embedding,
+    NormedEmbedding,
+    PositionedEmbedding,
+    Rows,
+    ScaledEmbedding,
+)
 from quire.layers.heads import ClippedHeads, DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
     HeadProducts,
@@ -52,9 +58,13 @@ class Parts(WeightParts):
 
     def _embedding(self, table: Matrix | Rows) -> Embedding:
         spec, learned = self.spec, self.spec.learned_positions
+        changes = (spec.embedding_scale != 1.0, learned is not None, spec.embed_norm is not None)
+        if sum(changes) > 1:
+            raise UnsupportedModel("an embedding that is more than one of scaled, placed, normed.")
+        if spec.embed_norm is not None:
+            norm = self.norm("embed_norm", spec.embed_norm, spec.hidden_size)
+            return NormedEmbedding(self.kernels, table, norm)
         if learned is not None:
-            if spec.embedding_scale != 1.0:
-                raise UnsupportedModel("learned positions beside a scaled embedding.")
             rows = self.tensor("positions.weight", learned.count, spec.hidden_size)
             return PositionedEmbedding(self.kernels, table, rows, learned.offset)
         if spec.embedding_scale != 1.0:
@@ -139,7 +149,7 @@ class Parts(WeightParts):
         norms = adapted = weights = None
         if plan.head_norm is not None:
             names, eps = [f"{name}.{x}_norm" for x in "qk"], plan.head_norm.eps
-            q, k = (self.tensor(f"{one}.weight", width) for one in names)
+            q, k = (self.norm_weight(one, plan.head_norm, width) for one in names)
             norms = HeadNorms(q, k, eps)
             if plan.qk_norm_behind:
                 # A rotation leaves the mean square as it is, so it may come behind the division.

@@ -79,14 +79,15 @@ class WeightParts:
             made.multiply = self.adapters.around(name, made.multiply, made.bias)
         return made
 
-    def norm(self, name: str, plan: NormPlan, size: int) -> Norm:
-        bias = None
+    def norm_weight(self, name: str, plan: NormPlan, size: int) -> Tensor:
         if plan.learned:
-            weight = self.tensor(f"{name}.weight", size)
-            bias = self.tensor(f"{name}.bias", size) if plan.bias else None
-        else:
-            kind = torch.float32 if plan.is_wide else self.shape.dtype
-            weight = torch.ones(size, dtype=kind, device=self.device)
+            return self.tensor(f"{name}.weight", size)
+        kind = torch.float32 if plan.is_wide else self.shape.dtype
+        return torch.ones(size, dtype=kind, device=self.device)
+
+    def norm(self, name: str, plan: NormPlan, size: int) -> Norm:
+        weight = self.norm_weight(name, plan, size)
+        bias = self.tensor(f"{name}.bias", size) if plan.learned and plan.bias else None
         if bias is not None and plan.kind != "layer":
             raise UnsupportedModel(f"{name}: an RMSNorm with a bias.")
         made: RMSNorm | LayerNorm = RMSNorm(self.kernels, weight, plan.eps)

@@ -49,6 +49,7 @@ def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
 def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
     """The spec from one of quire's own families, for texts as long as asked for."""
     spec = files.spec(options.hf_overrides)
+    _check_chunks(spec, options.max_model_len or 0)
     longer, longest = for_length(spec, options.max_model_len or 0), long_len(spec)
     if longest:
         now = "short" if longer is spec else "long"
@@ -58,6 +59,22 @@ def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
             f"{longer.max_model_len:,}; max_model_len up to {other:,} takes the others"
         )
     return longer
+
+
+def _check_chunks(spec: ModelSpec, asked: int) -> None:
+    """Refuse texts that are longer than the chunks in which a model sees them, or note chunks."""
+    chunk, longest = spec.max_model_len, spec.chunked_len
+    if asked > chunk and longest:
+        raise UnsupportedModel(
+            f"max_model_len {asked:,} is above attention_chunk_size {chunk:,}: in longer texts a "
+            "token sees only its own chunk, which quire's own families do not compute. Use at most "
+            f"{chunk:,}, or model_impl='transformers' with a directory."
+        )
+    if longest:
+        note(
+            f"attention_chunk_size: texts have at most {chunk:,} tokens, a chunk; Transformers "
+            f"computes the model, more slowly, if max_model_len is larger (up to {longest:,})"
+        )
 
 
 def _is_registered(architectures: object) -> bool:

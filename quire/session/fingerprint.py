@@ -43,7 +43,7 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
         facts = (*facts, f"rotary_dims={rope.dims}")
     if spec.is_plain and not rope.interleaved:
         return facts
-    around = (spec.norm, spec.embedding_scale, spec.learned_positions, spec.logits)
+    around = (spec.norm, spec.embedding_scale, spec.embed_norm, spec.learned_positions, spec.logits)
     return (*facts, spec.layers, *around, spec.layer_embeddings)
 
 

@@ -33,7 +33,10 @@ def attention_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight
         sinks = layer.ours("attn.sinks"), (plan.num_heads,), layer.stored(names.sinks)
         yield replace(single(*sinks), is_wide=True)
     if plan.output_gate:
-        _, gates = _gated_queries(layer, plan)
+        if names.attn_gate is None:
+            _, gates = _gated_queries(layer, plan)
+        else:
+            gates = layer.parts((names.attn_gate,), (plan.num_heads * size,))
         yield from layer.linear("attn.gate", layer.hidden, gates, bias=plan.qkv_bias)
     out = layer.parts((names.o,), (layer.hidden,))
     yield from layer.linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
@@ -80,7 +83,7 @@ def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:
         return tuple(_by_group(layer, names.qkv[0], plan))
     stored = names.qkv[: len(heads)] if len(names.qkv) > 1 else names.qkv
     qkv = layer.parts(stored, tuple(count * size for count in heads))
-    if plan.output_gate:
+    if plan.output_gate and names.attn_gate is None:
         queries, _ = _gated_queries(layer, plan)
         ordered = tuple(_turned(layer, one, 1, plan) for one in queries)
         return (*ordered, _turned(layer, qkv[1], heads[1], plan), qkv[2])

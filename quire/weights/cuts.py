@@ -23,7 +23,15 @@ _LAYER = re.compile(r"layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"experts\.\d+\.(.+)")
 # Weights that every rank has whole: tables that are read by row, norms of the stream, and branches
 # that are too narrow to be divided.
-_WHOLE = ("embed", "positions", "norm", "layer_embed", "layer_embed_product", "layer_embed_norm")
+_WHOLE = (
+    "embed",
+    "embed_norm",
+    "positions",
+    "norm",
+    "layer_embed",
+    "layer_embed_product",
+    "layer_embed_norm",
+)
 _WHOLE_IN_LAYER = ("scale", "embedding.gate", "embedding.out", "mlp.curve")
 
 

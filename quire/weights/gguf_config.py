@@ -173,6 +173,7 @@ def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
     """Config values that metadata do not have, under the keys that families read."""
     return {
         "tie_word_embeddings": "output.weight" not in file.tensors,
+        "lm_head_bias": "output.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
         "attention_k_eq_v": any(
             name.endswith(".attn_k.weight") and name.replace("_k.", "_v.") not in file.tensors

@@ -31,6 +31,8 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         head = (f"{names.head.hf}.weight", part.hf_within)
         embed = replace(embed, parts=(replace(part, hf_else=head),))
     yield embed
+    if spec.embed_norm is not None:
+        yield from normed("embed_norm", names.embed_norm, hidden, spec.embed_norm)
     if spec.learned_positions is not None:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)

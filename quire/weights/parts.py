@@ -62,6 +62,9 @@ class Weight:
 
 def single(name: str, shape: tuple[int, ...], stored: Name, *, kind: str = "weight") -> Weight:
     part = Part(*stored.stored(kind), shape[0])
+    if stored.hf_also:
+        other = replace(stored, hf=stored.hf_also).stored(kind)[0]
+        part = replace(part, hf_else=(other, WHOLE))
     return Weight(f"{name}.{kind}", shape, (part,))
 
 
@@ -176,7 +179,8 @@ class LayerParts:
     def stored(self, name: Name) -> Name:
         layer = self.family.outer_names.layer
         hf, gguf = (one.format(self.number) for one in (layer.hf, layer.gguf))
-        return replace(name, hf=f"{hf}.{name.hf}", gguf=f"{gguf}.{name.gguf}")
+        also = name.hf_also and f"{hf}.{name.hf_also}"
+        return replace(name, hf=f"{hf}.{name.hf}", gguf=f"{gguf}.{name.gguf}", hf_also=also)
 
     def ours(self, name: str) -> str:
         return f"layers.{self.index}.{name}"

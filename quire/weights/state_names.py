@@ -70,15 +70,17 @@ def _of_heads(
 
 def _delta_net(layer: LayerParts, plan: DeltaNetPlan) -> Iterator[Weight]:
     names, heads, width = layer.names, plan.num_heads, plan.value_width
+    apart = (plan.key_width, plan.key_width, width)
     if names.qkvz[0].hf != names.qkvz[1].hf:
-        qkvz = layer.parts(names.qkvz, (plan.channels, width))
+        sizes = (plan.channels, width) if len(names.qkvz) == 2 else (*apart, width)
+        qkvz = layer.parts(names.qkvz, sizes)
         rates = layer.parts(names.rates, (heads, heads))
     else:
         qkvz, rates = _by_key_head(layer, plan)
     yield from layer.linear("attn.qkvz", layer.hidden, qkvz, bias=False)
     for weight in layer.linear("attn.rates", layer.hidden, rates, bias=False):
         yield replace(weight, is_wide=True)
-    taps = layer.parts((names.convolution,), (plan.channels,))
+    taps = layer.parts(names.convolutions or (names.convolution,), apart)
     yield from _convolution(layer, plan, taps, bias=False)
     yield from _of_heads(layer, plan, (names.log_slopes, names.shifts))
     yield from layer.norm("attn.head_norm", names.state_norm, plan.norm, plan.value_dim)

@@ -20,7 +20,7 @@ SEEING = ("families/media", "models/towers")
 # after it; those of OLMo 3 say OLMo 2, those of DeepSeek V2 are told from V3's by how experts are
 # chosen. Granite-MoE has the factors of Granite, EmbeddingGemma the layers of Gemma 3.
 ALSO = {
-    "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
+    "llama": {f"families/{name}.py" for name in ("mistral", "mixtral", "ministral3", "llama4")},
     "qwen2": {"families/qwen2_vl.py"},
     "qwen3": {
         f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -28,17 +28,27 @@ ALSO = {
     # As "OLMo 2" and its like, and in the name of a data set.
     "olmo": {
         *("families/olmo2.py", "families/olmo3.py", "families/flex_olmo.py"),
+        "families/olmo_hybrid.py",
         "evals/tasks/dataset_files.py",
     },
-    "olmo2": {"families/olmo3.py", "families/flex_olmo.py"},
-    "mixtral": {"families/minimax_m2.py"},
+    "olmo2": {f"families/{name}.py" for name in ("olmo3", "flex_olmo", "olmo_hybrid")},
+    "mixtral": {"families/minimax_m2.py", "families/phimoe.py"},
     "granite": {
-        f"families/{name}.py" for name in ("granitemoe", "granitemoehybrid", "hyperclovax")
+        f"families/{name}.py"
+        for name in (
+            *("granitemoe", "granitemoehybrid", "hyperclovax"),
+            *("granite_swa", "granitemoe_swa"),
+        )
     },
+    "gemma2": {"families/vaultgemma.py"},
+    "granitemoe": {f"families/{name}.py" for name in ("granitemoehybrid", "granitemoe_swa")},
+    "granite_swa": {"families/granitemoe_swa.py"},
+    "cohere2": {"families/cohere2_moe.py"},
+    "arcee": {"families/afmoe.py"},
     "exaone4": {"families/exaone_moe.py"},
     "gpt2": {"families/gpt_bigcode.py"},
-    "granitemoe": {"families/granitemoehybrid.py"},
-    "phi": {"families/phi3.py"},  # as "Phi-3"
+    "phi": {"families/phi3.py", "families/phimoe.py"},  # as "Phi-3"
+    "phi3": {"families/phimoe.py"},
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"
     "hunyuan_v1_dense": {"families/hunyuan_v1_moe.py"},
     "lfm2": {"families/lfm2_moe.py"},
@@ -50,7 +60,7 @@ ALSO = {
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.
     "gemma": {
         *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
-        *("families/gemma4.py", "families/gemma4_unified.py"),
+        *("families/gemma4.py", "families/gemma4_unified.py", "families/vaultgemma.py"),
     },
     "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.

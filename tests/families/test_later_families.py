@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.rope_config import for_length
+from quire.layer_parts.rope import FactorRope, Llama3Rope
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -51,6 +53,43 @@ def test_exaone_without_windows_rotates_every_layer() -> None:
     assert listed.windows == (9, None, 9, None)
     with pytest.raises(CorruptModel, match="sliding_window_pattern must be a whole number"):
         spec_from_hf({**named, "sliding_window_pattern": "LLLG"})
+
+
+def test_both_sets_of_factors_of_phimoe_have_a_factor_of_their_own() -> None:
+    """Transformers takes the second of these numbers, but never the second set."""
+    sets = {f"{one}_factor": [1.0 + i] * 8 for i, one in enumerate(("short", "long"))}
+    rope = {"type": "su", **sets, "short_mscale": 1.25, "long_mscale": 1.5}
+    named = {**TINY, "architectures": ["PhimoeForCausalLM"], "original_max_position_embeddings": 64}
+    short = spec_from_hf({**named, "rope_scaling": rope})
+    assert short.rope.scaling == FactorRope((1.0,) * 8, 1.25, (2.0,) * 8, 256, 1.5)
+    longer = for_length(short, 65)
+    assert (longer.rope.scaling, longer.max_model_len) == (FactorRope((2.0,) * 8, 1.5), 256)
+    with pytest.raises(UnsupportedModel, match="num_experts_per_tok '3'"):
+        spec_from_hf({**named, "num_experts_per_tok": 3})
+
+
+def test_texts_of_llama4_are_no_longer_than_a_chunk() -> None:
+    named = {**TINY, "architectures": ["Llama4ForCausalLM"], "attention_chunk_size": 100}
+    spec = spec_from_hf(named)
+    assert (spec.max_model_len, spec.chunked_len) == (100, 256)
+    for change in ({"attention_chunk_size": 256}, {"layer_types": ["full_attention"] * 4}):
+        spec = spec_from_hf({**named, **change})
+        assert (spec.max_model_len, spec.chunked_len) == (256, 0)
+    with pytest.raises(CorruptModel, match="attention_chunk_size"):
+        spec_from_hf({**named, "attention_chunk_size": None})
+    with pytest.raises(UnsupportedModel, match="sliding_attention"):
+        spec_from_hf({**named, "layer_types": ["sliding_attention"] * 4})
+
+
+def test_ropes_of_llama4_may_end_where_they_begin_to_blend() -> None:
+    """Scout's factors are both 1; a yarn's factor would be lost in norms behind it."""
+    named = {**TINY, "architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4"}
+    said = {"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+    text = {**TINY, "rope_scaling": {**said, "original_max_position_embeddings": 64}}
+    spec = spec_from_hf({**named, "text_config": text})
+    assert spec.rope.scaling == Llama3Rope(16.0, 1.0, 1.0, 64)
+    with pytest.raises(UnsupportedModel, match="yarn"):
+        spec_from_hf({**named, "text_config": {**TINY, "rope_scaling": {"rope_type": "yarn"}}})
 
 
 def test_a_cwm_window_of_0_is_none() -> None:

@@ -41,6 +41,8 @@ class PlanOracle:
     def logits(self, text: list[int]) -> Tensor:
         spec, w = self.spec, self.weights
         x = w["embed.weight"][text] * spec.embedding_scale
+        if spec.embed_norm is not None:
+            x = self._normed("embed_norm", spec.embed_norm, x)
         embeddings, self.kept = self._layer_embeddings(text, x), {}
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
@@ -132,7 +134,8 @@ class PlanOracle:
         q = self._turned(f"{name}q_norm", plan, q)
         if plan.query_growth is not None:
             by, length = plan.query_growth.beta, plan.query_growth.original_max_len
-            factors = [1 + by * math.log(1 + at // length) for at in range(count)]
+            places = range(plan.query_growth.first, count + plan.query_growth.first)
+            factors = [1 + by * math.log(1 + at // length) for at in places]
             q = q * torch.tensor(factors, dtype=q.dtype)[:, None]
         k, v = (y.repeat_interleave(plan.num_heads // plan.num_kv_heads, 0) for y in (k, v))
         scores = capped(q @ k.transpose(1, 2) * plan.scale, plan.softcap)
@@ -170,6 +173,7 @@ class PlanOracle:
             for one in (mixed[:, 2 * keys :], qkvz[:, plan.channels :])
         )
         rate, steps = self._linear(f"{name}rates", x).chunk(2, -1)
+        rates = plan.most_rate * rate.sigmoid()
         slopes = -w[f"{name}log_slopes.weight"].exp()
         decay = (slopes * F.softplus(steps + w[f"{name}shifts.bias"])).exp()
         out = torch.empty_like(v)
@@ -180,7 +184,7 @@ class PlanOracle:
             for t in range(len(x)):
                 state = state * decay[t, head]
                 missing = v[t, head] - k[t, of] @ state
-                state = state + torch.outer(k[t, of], rate[t, head].sigmoid() * missing)
+                state = state + torch.outer(k[t, of], rates[t, head] * missing)
                 out[t, head] = q[t, of] @ state / plan.key_dim**0.5
         gated = self._normed(f"{name}head_norm", plan.norm, out) * F.silu(z)
         return self._linear(f"{name}o", gated.flatten(1))
@@ -270,6 +274,8 @@ class PlanOracle:
         if plan.router_norm is not None:
             read = self._normed(f"{name}router_norm", plan.router_norm, read) / x.shape[1] ** 0.5
         products = self._linear(f"{name}router", read)
+        if plan.apart is not None:
+            return self._one_by_one(name, plan, x, products)
         scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
         by = scores + self.weights[f"{name}choice.bias"] if plan.choice_bias else scores
         chosen = torch.stack([best_of(row, plan) for row in by])
@@ -280,11 +286,29 @@ class PlanOracle:
         if plan.has_factors:
             best = best * self.weights[f"{name}factors.weight"][chosen]
         for expert in range(plan.count):
-            made = self._mlp(f"{name}experts.{expert}.", plan.expert, x)
-            out = out + made * (best * (chosen == expert)).sum(-1, keepdim=True)
+            score = (best * (chosen == expert)).sum(-1, keepdim=True)
+            if plan.scores_inputs:
+                out = out + self._mlp(f"{name}experts.{expert}.", plan.expert, x * score)
+                continue
+            out = out + self._mlp(f"{name}experts.{expert}.", plan.expert, x) * score
         if plan.shared is not None:
             opened = self._linear(f"{name}shared_gate", x).sigmoid() if plan.shared_gate else 1.0
-            out = out + opened * self._mlp(f"{name}shared.", plan.shared, x)
+            out = out + plan.shared_factor * opened * self._mlp(f"{name}shared.", plan.shared, x)
+        return out
+
+    def _one_by_one(self, name: str, plan: ExpertsPlan, x: Tensor, products: Tensor) -> Tensor:
+        """Token by token, and choice by choice."""
+        assert plan.apart is not None
+        made = [self._mlp(f"{name}experts.{one}.", plan.expert, x) for one in range(plan.count)]
+        out = torch.zeros_like(x)
+        for t, row in enumerate(products.tolist()):
+            left = dict(enumerate(row))
+            for _ in range(plan.per_token):
+                best = max(left, key=lambda one: left[one])
+                top = left[best]
+                close = [s for s in left.values() if (top - s) / max(abs(s), top) <= plan.apart]
+                del left[best]
+                out[t] += made[best][t] / sum(math.exp(s - top) for s in close)
         return out
 
     def _linear(self, name: str, x: Tensor) -> Tensor:

@@ -57,13 +57,18 @@ ATTENTION: dict[str, list[Any]] = {
     "window": [5],
     "qkv_bias": [True],
     "o_bias": [True],
-    "query_growth": [QueryGrowth(0.5, 6)],
+    "query_growth": [QueryGrowth(0.5, 6), QueryGrowth(0.5, 6, first=2)],
     "sinks": [True],
     "output_gate": [True],
     "value_norm": [1e-3],
     "values_are_keys": [True],
     "clip": [0.4],
-    "qk_norm": [NORM, NormPlan(1e-3, "layer", bias=True), NormPlan(1e-3, one_plus=True)],
+    "qk_norm": [
+        NormPlan(1e-3, learned=False),
+        NORM,
+        NormPlan(1e-3, "layer", bias=True),
+        NormPlan(1e-3, one_plus=True),
+    ],
 }
 _NORMED = replace(PLAIN.attention, qk_norm=NORM)
 _BEHIND = replace(_NORMED, qk_norm_behind=True)
@@ -107,6 +112,8 @@ EXPERTS: dict[str, list[Any]] = {
     "factor": [1.7],
     "has_factors": [True],
     "router_norm": [NormPlan(0.3)],
+    "apart": [0.5, 1.5],
+    "scores_inputs": [True],
 }
 # Fields that mean something beside others alone.
 GROUPED = ExpertsPlan(12, 2, MlpPlan(16), groups=4, groups_taken=2)
@@ -114,6 +121,7 @@ BESIDE = {
     "groups": GROUPED,
     "groups_taken": replace(GROUPED, groups_taken=1),
     "group_score": replace(GROUPED, group_score="best"),
+    "shared_factor": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_factor=0.6),
     "shared_gate": ExpertsPlan(5, 2, MlpPlan(16), shared=MlpPlan(20), shared_gate=False),
 }
 MIXED = ExpertsPlan(5, 2, MlpPlan(16))
@@ -138,6 +146,7 @@ STATES: dict[str, list[Any]] = {
     "num_heads": [6],
     "num_key_heads": [1],
     "in_turn": [True],
+    "most_rate": [2.0],
     "key_dim": [6],
     "value_dim": [5],
     "reach": [1, 3],
@@ -164,6 +173,7 @@ CONVOLUTION = ConvolutionPlan(32, 3)
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],
+    "embed_norm": [NormPlan(1e-3, learned=False), NORM],
     "learned_positions": [LearnedPositions(40), LearnedPositions(40, 2)],
     "logits": [LogitsPlan(0.3), LogitsPlan(softcap=9.0), LogitsPlan(bias=True)],
     "norm": [NormPlan(1e-3, "layer", bias=True)],
@@ -299,6 +309,7 @@ def test_every_field_has_another_value_here() -> None:
     around.add("whole")  # of the share of one of several ranks: tests/ranks
     # Of what files have, and of what a sound gives: tests/media/test_whisper.py.
     around |= {"k_bias", "cross"}
+    around.add("chunked_len")  # of what is refused: tests/families
     kinds = (
         AttentionPlan,
         LatentPlan,

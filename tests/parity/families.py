@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.models.gemma3 import Gemma3TextConfig
@@ -145,6 +146,12 @@ _OF_EACH_KIND = {
 OF_EACH_KIND = [
     pytest.param(name, marks=() if name in _OF_EACH_KIND else pytest.mark.long) for name in FAMILIES
 ]
+
+
+def known(kind: str, **said: Any) -> PretrainedConfig | None:
+    """A config of this class; None if the installed Transformers does not have it."""
+    made = getattr(transformers, kind, None)
+    return None if made is None else made(**said)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.nemotron_h import NemotronHConfig
 
-from tests.parity.families import LINEAR
+from tests.parity.families import LINEAR, known
 from tests.parity.more_families import BY_HIDDEN, EXPERTS, ROUTED
 
 CONVOLVING: dict[str, Any] = {
@@ -69,7 +69,19 @@ FACTORS: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.4,
 }
-WITH_STATES: dict[str, PretrainedConfig] = {
+# As many numbers of values as of keys: Transformers saves their convolutions as three equal parts.
+OLMO_HYBRID: dict[str, Any] = {
+    **BY_HIDDEN,
+    "num_key_value_heads": 6,
+    "num_hidden_layers": 5,
+    "initializer_range": 0.1,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 9,
+    "linear_num_value_heads": 6,
+    "linear_value_head_dim": 3,
+    "pad_token_id": 0,
+}
+_MADE: dict[str, PretrainedConfig | None] = {
     "lfm2": Lfm2Config(**CONVOLVING, block_auto_adjust_ff_dim=False),
     "lfm2, every bias, reach of 2, untied, width adjusted, linear rope": Lfm2Config(
         **UNNAMED,
@@ -152,4 +164,15 @@ WITH_STATES: dict[str, PretrainedConfig] = {
         topk_group=2,
         norm_topk_prob=False,
     ),
+    "olmo hybrid": known("OlmoHybridConfig", **OLMO_HYBRID),
+    "olmo hybrid, no rope, rates up to 1, every bias, tied": known(
+        "OlmoHybridConfig",
+        **{**OLMO_HYBRID, "num_hidden_layers": 3},
+        linear_allow_neg_eigval=False,
+        linear_conv_kernel_dim=3,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_theta": None, "rope_type": "default"},
+    ),
 }
+WITH_STATES = {name: config for name, config in _MADE.items() if config is not None}

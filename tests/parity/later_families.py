@@ -29,7 +29,12 @@ from transformers.models.seed_oss import SeedOssConfig
 from transformers.models.solar_open import SolarOpenConfig
 
 from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN
-from tests.parity.more_families import BY_HIDDEN, EXPERTS, GPT2, ROUTED
+from tests.parity.more_families import (
+    BY_HIDDEN,
+    EXPERTS,
+    GPT2,
+    ROUTED,
+)
 
 ERNIE_EXPERTS: dict[str, Any] = {
     **BY_HIDDEN,

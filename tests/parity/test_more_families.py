@@ -24,6 +24,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
+from tests.parity.newest_families import NEWEST
 from tests.parity.test_families import check_directory
 from tests.parity.test_logits import NUM_BLOCKS, texts_of
 from tests.weights.test_config_keys import keys_read
@@ -34,6 +35,7 @@ ALL: dict[str, PretrainedConfig] = {
     **BY_KIND,
     **WITH_STATES,
     **LATER,
+    **NEWEST,
 }
 RUNS = ((7, 33), (0, 0))
 # Without which their classes make no model.
@@ -102,8 +104,9 @@ def test_every_key_of_a_config_class_is_accounted_for(
         named = {**config.to_dict(), "architectures": [family.architectures[0]]}
         read |= keys_read(named, monkeypatch)
         # These count where the kinds are not listed.
-        if named.keys() & {"max_window_layers", "sliding_window_pattern"}:
-            read |= keys_read({**named, "layer_types": None}, monkeypatch)
+        if named.keys() & {"max_window_layers", "sliding_window_pattern", "moe_layers"}:
+            unlisted = {**named, "layer_types": None, "moe_layers": None}
+            read |= keys_read(unlisted, monkeypatch)
     without_effect = {*hf_config.WITHOUT_EFFECT, *family.without_effect}
     assert {field.name for field in fields(kind)} - read - without_effect == set()
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
+from transformers.models.olmo_hybrid import OlmoHybridConfig
 from transformers.models.qwen3_5 import (
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
@@ -32,7 +33,7 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.plain import answers
 from tests.parity.families import Pair
-from tests.parity.families_with_states import WITH_STATES
+from tests.parity.families_with_states import OLMO_HYBRID, WITH_STATES
 from tests.parity.more_families import HYBRID, HYBRID_EXPERTS, MORE, random_model
 from tests.parity.test_families import check_against, check_directory
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
@@ -237,6 +238,27 @@ def test_the_text_of_a_model_that_sees(kind: str, tmp_path: Path) -> None:
     assert any(".experts.gate_up_proj" in name for name in tensors) == (kind == "experts")
     save_file({**tensors, "mtp.fc.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
     check_directory(tmp_path, oracle, kind, count=4, most=8)
+
+
+def test_a_published_olmo_hybrid_has_convolutions_of_different_sizes(tmp_path: Path) -> None:
+    """Transformers stores them as three equal parts, and one norm of layers that attend under the
+    name that it has in the others."""
+    sizes = {"linear_num_value_heads": 4, "linear_value_head_dim": 5, "linear_key_head_dim": 6}
+    config = OlmoHybridConfig(**{**OLMO_HYBRID, **sizes})
+    oracle = random_model(config)
+    oracle.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    for index, kind in enumerate(config.layer_types):
+        layer = f"model.layers.{index}"
+        if kind == "full_attention":
+            norm = stored.pop(f"{layer}.feedforward_layer_norm.weight")
+            stored[f"{layer}.post_attention_layernorm.weight"] = norm
+            continue
+        names = [f"{layer}.linear_attn.{one}_conv1d.weight" for one in "qkv"]
+        taps = torch.cat([stored[name] for name in names]).split([12, 12, 20])
+        stored |= {name: own.clone() for name, own in zip(names, taps, strict=True)}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    check_directory(tmp_path, oracle, "olmo hybrid", count=4, most=8)
 
 
 def errors_of(oracle: Any, directory: Path, **options: Any) -> list[float]:

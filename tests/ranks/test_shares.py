@@ -31,6 +31,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
+from tests.parity.newest_families import NEWEST
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
@@ -42,6 +43,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     **BY_KIND,
     **WITH_STATES,
     **LATER,
+    **NEWEST,
 }
 TEXT = [(7 * i + i * i) % 90 for i in range(40)]
 

@@ -56,6 +56,7 @@ LAYER = {
 }
 SPEC_FIELDS = {
     "embedding_scale": 2.0,
+    "embed_norm": NormPlan(1e-6),
     "logits": LogitsPlan(scale=2.0),
     "layer_embeddings": LayerEmbeddingsPlan(96, 8, NormPlan(1e-6)),
 }
@@ -65,7 +66,7 @@ SEEN_IN_WEIGHTS = {
     *("width", "gated", "bias", "attention", "mlp", "norm", "layers"),
     *("vocab_size", "hidden_size", "tied_embeddings", "learned_positions"),
 }
-NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype", "two_way"}
+NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype", "two_way", "chunked_len"}
 OF_A_RANK = {"whole"}  # and no model's files are a rank's
 
 

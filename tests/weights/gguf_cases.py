@@ -7,11 +7,14 @@ from typing import Any
 
 from transformers import PretrainedConfig
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
+from transformers.models.llama4 import Llama4TextConfig
 from transformers.models.nemotron_h import NemotronHConfig
 from transformers.models.olmo import OlmoConfig
+from transformers.models.phimoe import PhimoeConfig
 
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
 from tests.parity.later_families import LATER, NORMED
+from tests.parity.newest_families import LLAMA4, NEWEST, PHIMOE
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
 WIDE = {"attention.key_length": 16, "attention.value_length": 16}
@@ -208,6 +211,42 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "leading_dense_block_count": 1,
             "expert_weights_scale": 2.5,
             "expert_weights_norm": True,
+        },
+    ),
+    "phimoe": (
+        "phimoe",
+        PhimoeConfig(**PHIMOE, attention_bias=True, lm_head_bias=True),
+        RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
+    ),
+    "jais2": ("jais2", NEWEST["jais2"], LAYER | FEED | THETA),
+    "afmoe": (
+        "afmoe",
+        NEWEST["afmoe"],
+        {
+            **(RMS | FEED | WIDE | EIGHT | THETA),
+            "attention.sliding_window": 9,
+            "expert_feed_forward_length": 32,
+            "expert_shared_count": 2,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.0,
+            "expert_weights_norm": True,
+        },
+    ),
+    "llama4": (
+        "llama4",
+        Llama4TextConfig(
+            **{**LLAMA4, "attention_chunk_size": 8192, "floor_scale": 8192},
+            interleave_moe_layer_step=2,
+        ),
+        {
+            **(RMS | WIDE),
+            "feed_forward_length": 72,
+            "expert_feed_forward_length": 32,
+            "expert_count": 8,
+            "expert_used_count": 1,
+            "interleave_moe_layer_step": 2,
+            "rope.freq_base": 500000.0,
         },
     ),
 }

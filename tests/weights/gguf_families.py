@@ -109,6 +109,9 @@ class Converter:
             yield f"{base}experts.gate.weight", gate
             yield f"{base}experts.up.weight", up
             return
+        if self.arch == "llama4":
+            yield from self._of_llama4(name, values)
+            return
         if ".experts.gate_up_proj" in name or ".experts.down_proj" in name:
             yield from self._of_oss(name, values)
             return
@@ -183,6 +186,15 @@ class Converter:
         keys, heads = self.config.linear_num_key_heads, self.config.linear_num_value_heads
         grouped = rows.reshape(keys, heads // keys, len(rows) // heads, *rows.shape[1:])
         return grouped.swapaxes(0, 1).reshape(rows.shape)
+
+    def _of_llama4(self, name: str, values: np.ndarray) -> Stored:
+        if ".experts." not in name:
+            yield name, values
+            return
+        values, base = values.swapaxes(1, 2), name.replace("gate_up_proj", "{}_proj")
+        kinds = ("gate", "up") if "gate_up" in name else ("down",)
+        for kind, part in zip(kinds, np.split(values, len(kinds), axis=1), strict=True):
+            yield f"{base.format(kind)}.weight", part
 
     def _of_oss(self, name: str, values: np.ndarray) -> Stored:
         kind = "bias" if name.endswith("_bias") else "weight"

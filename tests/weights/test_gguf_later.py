@@ -77,3 +77,18 @@ def test_nemotron_h_says_numbers_for_each_branch(tmp_path: Path) -> None:
     write(tmp_path, path, config, arch, {**said, **groups})
     with pytest.raises(UnsupportedModel, match="expert_group_count"):
         spec_from_gguf(GgufFile(path))
+
+
+def test_llama4_of_128_experts_has_no_norms_of_heads(tmp_path: Path) -> None:
+    """Which GGUF files do not say; those without chunks say a window of 0, and are refused."""
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["llama4"]
+    config = type(config)(**{**config.to_dict(), "num_local_experts": 128})
+    random_model(config).save_pretrained(tmp_path)
+    path = tmp_path / "m.gguf"
+    write(tmp_path, path, config, arch, {**said, "expert_count": 128})
+    assert {one.attention.qk_norm for one in spec_from_gguf(GgufFile(path)).layers} == {None}
+    write(tmp_path, path, config, arch, {**said, "attention.sliding_window": 0})
+    with pytest.raises(UnsupportedModel, match="attention.sliding_window"):
+        spec_from_gguf(GgufFile(path))

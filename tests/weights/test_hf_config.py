@@ -245,7 +245,7 @@ CORRUPT: list[dict[str, Any]] = [
     {"rope_scaling": "linear"},
     {"rope_scaling": {"rope_type": "linear"}},
     {"rope_scaling": {"rope_type": "linear", "factor": 0}},
-    {"rope_scaling": {**LLAMA3_SCALING, "low_freq_factor": 4.0}},
+    {"rope_scaling": {**LLAMA3_SCALING, "low_freq_factor": 4.5}},
     {"rope_scaling": {"rope_type": 3}},
     {"eos_token_id": "</s>"},
     {"eos_token_id": [2, None]},

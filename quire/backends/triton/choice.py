@@ -14,8 +14,9 @@ from quire.layer_plan import ExpertsPlan
 
 
 def choice_by(plan: ExpertsPlan, bias: Tensor | None) -> ChoiceOp:
-    """The op for a plan; experts in groups of which only some may be taken are left to torch."""
-    if plan.groups != plan.groups_taken:
+    """The op for a plan; experts in groups of which only some may be taken, and those that are
+    chosen one by one, are left to torch."""
+    if plan.groups != plan.groups_taken or plan.apart is not None:
         return Choice(plan, bias)
     return OneLaunch(plan, bias)
 

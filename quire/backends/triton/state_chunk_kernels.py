@@ -27,7 +27,7 @@ def _steps(
     slope: tl.tensor,
     shift: tl.tensor,
     HEADS: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
 ) -> Any:
     """(rates of a chunk's tokens, logs of what is left of the state after each): both are 0 for
@@ -35,10 +35,10 @@ def _steps(
     own = rates + token.to(tl.int64) * ((1 + CORRECTS) * HEADS) + head
     first = tl.load(own, mask=known, other=0.0)
     if CORRECTS:
-        rate = 1.0 / (1.0 + tl.exp(-first))
+        rate = LIMIT / (1.0 + tl.exp(-first))
         step = softplus(tl.load(own + HEADS, mask=known, other=0.0) + shift)
     else:
-        step = tl.maximum(softplus(first + shift), LEAST)
+        step = tl.maximum(softplus(first + shift), LIMIT)
         rate = step
     return tl.where(known, rate, 0.0), tl.cumsum(tl.where(known, -slope * step, 0.0), 0)
 
@@ -130,6 +130,7 @@ def solve_chunks(
     KEY: tl.constexpr,
     KEY_PADDED: tl.constexpr,
     CHANNELS: tl.constexpr,
+    LIMIT: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -153,7 +154,7 @@ def solve_chunks(
         there = known[:, None] & (i < KEY)[None, :]
         k = tl.load(line[:, None] + i[None, :], mask=there, other=0.0)
         slope, shift, _ = numbers_of(log_slopes, shifts, shifts, head, True)
-        rate, reached = _steps(rates, token, known, head, slope, shift, HEADS, 0.0, True)
+        rate, reached = _steps(rates, token, known, head, slope, shift, HEADS, LIMIT, True)
         system = _product(k, tl.trans(k), NARROW, PRECISION) * _between(reached, t)
         system = tl.where(t[:, None] > t[None, :], system * rate[:, None], 0.0)
         inverse = _inverse(system, t, LEVELS, NARROW, PRECISION)
@@ -249,7 +250,7 @@ def take_up_chunks(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
     CHUNK: tl.constexpr,
     NARROW: tl.constexpr,
@@ -274,7 +275,7 @@ def take_up_chunks(
             token = (first + at + t - start).to(tl.int64)
             own = (mixed, token, known, head, i, j)
             q, k, v = _loaded(*own, HEADS, KEY_HEADS, IN_TURN, KEY, VALUE, CHANNELS)
-            rate, reached = _steps(rates, token, known, head, slope, shift, HEADS, LEAST, CORRECTS)
+            rate, reached = _steps(rates, token, known, head, slope, shift, HEADS, LIMIT, CORRECTS)
             state, read = _taken_up(
                 *(state, q, k, v, rate, reached, solved + (token * HEADS + head) * CHUNK),
                 *(known, t, KEY, CORRECTS, NARROW, PRECISION),

@@ -37,15 +37,16 @@ def _take_up(
     slope: tl.tensor,
     skip: tl.tensor,
     KEY: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
 ) -> Any:
-    """(the state after a token, what the token reads from it); `step`: before its softplus."""
+    """(the state after a token, what the token reads from it); `step`: before its softplus, and at
+    least LIMIT where it does not correct."""
     step, skipped = softplus(step), v * skip
     if CORRECTS:
         q, k = unit(q, 0) * KEY**-0.5, unit(k, 0)
     else:
-        step = tl.maximum(step, LEAST)
+        step = tl.maximum(step, LIMIT)
         rate = step
     state *= tl.exp(-slope * step)
     if CORRECTS:
@@ -69,8 +70,10 @@ def _fetch(
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
     CORRECTS: tl.constexpr,
+    LIMIT: tl.constexpr,
 ) -> Any:
-    """q, k and v of a token for one head, its rate if it has one, and the input of its decay."""
+    """q, k and v of a token for one head, its rate (up to LIMIT) if it has one, and the input of
+    its decay."""
     line = mixed + token.to(tl.int64) * CHANNELS
     q = tl.load(line + key_head * KEY + i, mask=i < KEY, other=0.0).to(tl.float32)
     k = tl.load(line + (KEY_HEADS + key_head) * KEY + i, mask=i < KEY, other=0.0).to(tl.float32)
@@ -80,7 +83,7 @@ def _fetch(
     own = rates + token.to(tl.int64) * ((1 + CORRECTS) * HEADS) + head
     first = tl.load(own)
     decay = tl.load(own + HEADS) if CORRECTS else first
-    return q, k, v, 1.0 / (1.0 + tl.exp(-first)), decay
+    return q, k, v, LIMIT / (1.0 + tl.exp(-first)), decay
 
 
 @part
@@ -123,7 +126,7 @@ def take_up_tokens(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
-    LEAST: tl.constexpr,
+    LIMIT: tl.constexpr,
     CORRECTS: tl.constexpr,
     HAS_ROWS: tl.constexpr,
 ) -> None:
@@ -146,10 +149,10 @@ def take_up_tokens(
             token = first + position - start
             q, k, v, rate, decay = _fetch(
                 *(mixed, rates, token, head, key_head, i, j),
-                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS),
+                *(HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, CORRECTS, LIMIT),
             )
             state, read = _take_up(
-                state, q, k, v, rate, decay + shift, slope, skip, KEY, LEAST, CORRECTS
+                state, q, k, v, rate, decay + shift, slope, skip, KEY, LIMIT, CORRECTS
             )
             tl.store(out + (token.to(tl.int64) * HEADS + head) * VALUE + j, read, mask=j < VALUE)
             if ((position + 1) % SLOTS == 0) | (position + 1 == context):

@@ -282,7 +282,8 @@ def rule_constants(plan: DeltaNetPlan | MambaPlan) -> dict[str, Any]:
         "KEY": plan.key_dim,
         "KEY_PADDED": max(power_of_two(plan.key_dim), _LEAST_CHUNK),
         "VALUE": plan.value_dim,
-        "LEAST": plan.least_step if isinstance(plan, MambaPlan) else 0.0,
+        # Of rates from above, or of steps from below.
+        "LIMIT": plan.most_rate if isinstance(plan, DeltaNetPlan) else plan.least_step,
         "CORRECTS": isinstance(plan, DeltaNetPlan),
     }
 
@@ -320,6 +321,6 @@ def solving_constants(
     layer: Layer, plan: DeltaNetPlan, constants: dict[str, Any]
 ) -> dict[str, Any]:
     rule = {**rule_constants(plan), **constants, **layer.constants}
-    names = ("HEADS", "KEY_HEADS", "IN_TURN", "KEY", "KEY_PADDED", "CHANNELS", "HAS_ROWS")
+    names = ("HEADS", "KEY_HEADS", "IN_TURN", "KEY", "KEY_PADDED", "CHANNELS", "LIMIT", "HAS_ROWS")
     kept = {name: rule[name] for name in (*names, "CHUNK", "NARROW", "PRECISION")}
     return {**kept, "LEVELS": constants["CHUNK"].bit_length() - 1, "num_warps": 4}

@@ -137,6 +137,6 @@ def test_the_first_of_equal_experts_is_taken_and_no_other_number() -> None:
     torch.testing.assert_close(scores[0], torch.full((3,), 2.5 / 3, device=DEVICE))
 
 
-def test_groups_of_experts_are_left_to_torch() -> None:
-    plan = replace(PLAIN, count=12, groups=4, groups_taken=2)
-    assert isinstance(choice_by(plan, None), Choice)
+def test_groups_of_experts_and_those_chosen_one_by_one_are_left_to_torch() -> None:
+    for other in ({"count": 12, "groups": 4, "groups_taken": 2}, {"apart": 0.02}):
+        assert isinstance(choice_by(replace(PLAIN, **other), None), Choice)

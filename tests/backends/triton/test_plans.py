@@ -99,6 +99,19 @@ SPECS["branches that share a norm, layers of one branch, experts without gates"]
     layers=(JOINING, ATTENDING, LayerPlan(GLOBAL, None, NORM), LayerPlan(GLOBAL, UNGATED, NORM)),
     norm=NORM,
 )
+BARE = NormPlan(1e-3, learned=False)
+TURNED = AttentionPlan(4, 2, 16, 0.25, Rope(100.0, 16), qk_norm=BARE, qk_norm_behind=True)
+GROWN = AttentionPlan(4, 2, 16, 0.25, None, query_growth=QueryGrowth(0.5, 4, first=1))
+SCORED = ExpertsPlan(6, 2, MlpPlan(16), score="sigmoid", scores_inputs=True)
+SCORED = replace(SCORED, shared=MlpPlan(16), shared_gate=False, shared_factor=0.5)
+ONE_BY_ONE = ExpertsPlan(6, 2, MlpPlan(16), apart=0.5)
+SPECS["norms without weights, experts that read scored inputs or are chosen one by one"] = (
+    ModelSpec(
+        *("llama", 60, 32, 64),
+        layers=(LayerPlan(TURNED, SCORED, BARE), LayerPlan(GROWN, ONE_BY_ONE, ROUNDED)),
+        norm=ROUNDED,
+    )
+)
 TEXT = [(7 * i + i * i) % 60 for i in range(11)]
 
 

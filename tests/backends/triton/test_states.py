@@ -30,6 +30,7 @@ PLAN = DeltaNetPlan(4, 2, 6, 20, 4, NormPlan(1e-6))
 PLANS = {
     "heads in a row": PLAN,
     "heads in turn": replace(PLAN, in_turn=True),
+    "rates up to 2": replace(PLAN, most_rate=2.0),
     "no reach": replace(PLAN, reach=1, num_key_heads=4, key_dim=16),
     "convolution": ConvolutionPlan(150, 3),
     "convolution with a bias": ConvolutionPlan(20, 5, bias=True),

@@ -23,13 +23,14 @@ from tests.parity.families_by_kind import BY_KIND, LARGE_HEADS
 from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
+from tests.parity.newest_families import NEWEST
 
 pytestmark = pytest.mark.gpu
 # Where Transformers imports their class, torch warns of its own older compiler.
 OLDER = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
 NORMED_BY_GROUP = ("bamba", "granite hybrid", "granite hybrid, experts, every bias, rope, untied")
 PRECISE = 2e-3  # of logprobs in float32
-FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER}
+FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER, **NEWEST}
 
 
 def stored(oracle: Any, directory: Path) -> ModelSpec:
