@@ -96,14 +96,15 @@ def test_ropes_of_llama4_may_end_where_they_begin_to_blend() -> None:
 def test_a_null_theta_of_olmo_hybrid_is_no_rope() -> None:
     """Inside the settings or beside them; settings that are null as a whole are the usual ones."""
     named = {**TINY, "architectures": ["OlmoHybridForCausalLM"]}
-    usual = [
+    usual: list[dict[str, Any]] = [
         {},
         {"rope_parameters": None},
         {"rope_theta": None, "rope_parameters": {"rope_theta": 9.0}},
     ]
     for said in usual:
         assert spec_from_hf({**named, **said}).layers[-1].attention.rope is not None
-    for said in ({"rope_theta": None}, {"rope_parameters": {"rope_theta": None}}):
+    none: list[dict[str, Any]] = [{"rope_theta": None}, {"rope_parameters": {"rope_theta": None}}]
+    for said in none:
         assert spec_from_hf({**named, **said}).layers[-1].attention.rope is None
         config = OlmoHybridConfig(**TINY, **said)
         assert config.rope_parameters["rope_theta"] is None  # what the class looks at
