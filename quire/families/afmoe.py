@@ -89,6 +89,6 @@ FAMILY = Family(
         "attention_bias": (False,),
         "route_norm": (True,),
         "score_func": ("sigmoid",),
-        "n_group": (1,),
+        **dict.fromkeys(("n_group", "num_expert_groups", "num_limited_groups"), (1,)),
     },
 )

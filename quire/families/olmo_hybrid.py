@@ -82,6 +82,7 @@ FAMILY = Family(
     read=read,
     unsaid=sizes(100_352, 3840, 11_008, 32, 30, 65_536),
     names=NAMES,
+    only={"linear_use_gate": (True,)},
     without_effect={
         f"linear_{one}": "how weights begin"
         for one in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers.models.olmo_hybrid import OlmoHybridConfig
 
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.rope_config import for_length
@@ -90,6 +91,44 @@ def test_ropes_of_llama4_may_end_where_they_begin_to_blend() -> None:
     assert spec.rope.scaling == Llama3Rope(16.0, 1.0, 1.0, 64)
     with pytest.raises(UnsupportedModel, match="yarn"):
         spec_from_hf({**named, "text_config": {**TINY, "rope_scaling": {"rope_type": "yarn"}}})
+
+
+def test_a_null_theta_of_olmo_hybrid_is_no_rope() -> None:
+    """Inside the settings or beside them; settings that are null as a whole are the usual ones."""
+    named = {**TINY, "architectures": ["OlmoHybridForCausalLM"]}
+    usual: list[dict[str, Any]] = [
+        {},
+        {"rope_parameters": None},
+        {"rope_theta": None, "rope_parameters": {"rope_theta": 9.0}},
+    ]
+    for said in usual:
+        assert spec_from_hf({**named, **said}).layers[-1].attention.rope is not None
+    none: list[dict[str, Any]] = [{"rope_theta": None}, {"rope_parameters": {"rope_theta": None}}]
+    for said in none:
+        assert spec_from_hf({**named, **said}).layers[-1].attention.rope is None
+        config = OlmoHybridConfig(**TINY, **said)
+        assert config.rope_parameters["rope_theta"] is None  # what the class looks at
+
+
+def test_gates_of_attention_have_no_biases() -> None:
+    """Those of Trinity's class have none beside others that do, which no plan says."""
+    named = {**TINY, "architectures": ["AfmoeForCausalLM"], "head_dim": 16}
+    assert spec_from_hf({**named, "attention_bias": False}).layers[0].attention.output_gate
+    for key, value in {"attention_bias": True, "route_norm": False, "num_expert_groups": 2}.items():
+        with pytest.raises(UnsupportedModel, match=key):
+            spec_from_hf({**named, key: value})
+
+
+def test_a_null_factor_of_minicpm3_changes_nothing() -> None:
+    """A missing one is that of the published model, whose longrope ends where it would begin."""
+    named = {**TINY, "architectures": ["MiniCPM3ForCausalLM"]}
+    spec = spec_from_hf(named)
+    assert (spec.layers[0].branch_scale, spec.logits.scale) == (0.7, 256 / 96)
+    spec = spec_from_hf({**named, "scale_depth": None, "dim_model_base": None})
+    assert (spec.layers[0].branch_scale, spec.logits.scale) == (1.0, 1.0)
+    factors = {f"{one}_factor": [1.0 + i] * 16 for i, one in enumerate(("short", "long"))}
+    rope = {"type": "longrope", **factors, "original_max_position_embeddings": 256}
+    assert spec_from_hf({**named, "rope_scaling": rope}).rope.scaling == FactorRope((1.0,) * 16)
 
 
 def test_a_cwm_window_of_0_is_none() -> None:

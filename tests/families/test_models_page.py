@@ -9,6 +9,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
+from tests.parity.newest_families import NEWEST
 
 
 def test_the_page_is_what_the_code_says() -> None:
@@ -37,6 +38,7 @@ def test_every_family_of_text_is_held_to_transformers() -> None:
         *BY_KIND.values(),
         *WITH_STATES.values(),
         *LATER.values(),
+        *NEWEST.values(),
     )
     held = {config.model_type for config in tiny}
     assert {family.name for family in TEXT if not held & set(family.model_types)} == set()
