@@ -22,8 +22,10 @@ SEEING = ("families/media", "models/towers")
 ALSO = {
     "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
+    "qwen3_moe": {"families/qwen3_vl_moe.py"},
     "qwen3": {
-        f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+        f"families/{name}.py"
+        for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
     # As "OLMo 2" and its like, and in the name of a data set.
     "olmo": {

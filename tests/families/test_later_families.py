@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.layer_plan import ExpertsPlan
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -91,3 +92,27 @@ def test_hunyuan_says_how_many_experts_by_layer_or_for_all() -> None:
     for wrong in ([1, 2], [1, 2, 3, 5], 5, 0, "2"):
         with pytest.raises(CorruptModel, match="moe_topk"):
             spec_from_hf({**named, "moe_topk": wrong})
+
+
+def test_qwen3_vl_with_experts_has_the_defaults_of_its_class() -> None:
+    from transformers import Qwen3VLMoeConfig
+
+    named = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    text = {"model_type": "qwen3_vl_moe_text", "tie_word_embeddings": True}  # as the class writes
+    said = {**Qwen3VLMoeConfig().to_dict(), **named}
+    short = spec_from_hf({**named, "text_config": text, "vision_config": {}})
+    assert short == spec_from_hf(said)
+    experts = short.layers[0].mlp
+    assert isinstance(experts, ExpertsPlan) and experts.renormalise and experts.count == 60
+
+
+@pytest.mark.parametrize("said", [{"norm_topk_prob": False}, {"use_sliding_window": True}])
+def test_what_the_class_of_qwen3_vl_with_experts_does_not_read_is_refused(
+    said: dict[str, Any],
+) -> None:
+    text = {**TINY, "model_type": "qwen3_vl_moe_text"}
+    named = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    around = {**named, "vision_config": {}}
+    assert spec_from_hf({**around, "text_config": text})
+    with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
+        spec_from_hf({**around, "text_config": {**text, **said}})

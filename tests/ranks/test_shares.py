@@ -33,7 +33,7 @@ from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
-SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
+SEEING = {"qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "whisper"}
 CONFIGS: dict[str, PretrainedConfig] = {
     **TINY,
     **MORE,

@@ -253,6 +253,7 @@ FAMILIES = tuple(
         ("qwen2_vl", "Qwen2VL", False, False),
         ("qwen2_5_vl", "Qwen2_5_VL", False, True),
         ("qwen3_vl", "Qwen3VL", True, False),
+        ("qwen3_vl_moe", "Qwen3VLMoe", True, False),
         ("qwen3_5", "Qwen3_5", True, False),
         ("qwen3_5_moe", "Qwen3_5Moe", True, False),
     )

@@ -200,6 +200,7 @@ CALLS: dict[str, EncodeItems] = {
     "qwen2_vl": _patches,
     "qwen2_5_vl": _patches,
     "qwen3_vl": _patches,
+    "qwen3_vl_moe": _patches,
     "qwen3_5": _patches,
     "qwen3_5_moe": _patches,
     "qwen2_audio": _clips,
