@@ -22,6 +22,10 @@ SEEING = ("families/media", "models/towers")
 ALSO = {
     "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
+    "glm": {"families/glm4v.py", "families/glm4v_moe.py"},  # as "GLM-4.1V"
+    "glm4": {"families/glm4v.py"},
+    "glm4_moe": {"families/glm4_moe_lite.py", "families/glm4v_moe.py"},
+    "glm4v": {"families/glm4v_moe.py"},
     "qwen3_moe": {"families/qwen3_vl_moe.py"},
     "qwen3": {
         f"families/{name}.py"
@@ -46,7 +50,6 @@ ALSO = {
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
     "ernie4_5": {"families/ernie4_5_moe.py"},
-    "glm4_moe": {"families/glm4_moe_lite.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.

@@ -116,3 +116,26 @@ def test_what_the_class_of_qwen3_vl_with_experts_does_not_read_is_refused(
     assert spec_from_hf({**around, "text_config": text})
     with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
         spec_from_hf({**around, "text_config": {**text, **said}})
+
+
+def test_the_pairs_of_coordinates_add_up_to_those_that_rotate() -> None:
+    """As where Transformers cuts a head into them. Without a factor a whole head rotates."""
+    named = {**TINY, "architectures": ["Glm4vForConditionalGeneration"], "hidden_size": 6 * 32}
+    rope = {"mrope_section": [2, 3, 3], "rope_type": "default"}
+    spec = spec_from_hf({**named, "rope_parameters": {**rope, "partial_rotary_factor": 0.5}})
+    assert spec.rope.axes == (0, 0, 1, 1, 1, 2, 2, 2) and spec.rope.interleaved
+    with pytest.raises(UnsupportedModel, match=r"add up to the 16 pairs .* \[2, 3, 3\]"):
+        spec_from_hf({**named, "rope_parameters": rope})
+    for wrong in (["2", 3, 3], [2, 3], [-8, 12, 12], 8):
+        with pytest.raises(CorruptModel, match="three numbers"):
+            spec_from_hf({**named, "rope_parameters": {**rope, "mrope_section": wrong}})
+
+
+def test_what_the_classes_of_glm_that_see_do_not_read_is_refused() -> None:
+    rope = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    for model, said in (("Glm4v", {"attention_bias": False}), ("Glm4vMoe", {"use_qk_norm": True})):
+        named = {**TINY, "architectures": [f"{model}ForConditionalGeneration"]}
+        named |= {"rope_parameters": rope}
+        assert spec_from_hf(named).layers[1].attention.qkv_bias
+        with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
+            spec_from_hf({**named, **said})

@@ -12,7 +12,7 @@ import pytest
 
 from quire import SamplingParams
 from quire.errors import CorruptModel, QuireError
-from quire.families.media import idefics3, llava, llava_next, pixtral, qwen_vl
+from quire.families.media import glm4v, idefics3, llava, llava_next, pixtral, qwen_vl
 from quire.families.media.family import MediaConfig
 from quire.weights.hf_config import read_processor_config
 from tests.media.families import SEEING
@@ -114,6 +114,27 @@ def test_bounds_of_an_area_are_those_of_transformers(said: Any, asked: Any) -> N
     placed = rules.place(*IMAGE.size, together=1)
     assert placed.grid is not None
     assert [1, *(2 * side for side in placed.grid[1:])] == made["image_grid_thw"][0].tolist()
+
+
+@pytest.mark.parametrize("asked", [{}, {"size": {"shortest_edge": 40_000, "longest_edge": 90_000}}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"size": {"shortest_edge": 9_000, "longest_edge": 20_000}, "temporal_patch_size": 2},
+        {"min_pixels": 100, "max_pixels": 200},  # which other classes read
+    ],
+)
+def test_an_image_of_glm_counts_as_two_frames(said: Any, asked: Any) -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    theirs = Glm4vImageProcessorPil(**(said | asked))
+    rules = glm4v.read(config(said, asked, vision_config={}))
+    for size in ((90, 70), (400, 300), (5, 90), (20, 20), (3000, 2000)):
+        placed = rules.place(*size, together=1)
+        made = theirs([picture(*size)], return_tensors="np")
+        assert placed.grid is not None
+        assert [1, *(2 * side for side in placed.grid[1:])] == made["image_grid_thw"][0].tolist()
 
 
 def test_what_is_half_said_is_refused() -> None:

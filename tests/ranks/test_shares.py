@@ -33,7 +33,8 @@ from tests.parity.more_families import LATENTS, MORE
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
-SEEING = {"qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "whisper"}
+# Models that see or hear, whose text no other family has.
+SEEING = {"qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "whisper"}
 CONFIGS: dict[str, PretrainedConfig] = {
     **TINY,
     **MORE,

@@ -57,18 +57,31 @@ class ShapedImages(PaddedImages):
             high, wide = ceil(height * grow / unit) * unit, ceil(width * grow / unit) * unit
         return wide, high
 
+    def grouped(self, width: int, height: int, frames: int, times: int) -> tuple[int, int]:
+        """As `size`, for frames of which `times` are one group; of a small one the shorter side
+        becomes a token's first."""
+        unit = self.patch * self.merge
+        if min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
+        return self.size(width, height, frames=frames, grouped=round(frames / times) * times)
+
+    def fitted(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height that an image by itself is resized to."""
+        return self.size(width, height)
+
     def place(self, width: int, height: int, *, together: int) -> Placed:
-        wide, high = self.size(width, height)
+        wide, high = self.fitted(width, height)
         unit = self.patch * self.merge
         grid = (1, high // unit, wide // unit)
         return Placed(self.pad, (grid[1] * grid[2],), grid)
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:
-        wide, high = self.size(width, height)
+        wide, high = self.fitted(width, height)
         return 3 * wide * high
 
     def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
-        size = self.size(*image.size)
+        size = self.fitted(*image.size)
         return {"pixels": np.ascontiguousarray(pixels_of(resized(image, *size, self.resample)))}
 
 
@@ -177,13 +190,7 @@ class ShapedVideos:
     def _size(self, shape: VideoShape, count: int) -> tuple[int, int]:
         if not self.stamped:
             return self.images.size(shape.width, shape.height)
-        unit = self.images.patch * self.images.merge
-        width, height = shape.width, shape.height
-        if min(width, height) < unit:
-            scale = max(unit / height, unit / width)
-            width, height = int(width * scale), int(height * scale)
-        grouped = round(count / self.times) * self.times
-        return self.images.size(width, height, frames=count, grouped=grouped)
+        return self.images.grouped(shape.width, shape.height, count, self.times)
 
     def _pace(self, shape: VideoShape, chosen: list[int]) -> float:
         """Used frames per second."""
