@@ -15,14 +15,15 @@ from quire.spec import ModelSpec
 SECTIONS = (8, 12, 12)  # pairs that time, height and width rotate
 
 
-def read_text(fields: Fields) -> ModelSpec:
-    heads = read_heads(fields, kv_heads=2)
+def read_text(fields: Fields, *, kv_heads: int = 2, biased: bool = True) -> ModelSpec:
+    """`kv_heads`: their default. `biased`: whether q, k and v have biases."""
+    heads = read_heads(fields, kv_heads=kv_heads)
     spec = read_plain_decoder(
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True),
         norm_eps=1e-5,
-        qkv_bias=True,
+        qkv_bias=biased,
         layer={"norms": "both"},
     )
     return with_pairs_side_by_side(spec)

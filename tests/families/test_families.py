@@ -22,10 +22,11 @@ SEEING = ("families/media", "models/towers")
 ALSO = {
     "llama": {"families/mistral.py", "families/mixtral.py", "families/ministral3.py"},
     "qwen2": {"families/qwen2_vl.py"},
-    "glm": {"families/glm4v.py", "families/glm4v_moe.py"},  # as "GLM-4.1V"
+    # As "GLM-4.1V" and its like.
+    "glm": {f"families/{name}.py" for name in ("glm4v", "glm4v_moe", "glm_ocr")},
     "glm4": {"families/glm4v.py"},
     "glm4_moe": {"families/glm4_moe_lite.py", "families/glm4v_moe.py"},
-    "glm4v": {"families/glm4v_moe.py"},
+    "glm4v": {"families/glm4v_moe.py", "families/glm_ocr.py"},
     "qwen3_moe": {"families/qwen3_vl_moe.py"},
     "qwen3": {
         f"families/{name}.py"

@@ -133,9 +133,14 @@ def test_the_pairs_of_coordinates_add_up_to_those_that_rotate() -> None:
 
 def test_what_the_classes_of_glm_that_see_do_not_read_is_refused() -> None:
     rope = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
-    for model, said in (("Glm4v", {"attention_bias": False}), ("Glm4vMoe", {"use_qk_norm": True})):
+    others: dict[str, dict[str, Any]] = {
+        "Glm4v": {"attention_bias": False},
+        "Glm4vMoe": {"use_qk_norm": True},
+        "GlmOcr": {"attention_bias": True},
+    }
+    for model, said in others.items():
         named = {**TINY, "architectures": [f"{model}ForConditionalGeneration"]}
         named |= {"rope_parameters": rope}
-        assert spec_from_hf(named).layers[1].attention.qkv_bias
+        assert spec_from_hf(named).layers[1].attention.qkv_bias == (model != "GlmOcr")
         with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
             spec_from_hf({**named, **said})

@@ -253,6 +253,16 @@ def glm(model: str, text: dict[str, Any]) -> Any:
     return getattr(transformers, f"{model}ForConditionalGeneration")(config)
 
 
+# Wider than the hidden size would make them.
+WIDE_HEADS = {
+    "head_dim": 32,
+    "rope_parameters": {
+        "mrope_section": [2, 3, 3],
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.5,
+    },
+}
 GLM_EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
@@ -455,6 +465,7 @@ SEEING: dict[str, Seeing] = {
     "glm4v": grouped("Glm4v"),
     "glm4v_moe": grouped("Glm4vMoe", **GLM_EXPERTS),
     "glm46v": grouped("Glm46V", model_type="glm4v_moe_text", **GLM_EXPERTS),
+    "glm_ocr": grouped("GlmOcr", **WIDE_HEADS),
     "llava_next": Seeing(llava_next, ["<image>"], NEXT, llava_next_inputs),
     "llava_next_on_siglip": Seeing(
         llava_next_on_siglip,

@@ -46,5 +46,10 @@ FAMILIES = tuple(
         three_axes=True,
         in_text="<|begin_of_image|><|image|><|end_of_image|>",
     )
-    for name, model in (("glm4v", "Glm4v"), ("glm4v_moe", "Glm4vMoe"), ("glm46v", "Glm46V"))
+    for name, model in (
+        ("glm4v", "Glm4v"),
+        ("glm4v_moe", "Glm4vMoe"),
+        ("glm46v", "Glm46V"),
+        ("glm_ocr", "GlmOcr"),
+    )
 )

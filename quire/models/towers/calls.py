@@ -206,6 +206,7 @@ CALLS: dict[str, EncodeItems] = {
     "glm4v": _patches,
     "glm4v_moe": _patches,
     "glm46v": _patches,
+    "glm_ocr": _patches,
     "qwen2_audio": _clips,
     "voxtral": _filled_clips,
     "transformers": _foreign,
