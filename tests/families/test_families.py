@@ -50,7 +50,7 @@ ALSO = {
     "hunyuan_v1_dense": {"families/hunyuan_v1_moe.py"},
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
-    "ernie4_5": {"families/ernie4_5_moe.py"},
+    "ernie4_5": {"families/ernie4_5_moe.py", "families/paddleocr_vl.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.

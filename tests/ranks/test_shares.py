@@ -34,7 +34,10 @@ from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
 # Models that see or hear, whose text no other family has.
-SEEING = {"qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "glm_ocr", "whisper"}
+SEEING = {
+    *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
+    "whisper",
+}
 CONFIGS: dict[str, PretrainedConfig] = {
     **TINY,
     **MORE,

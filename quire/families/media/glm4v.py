@@ -3,11 +3,11 @@ of one group where its area is bounded. Videos are not read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.qwen_vl import ShapedImages, read_shaped
+from quire.families.media.qwen_vl import ShapedImages, shape_of
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD
 
 BOUNDS = 112 * 112, 28 * 28 * 15_000  # pixels of all frames together
@@ -29,11 +29,9 @@ def read(config: MediaConfig) -> GroupedImages:
     known = {key: value for key, value in whole.values.items() if key not in NOT_READ}
     said = Fields(known, whole.source, false_nulls=whole.false_nulls)
     pad = config.token("image_token_id", unsaid="<|image|>")
-    images = read_shaped(config, said, pad, BOUNDS, (CLIP_MEAN, CLIP_STD))
     times = said.count("temporal_patch_size", vision.count("temporal_patch_size", 2))
-    return GroupedImages(
-        **{one.name: getattr(images, one.name) for one in fields(images)}, times=times
-    )
+    shape = shape_of(config, said, pad, BOUNDS, (CLIP_MEAN, CLIP_STD))
+    return GroupedImages(**shape, times=times)
 
 
 FAMILIES = tuple(

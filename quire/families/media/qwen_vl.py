@@ -88,23 +88,25 @@ class ShapedImages(PaddedImages):
 def read(config: MediaConfig) -> ShapedImages:
     pad = config.token("image_token_id", unsaid="<|image_pad|>")
     bounds = 56 * 56, 28 * 28 * 1280
-    return read_shaped(config, config.processor, pad, bounds, (CLIP_MEAN, CLIP_STD))
+    shape = shape_of(config, config.processor, pad, bounds, (CLIP_MEAN, CLIP_STD))
+    return ShapedImages(**shape)
 
 
-def read_shaped(
+def shape_of(
     config: MediaConfig, said: Fields, pad: str, bounds: tuple[int, int], colours: tuple[Any, Any]
-) -> ShapedImages:
-    """Defaults: `bounds` of an image's pixels, and `colours` (means, deviations)."""
+) -> dict[str, Any]:
+    """The fields of ShapedImages. Defaults: `bounds` of an image's pixels, and `colours` (means,
+    deviations)."""
     vision, (least, most) = config.model.inner("vision_config"), bounds
-    return ShapedImages(
-        pad=pad,
-        patch=said.count("patch_size", vision.count("patch_size", 14)),
-        merge=said.count("merge_size", vision.count("spatial_merge_size", 2)),
-        least=_bound(config.asked, said, "min_pixels", "shortest_edge", least),
-        most=_bound(config.asked, said, "max_pixels", "longest_edge", most),
-        resample=filter_of(said, BICUBIC),
-        normalised=Normalised.of(said, *colours),
-    )
+    return {
+        "pad": pad,
+        "patch": said.count("patch_size", vision.count("patch_size", 14)),
+        "merge": said.count("merge_size", vision.count("spatial_merge_size", 2)),
+        "least": _bound(config.asked, said, "min_pixels", "shortest_edge", least),
+        "most": _bound(config.asked, said, "max_pixels", "longest_edge", most),
+        "resample": filter_of(said, BICUBIC),
+        "normalised": Normalised.of(said, *colours),
+    }
 
 
 def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int) -> int:
@@ -228,10 +230,10 @@ def reader(*, stamped: bool, ticked: bool) -> Any:
         pad = config.token("video_token_id", unsaid="<|video_pad|>")
         colours = (0.5, 0.5) if stamped else (CLIP_MEAN, CLIP_STD)
         token = 32 * 32 if stamped else 28 * 28
-        images = read_shaped(config, said, pad, (128 * token, 768 * token), colours)
+        shape = shape_of(config, said, pad, (128 * token, 768 * token), colours)
         ticks = float(vision.count("tokens_per_second", 4)) if ticked else None
         return ShapedVideos(
-            images=images,
+            images=ShapedImages(**shape),
             times=said.count("temporal_patch_size", vision.count("temporal_patch_size", 2)),
             rate=said.positive("fps", GIVEN_RATE),
             fewest=said.count("min_frames", 4),
