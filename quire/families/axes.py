@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from quire.errors import UnsupportedModel
 from quire.families.fields import Fields
 from quire.families.rope_config import rope_fields
 from quire.layer_plan import AttentionPlan
@@ -26,7 +27,7 @@ def read_with_axes(
     coordinate are next to each other, or the coordinates alternate (`interleaved`)."""
     said, beside = rope_fields(fields).values, fields.inner("rope_scaling").values
     sections = said.get("mrope_section") or unsaid
-    if not isinstance(sections, list | tuple) or len(sections) != 3:
+    if not _are_counts(sections):
         raise fields.wrong("rope_scaling", "an object whose mrope_section has three numbers")
     plain: dict[str, Any] = {key: value for key, value in said.items() if key not in _OWN}
     kind = said.get("rope_type") or said.get("type") or "default"
@@ -38,16 +39,26 @@ def read_with_axes(
         if one.rope is None:
             return one
         pairs = one.rope.dims // 2
-        axes = _interleaved(sections, pairs) if interleaved else _side_by_side(sections, pairs)
+        if not interleaved and sum(sections) != pairs:
+            raise UnsupportedModel(
+                f"{fields.source}: mrope_section must add up to the {pairs} pairs of a head that "
+                f"rotate, it is {[*sections]}"
+            )
+        axes = _interleaved(sections, pairs) if interleaved else _side_by_side(sections)
         return replace(one, rope=replace(one.rope, axes=axes))
 
     return spec.with_attention(with_axes)
 
 
-def _side_by_side(sections: list[int] | tuple[int, ...], pairs: int) -> tuple[int, ...]:
+def _are_counts(sections: object) -> bool:
+    if not isinstance(sections, list | tuple) or len(sections) != 3:
+        return False
+    return all(type(one) is int and one >= 0 for one in sections)
+
+
+def _side_by_side(sections: list[int] | tuple[int, ...]) -> tuple[int, ...]:
     """(2, 1, 1) -> 0 0 1 2"""
-    axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
-    return tuple((axes + [0] * pairs)[:pairs])
+    return tuple(axis for axis, count in enumerate(sections) for _ in range(count))
 
 
 def _interleaved(sections: list[int] | tuple[int, ...], pairs: int) -> tuple[int, ...]:

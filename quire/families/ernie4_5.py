@@ -17,11 +17,14 @@ def read(fields: Fields) -> ModelSpec:
 
 def read_paired(fields: Fields, *, kv_heads: int, head_dim: int | None = None) -> ModelSpec:
     """A decoder without experts; the arguments are defaults."""
-    heads, biased = (
-        read_heads(fields, kv_heads=kv_heads, head_dim=head_dim),
-        fields.flag("use_bias", False),
-    )
-    spec = read_plain_decoder(
+    return with_pairs_side_by_side(read_plain(fields, kv_heads=kv_heads, head_dim=head_dim))
+
+
+def read_plain(fields: Fields, *, kv_heads: int, head_dim: int | None = None) -> ModelSpec:
+    """The same, with the pairs of rope in the usual order."""
+    heads = read_heads(fields, kv_heads=kv_heads, head_dim=head_dim)
+    biased = fields.flag("use_bias", False)
+    return read_plain_decoder(
         fields,
         heads,
         rope=read_rope(fields, heads.head_dim, theta=THETA),
@@ -31,7 +34,6 @@ def read_paired(fields: Fields, *, kv_heads: int, head_dim: int | None = None) -
         mlp_bias=biased,
         facts={"tied_embeddings": fields.flag("tie_word_embeddings", True)},
     )
-    return with_pairs_side_by_side(spec)
 
 
 FAMILY = Family(

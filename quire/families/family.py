@@ -132,8 +132,10 @@ class LayerNames:
         Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
     )
     expert_down: Name = Name("mlp.experts.{}.down_proj", "ffn_down_exps")
-    # Names of the two tensors [experts, out, in] in files that hold all experts in one.
+    # Names of the two tensors [experts, out, in] in files that hold all experts in one; and whether
+    # some files have them as [experts, in, out].
     expert_stacks: tuple[str, str] | None = None
+    stacks_either_way: bool = False
     shared_gate_up: tuple[Name, ...] = (
         Name("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
         Name("mlp.shared_expert.up_proj", "ffn_up_shexp"),

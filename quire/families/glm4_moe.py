@@ -20,7 +20,8 @@ from quire.families.rope_config import read_rope
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(fields: Fields, *, biased: bool = False) -> ModelSpec:
+    """`biased`: the default of whether q, k and v have biases."""
     fields = fields.under({}, first_k_dense_replace=1)
     heads = read_heads(fields, kv_heads=8)
     spec = read_plain_decoder(
@@ -28,7 +29,7 @@ def read(fields: Fields) -> ModelSpec:
         heads,
         rope=read_rope(fields, heads.head_dim, partial=True, factor=0.5),
         norm_eps=1e-5,
-        qkv_bias=fields.flag("attention_bias", False),
+        qkv_bias=fields.flag("attention_bias", biased),
         qk_norm=fields.flag("use_qk_norm", False),
     )
     experts = read_routed_experts(fields, count=128, width=1408, per_token=8)

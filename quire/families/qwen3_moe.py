@@ -9,18 +9,28 @@ from quire.families.reading import read_biases, read_heads, read_plain_decoder, 
 from quire.spec import ModelSpec
 
 
-def read(fields: Fields) -> ModelSpec:
+def read(
+    fields: Fields,
+    *,
+    kv_heads: int = 4,
+    width: int = 768,
+    count: int = 128,
+    per_token: int = 8,
+    renormalise: bool = False,
+) -> ModelSpec:
+    """The arguments are defaults: KV heads, the width of an expert, their number, how many of them
+    a token has, and whether the weights of these are made to add up to 1."""
     window = read_window(fields) if fields.flag("use_sliding_window", False) else None
     spec = read_plain_decoder(
         fields,
-        read_heads(fields, kv_heads=4),
+        read_heads(fields, kv_heads=kv_heads),
         **read_biases(fields),
         qk_norm=True,
         window=window,
     )
-    width = fields.count("moe_intermediate_size", 768)
-    renormalise = fields.flag("norm_topk_prob", False)
-    experts = read_experts(fields, width, count=128, per_token=8, renormalise=renormalise)
+    width = fields.count("moe_intermediate_size", width)
+    renormalise = fields.flag("norm_topk_prob", renormalise)
+    experts = read_experts(fields, width, count=count, per_token=per_token, renormalise=renormalise)
     return with_experts(spec, fields, experts)
 
 

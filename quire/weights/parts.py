@@ -145,6 +145,7 @@ class LayerParts:
                 part = replace(part, gguf_else=others[: len(names)])
             if expert is not None and self.names.expert_stacks is not None:
                 stack = self.stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
+                place = replace(place, either_way=self.names.stacks_either_way)
                 part = replace(part, hf_else=(stack, place))
             made.append(Stored(stored, part))
         return tuple(made)

@@ -24,6 +24,7 @@ _TOWERS = (
     *("vision_tower.", "multi_modal_projector.", "audio_tower.", "visual."),
     *("embed_vision.", "embed_audio.", "vision_embedder."),
     *("vision_model.", "connector.", "image_newline", "encoder."),
+    *("projector.", "mlp_AR."),
 )
 
 

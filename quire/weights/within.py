@@ -20,7 +20,8 @@ class Within:
     """The part of a stored tensor that fills a weight: of a tensor for all experts that of
     `expert`; then, if `transposed`, changed from [in, out] to [out, in]; then, of its `of` rows
     (None: as many as are wanted), every `step`-th from `first` on. With `groups` the file has them
-    as so many rows of equal length."""
+    as so many rows of equal length. With `either_way` its shape shows whether it is transposed; a
+    square is not, as for Transformers."""
 
     expert: int | None = None
     transposed: bool = False
@@ -28,6 +29,7 @@ class Within:
     step: int = 1
     of: int | None = None
     groups: int = 1
+    either_way: bool = False
 
     def of_stored(self, source: StoredTensor, shape: tuple[int, ...], where: str) -> StoredTensor:
         """The part of a stored tensor, which must have this shape."""
@@ -37,13 +39,14 @@ class Within:
         grouped = (self.groups, whole[0] // self.groups, *whole[1:])
         if _without_ones(source.shape) == _without_ones(grouped):  # some files leave out or add 1s
             source = replace(source, shape=whole)
-        expected = whole[::-1] if self.transposed else whole
+        turned = self.transposed or (self.either_way and source.shape == whole[::-1] != whole)
+        expected = whole[::-1] if turned else whole
         if source.shape != expected:
             raise CorruptModel(
                 f"{where}: tensor {source.name!r} has the shape {source.shape}; "
                 f"the model's config asks for {expected}"
             )
-        if self.transposed:
+        if turned:
             source = replace(source, shape=whole, transposed=True)
         if self.of is None:
             return source

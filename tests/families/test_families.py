@@ -22,8 +22,15 @@ SEEING = ("families/media", "models/towers")
 ALSO = {
     "llama": {f"families/{name}.py" for name in ("mistral", "mixtral", "ministral3", "llama4")},
     "qwen2": {"families/qwen2_vl.py"},
+    # As "GLM-4.1V" and its like.
+    "glm": {f"families/{name}.py" for name in ("glm4v", "glm4v_moe", "glm_ocr")},
+    "glm4": {"families/glm4v.py"},
+    "glm4_moe": {"families/glm4_moe_lite.py", "families/glm4v_moe.py"},
+    "glm4v": {"families/glm4v_moe.py", "families/glm_ocr.py"},
+    "qwen3_moe": {"families/qwen3_vl_moe.py"},
     "qwen3": {
-        f"families/{name}.py" for name in ("qwen3_vl", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+        f"families/{name}.py"
+        for name in ("qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe")
     },
     # As "OLMo 2" and its like, and in the name of a data set.
     "olmo": {
@@ -53,8 +60,7 @@ ALSO = {
     "hunyuan_v1_dense": {"families/hunyuan_v1_moe.py"},
     "lfm2": {"families/lfm2_moe.py"},
     "falcon": {"families/falcon_h1.py"},
-    "ernie4_5": {"families/ernie4_5_moe.py"},
-    "glm4_moe": {"families/glm4_moe_lite.py"},
+    "ernie4_5": {"families/ernie4_5_moe.py", "families/paddleocr_vl.py"},
     "deepseek_v2": {"families/deepseek_v3.py"},
     "gemma4": {"families/gemma4_unified.py"},
     # As "Gemma 2" and its like, and as what GGUF calls EmbeddingGemma.

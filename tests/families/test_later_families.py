@@ -10,6 +10,7 @@ from transformers.models.olmo_hybrid import OlmoHybridConfig
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.rope_config import for_length
 from quire.layer_parts.rope import FactorRope, Llama3Rope
+from quire.layer_plan import ExpertsPlan
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -169,3 +170,55 @@ def test_hunyuan_says_how_many_experts_by_layer_or_for_all() -> None:
     for wrong in ([1, 2], [1, 2, 3, 5], 5, 0, "2"):
         with pytest.raises(CorruptModel, match="moe_topk"):
             spec_from_hf({**named, "moe_topk": wrong})
+
+
+def test_qwen3_vl_with_experts_has_the_defaults_of_its_class() -> None:
+    from transformers import Qwen3VLMoeConfig
+
+    named = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    text = {"model_type": "qwen3_vl_moe_text", "tie_word_embeddings": True}  # as the class writes
+    said = {**Qwen3VLMoeConfig().to_dict(), **named}
+    short = spec_from_hf({**named, "text_config": text, "vision_config": {}})
+    assert short == spec_from_hf(said)
+    experts = short.layers[0].mlp
+    assert isinstance(experts, ExpertsPlan) and experts.renormalise and experts.count == 60
+
+
+@pytest.mark.parametrize("said", [{"norm_topk_prob": False}, {"use_sliding_window": True}])
+def test_what_the_class_of_qwen3_vl_with_experts_does_not_read_is_refused(
+    said: dict[str, Any],
+) -> None:
+    text = {**TINY, "model_type": "qwen3_vl_moe_text"}
+    named = {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    around = {**named, "vision_config": {}}
+    assert spec_from_hf({**around, "text_config": text})
+    with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
+        spec_from_hf({**around, "text_config": {**text, **said}})
+
+
+def test_the_pairs_of_coordinates_add_up_to_those_that_rotate() -> None:
+    """As where Transformers cuts a head into them. Without a factor a whole head rotates."""
+    named = {**TINY, "architectures": ["Glm4vForConditionalGeneration"], "hidden_size": 6 * 32}
+    rope = {"mrope_section": [2, 3, 3], "rope_type": "default"}
+    spec = spec_from_hf({**named, "rope_parameters": {**rope, "partial_rotary_factor": 0.5}})
+    assert spec.rope.axes == (0, 0, 1, 1, 1, 2, 2, 2) and spec.rope.interleaved
+    with pytest.raises(UnsupportedModel, match=r"add up to the 16 pairs .* \[2, 3, 3\]"):
+        spec_from_hf({**named, "rope_parameters": rope})
+    for wrong in (["2", 3, 3], [2, 3], [-8, 12, 12], 8):
+        with pytest.raises(CorruptModel, match="three numbers"):
+            spec_from_hf({**named, "rope_parameters": {**rope, "mrope_section": wrong}})
+
+
+def test_what_the_classes_of_glm_that_see_do_not_read_is_refused() -> None:
+    rope = {"mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    others: dict[str, dict[str, Any]] = {
+        "Glm4v": {"attention_bias": False},
+        "Glm4vMoe": {"use_qk_norm": True},
+        "GlmOcr": {"attention_bias": True},
+    }
+    for model, said in others.items():
+        named = {**TINY, "architectures": [f"{model}ForConditionalGeneration"]}
+        named |= {"rope_parameters": rope}
+        assert spec_from_hf(named).layers[1].attention.qkv_bias == (model != "GlmOcr")
+        with pytest.raises(UnsupportedModel, match=f"{next(iter(said))} "):
+            spec_from_hf({**named, **said})

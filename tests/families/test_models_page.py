@@ -10,6 +10,7 @@ from tests.parity.families_with_states import WITH_STATES
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
 from tests.parity.newest_families import NEWEST
+from tests.ranks.test_shares import SEEING
 
 
 def test_the_page_is_what_the_code_says() -> None:
@@ -17,7 +18,7 @@ def test_the_page_is_what_the_code_says() -> None:
     assert page == render_models.render(), "out of date. Run: python -m docs.render_models"
 
 
-TEXT = [family for family in FAMILIES if "vl" not in family.name and family.name != "whisper"]
+TEXT = [family for family in FAMILIES if family.name not in SEEING]
 
 
 def test_the_readme_counts_them() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from tests.media.gemma4 import GEMMA4
+from tests.media.grids import GRIDS, SHAPED
 from tests.media.seeing import CLIP, Seeing, processed
 from tests.media.tiny import FIRST_ADDED, TEXT
 
@@ -119,7 +120,6 @@ def idefics3_inputs(processor: dict[str, Any], images: list[Image.Image]) -> dic
 
 
 VISION = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"]
-SHAPED = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 2304, "resample": 3}
 
 
 def qwen(model: str, vision: dict[str, Any], rope: dict[str, Any], **text: Any) -> Any:
@@ -163,7 +163,7 @@ def qwen2_vl() -> Any:
     return qwen("Qwen2VL", vision, {"mrope_section": [2, 1, 1]})
 
 
-def qwen3_vl() -> Any:
+def qwen3_vl(kind: str = "", **experts: Any) -> Any:
     vision = {
         "depth": 3,
         "hidden_size": 32,
@@ -174,7 +174,11 @@ def qwen3_vl() -> Any:
         "deepstack_visual_indexes": [0, 1],
     }
     rope = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    return qwen("Qwen3VL", vision, rope, head_dim=8)
+    return qwen(f"Qwen3VL{kind}", vision, rope, head_dim=8, **experts)
+
+
+def qwen3_vl_moe() -> Any:
+    return qwen3_vl("Moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
 def qwen3_5(kind: str = "", **experts: Any) -> Any:
@@ -387,8 +391,10 @@ SEEING: dict[str, Seeing] = {
     "qwen2_vl": shaped(qwen2_vl),
     "qwen2_5_vl": shaped(qwen2_5_vl),
     "qwen3_vl": shaped(qwen3_vl),
+    "qwen3_vl_moe": shaped(qwen3_vl_moe),
     "qwen3_5": shaped(qwen3_5),
     "qwen3_5_moe": shaped(qwen3_5_moe),
+    **GRIDS,
     "llava_next": Seeing(llava_next, ["<image>"], NEXT, llava_next_inputs),
     "llava_next_on_siglip": Seeing(
         llava_next_on_siglip,

@@ -14,6 +14,7 @@ from quire import LLM, SamplingParams
 from tests.media.families import SEEING
 from tests.media.seeing import Seeing
 from tests.media.tiny import FIRST_ADDED, TinyModel, picture, save_tiny
+from tests.parity.test_same_tokens import preempt_every_second_step
 
 COUNT = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0)
@@ -106,23 +107,21 @@ def test_greedy_tokens_are_those_of_transformers(
     check(llm, prompts_of(family), expected)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 300, "max_num_seqs": 3, "enable_prefix_caching": False},
-        {"num_gpu_blocks_override": 0, "max_model_len": 380},
-    ],
-    ids=["chunks", "preempted"],
-)
+@pytest.mark.parametrize("preempted", [False, True], ids=["chunks", "preempted"])
 def test_nothing_that_plans_changes_the_tokens(
-    family: Seeing, model: TinyModel, expected: list[Written], options: dict[str, Any]
+    family: Seeing, model: TinyModel, expected: list[Written], preempted: bool
 ) -> None:
     prompts = prompts_of(family)
-    if "num_gpu_blocks_override" in options:
-        options = {**options, "num_gpu_blocks_override": family.blocks}
+    chunks = {"max_num_batched_tokens": family.pass_tokens, "max_num_seqs": 3}
+    pool = {"num_gpu_blocks_override": family.blocks, "max_model_len": 380}
+    options = pool if preempted else {**chunks, "enable_prefix_caching": False}
     with model.llm(**options) as llm:
         llm._session.model.executor.shelf.tower._alone = False  # several together, as on a GPU
+        scheduler = llm._session.engine.scheduler
+        if preempted:
+            preempt_every_second_step(scheduler)
         check(llm, prompts[::-1], expected[::-1])
+        assert (scheduler.num_preemptions > 2) == preempted
 
 
 def test_an_image_of_one_row_is_encoded_alone(tmp_path: Path) -> None:

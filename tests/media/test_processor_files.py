@@ -12,8 +12,9 @@ import pytest
 
 from quire import SamplingParams
 from quire.errors import CorruptModel, QuireError
-from quire.families.media import idefics3, llava, llava_next, pixtral, qwen_vl
+from quire.families.media import glm4v, idefics3, llava, llava_next, paddleocr_vl, pixtral, qwen_vl
 from quire.families.media.family import MediaConfig
+from quire.families.media.qwen_vl import ShapedImages
 from quire.weights.hf_config import read_processor_config
 from tests.media.families import SEEING
 from tests.media.test_sizes import normalised
@@ -114,6 +115,42 @@ def test_bounds_of_an_area_are_those_of_transformers(said: Any, asked: Any) -> N
     placed = rules.place(*IMAGE.size, together=1)
     assert placed.grid is not None
     assert [1, *(2 * side for side in placed.grid[1:])] == made["image_grid_thw"][0].tolist()
+
+
+@pytest.mark.parametrize("asked", [{}, {"size": {"shortest_edge": 40_000, "longest_edge": 90_000}}])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"size": {"shortest_edge": 9_000, "longest_edge": 20_000}, "temporal_patch_size": 2},
+        {"min_pixels": 100, "max_pixels": 200},  # which other classes read
+    ],
+)
+def test_an_image_of_glm_counts_as_two_frames(said: Any, asked: Any) -> None:
+    from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+    rules = glm4v.read(config(said, asked, vision_config={}))
+    check_sizes(rules, Glm4vImageProcessorPil(**(said | asked)))
+
+
+def check_sizes(rules: ShapedImages, theirs: Any) -> None:
+    for size in ((90, 70), (400, 300), (5, 90), (90, 5), (20, 20), (3000, 2000)):
+        placed = rules.place(*size, together=1)
+        made = theirs([picture(*size)], return_tensors="np")
+        assert placed.grid is not None
+        assert [1, *(2 * side for side in placed.grid[1:])] == made["image_grid_thw"][0].tolist()
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"min_pixels": 5_000, "max_pixels": 90_000}, {"patch_size": 10, "merge_size": 2}]
+)
+def test_small_images_of_paddleocr_grow_side_by_side(said: Any) -> None:
+    from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
+        PaddleOCRVLImageProcessorPil,
+    )
+
+    rules = paddleocr_vl.read(config(said, {}, vision_config={}))
+    check_sizes(rules, PaddleOCRVLImageProcessorPil(**said))
 
 
 def test_what_is_half_said_is_refused() -> None:

@@ -94,8 +94,10 @@ def save_tiny(
     from tokenizers import AddedToken
 
     generator = torch.Generator().manual_seed(7)
-    for weight in module.parameters():
-        weight.data.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    for name, weight in module.named_parameters():
+        # With small norms of q and k all tokens would be attended to alike, wherever they are.
+        size = 1.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else scale
+        weight.data.copy_(torch.randn(weight.shape, generator=generator) * size)
     module.eval()
     module.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(processor))

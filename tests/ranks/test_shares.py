@@ -35,7 +35,11 @@ from tests.parity.newest_families import NEWEST
 from tests.ranks.threads import on_ranks
 from tests.specs import small_spec
 
-SEEING = {"qwen2_vl", "qwen3_vl", "whisper"}
+# Models that see or hear, whose text no other family has.
+SEEING = {
+    *("qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm4v_moe", "glm_ocr", "paddleocr_vl"),
+    "whisper",
+}
 CONFIGS: dict[str, PretrainedConfig] = {
     **TINY,
     **MORE,

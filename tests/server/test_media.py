@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from openai import OpenAI
 
 from quire import BatchError, MediumFailed, SamplingParams
 from quire.executor.cpu.local import LocalExecutor
@@ -23,7 +24,7 @@ from tests.media.families import SEEING
 from tests.media.hearing import tone, wav
 from tests.media.test_chats import PARTS, encoded, words
 from tests.media.tiny import TinyModel, picture, save_tiny
-from tests.server.serving import client, serving
+from tests.server.serving import KEY, client, serving
 from tests.server.stored import CHAT, lines_of
 from tests.server.test_batch_engines import create, ended, lines
 
@@ -47,13 +48,18 @@ PROMPTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
-    family, path = SEEING["qwen3_vl"], tmp_path_factory.mktemp("sees")
+def saved(name: str, path: Path) -> TinyModel:
+    family = SEEING[name]
     made = save_tiny(path, family.make(), family.added, family.processor)
     about = path / "tokenizer_config.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "chat_template": PARTS}))
-    FIRST.save(path / "one.png")
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    made = saved("qwen3_vl", tmp_path_factory.mktemp("sees"))
+    FIRST.save(made.path / "one.png")
     return made
 
 
@@ -72,14 +78,18 @@ def http(server: Serving) -> Iterator[httpx.Client]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def expected(model: TinyModel) -> list[tuple[str, int]]:
+def written(model: TinyModel) -> list[tuple[str, int]]:
     """What LLM.chat writes, and how long its prompts are."""
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with model.llm() as llm:
         chats = [[{"role": "user", "content": parts}] for parts in PROMPTS]
         outputs = llm.chat(chats, params, use_tqdm=False)
     return [(output.outputs[0].text, output.num_prompt_tokens) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(model: TinyModel) -> list[tuple[str, int]]:
+    return written(model)
 
 
 def told(body: dict[str, Any]) -> tuple[str, int]:
@@ -98,6 +108,21 @@ def test_chats_and_responses_see(http: httpx.Client, expected: list[tuple[str, i
     asked["input"] = [{"role": "user", "content": parts}]
     body = http.post("/v1/responses", json=asked).raise_for_status().json()
     assert body["usage"]["input_tokens"] == expected[0][1]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl_moe"])
+def test_other_models_see_in_chats_of_the_official_client(name: str, tmp_path: Path) -> None:
+    model = saved(name, tmp_path)
+    more = {**ASKED, "messages": []}
+    del more["ignore_eos"]
+    with (
+        serving(tmp_path / "data", str(tmp_path), names=("sees",), options=OPTIONS) as server,
+        OpenAI(base_url=f"{server.address}/v1", api_key=KEY, max_retries=0) as asking,
+    ):
+        for parts, wanted in zip(PROMPTS, written(model), strict=True):
+            more["messages"] = [{"role": "user", "content": parts}]
+            body = asking.chat.completions.create(**more, extra_body={"ignore_eos": True})
+            assert told(body.model_dump()) == wanted
 
 
 def test_messages_see_what_users_and_tools_show(

@@ -57,41 +57,56 @@ class ShapedImages(PaddedImages):
             high, wide = ceil(height * grow / unit) * unit, ceil(width * grow / unit) * unit
         return wide, high
 
+    def grouped(self, width: int, height: int, frames: int, times: int) -> tuple[int, int]:
+        """As `size`, for frames of which `times` are one group; of a small one the shorter side
+        becomes a token's first."""
+        unit = self.patch * self.merge
+        if min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
+        return self.size(width, height, frames=frames, grouped=round(frames / times) * times)
+
+    def fitted(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height that an image by itself is resized to."""
+        return self.size(width, height)
+
     def place(self, width: int, height: int, *, together: int) -> Placed:
-        wide, high = self.size(width, height)
+        wide, high = self.fitted(width, height)
         unit = self.patch * self.merge
         grid = (1, high // unit, wide // unit)
         return Placed(self.pad, (grid[1] * grid[2],), grid)
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:
-        wide, high = self.size(width, height)
+        wide, high = self.fitted(width, height)
         return 3 * wide * high
 
     def prepare(self, image: Image, *, together: int) -> dict[str, npt.NDArray[Any]]:
-        size = self.size(*image.size)
+        size = self.fitted(*image.size)
         return {"pixels": np.ascontiguousarray(pixels_of(resized(image, *size, self.resample)))}
 
 
 def read(config: MediaConfig) -> ShapedImages:
     pad = config.token("image_token_id", unsaid="<|image_pad|>")
     bounds = 56 * 56, 28 * 28 * 1280
-    return read_shaped(config, config.processor, pad, bounds, (CLIP_MEAN, CLIP_STD))
+    shape = shape_of(config, config.processor, pad, bounds, (CLIP_MEAN, CLIP_STD))
+    return ShapedImages(**shape)
 
 
-def read_shaped(
+def shape_of(
     config: MediaConfig, said: Fields, pad: str, bounds: tuple[int, int], colours: tuple[Any, Any]
-) -> ShapedImages:
-    """Defaults: `bounds` of an image's pixels, and `colours` (means, deviations)."""
+) -> dict[str, Any]:
+    """The fields of ShapedImages. Defaults: `bounds` of an image's pixels, and `colours` (means,
+    deviations)."""
     vision, (least, most) = config.model.inner("vision_config"), bounds
-    return ShapedImages(
-        pad=pad,
-        patch=said.count("patch_size", vision.count("patch_size", 14)),
-        merge=said.count("merge_size", vision.count("spatial_merge_size", 2)),
-        least=_bound(config.asked, said, "min_pixels", "shortest_edge", least),
-        most=_bound(config.asked, said, "max_pixels", "longest_edge", most),
-        resample=filter_of(said, BICUBIC),
-        normalised=Normalised.of(said, *colours),
-    )
+    return {
+        "pad": pad,
+        "patch": said.count("patch_size", vision.count("patch_size", 14)),
+        "merge": said.count("merge_size", vision.count("spatial_merge_size", 2)),
+        "least": _bound(config.asked, said, "min_pixels", "shortest_edge", least),
+        "most": _bound(config.asked, said, "max_pixels", "longest_edge", most),
+        "resample": filter_of(said, BICUBIC),
+        "normalised": Normalised.of(said, *colours),
+    }
 
 
 def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int) -> int:
@@ -177,13 +192,7 @@ class ShapedVideos:
     def _size(self, shape: VideoShape, count: int) -> tuple[int, int]:
         if not self.stamped:
             return self.images.size(shape.width, shape.height)
-        unit = self.images.patch * self.images.merge
-        width, height = shape.width, shape.height
-        if min(width, height) < unit:
-            scale = max(unit / height, unit / width)
-            width, height = int(width * scale), int(height * scale)
-        grouped = round(count / self.times) * self.times
-        return self.images.size(width, height, frames=count, grouped=grouped)
+        return self.images.grouped(shape.width, shape.height, count, self.times)
 
     def _pace(self, shape: VideoShape, chosen: list[int]) -> float:
         """Used frames per second."""
@@ -221,10 +230,10 @@ def reader(*, stamped: bool, ticked: bool) -> Any:
         pad = config.token("video_token_id", unsaid="<|video_pad|>")
         colours = (0.5, 0.5) if stamped else (CLIP_MEAN, CLIP_STD)
         token = 32 * 32 if stamped else 28 * 28
-        images = read_shaped(config, said, pad, (128 * token, 768 * token), colours)
+        shape = shape_of(config, said, pad, (128 * token, 768 * token), colours)
         ticks = float(vision.count("tokens_per_second", 4)) if ticked else None
         return ShapedVideos(
-            images=images,
+            images=ShapedImages(**shape),
             times=said.count("temporal_patch_size", vision.count("temporal_patch_size", 2)),
             rate=said.positive("fps", GIVEN_RATE),
             fewest=said.count("min_frames", 4),
@@ -253,6 +262,7 @@ FAMILIES = tuple(
         ("qwen2_vl", "Qwen2VL", False, False),
         ("qwen2_5_vl", "Qwen2_5_VL", False, True),
         ("qwen3_vl", "Qwen3VL", True, False),
+        ("qwen3_vl_moe", "Qwen3VLMoe", True, False),
         ("qwen3_5", "Qwen3_5", True, False),
         ("qwen3_5_moe", "Qwen3_5Moe", True, False),
     )

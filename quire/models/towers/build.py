@@ -76,6 +76,7 @@ def canonical_name(name: str) -> str:
     start, without the level "vision_model" that towers had before Transformers 5, and without those
     that models without an encoder have in modules or in files alone."""
     name = re.sub(r"^vision_embedder\.", "embed_vision.", name.removeprefix("model."))
+    name = re.sub(r"^mlp_AR\.", "projector.", name)
     name = name.replace("embed_vision.multimodal_embedder.", "embed_vision.")
     return re.sub(r"^(vision_tower|image_tower)\.vision_model\.", r"\1.", name)
 

@@ -91,14 +91,47 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     return _in_batches(tower, items, encode)
 
 
-def _patches(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
+# The patches of an item, and their numbers in time, height and width.
+Cut = tuple[Tensor, tuple[int, int, int]]
+
+
+def _cut(tower: ModuleTower, item: Encode) -> Cut:
+    """Of an image or a video, those that become one row next to each other. An image is a video of
+    one frame. The last frame is repeated up to a multiple of the frames that one patch covers."""
+    about = cast(Any, tower.module).config.vision_config
+    size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
+    pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
+    frames = pixels.view(-1, *pixels.shape[-3:])
+    missing = -len(frames) % times
+    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+    long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
+    cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
+    cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
+    return cut, (long, high, wide)
+
+
+def _line_by_line(tower: ModuleTower, item: Encode) -> Cut:
+    """Patches of an image as images, line by line."""
+    size = cast(Any, tower.module).config.vision_config.patch_size
+    pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
+    high, wide = pixels.shape[1] // size, pixels.shape[2] // size
+    cut = pixels.view(3, high, size, wide, size).permute(1, 3, 0, 2, 4)
+    return cut.reshape(high * wide, 3, size, size), (1, high, wide)
+
+
+def _patches(
+    tower: ModuleTower,
+    items: Sequence[Encode],
+    *,
+    cut_up: Callable[[ModuleTower, Encode], Cut] = _cut,
+) -> list[Tensor]:
     """Images of any shape, and videos, as patches; patches that become one row are next to each
     other. Rows for deeper layers are joined to each row. Small items share a call, since each patch
     attends only to its own frame."""
     module: Any = tower.module
     rows: list[Tensor] = []
     while some := _first_rows(items[len(rows) :]):
-        cut, grids = zip(*(_cut(tower, item) for item in some), strict=True)
+        cut, grids = zip(*(cut_up(tower, item) for item in some), strict=True)
         grid = torch.tensor(grids, device=tower.device)
         made = module.get_image_features(pixel_values=torch.cat(cut), image_grid_thw=grid)
         deeper = getattr(made, "deepstack_features", None) or ()
@@ -111,21 +144,6 @@ def _first_rows(items: Sequence[Encode]) -> Sequence[Encode]:
     """The first items that fit into one call; at least one."""
     ends = np.cumsum([item.count for item in items])
     return items[: max(1, int((ends <= MOST_ROWS).sum()))]
-
-
-def _cut(tower: ModuleTower, item: Encode) -> tuple[Tensor, tuple[int, int, int]]:
-    """The patches of an item, and their numbers in time, height and width. An image is a video of
-    one frame. The last frame is repeated up to a multiple of the frames that one patch covers."""
-    about = cast(Any, tower.module).config.vision_config
-    size, merge, times = about.patch_size, about.spatial_merge_size, about.temporal_patch_size
-    pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
-    frames = pixels.view(-1, *pixels.shape[-3:])
-    missing = -len(frames) % times
-    frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
-    long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
-    cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
-    cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
-    return cut, (long, high, wide)
 
 
 def _pooled(tower: ModuleTower, items: Sequence[Encode], *, at_once: bool = False) -> list[Tensor]:
@@ -200,8 +218,14 @@ CALLS: dict[str, EncodeItems] = {
     "qwen2_vl": _patches,
     "qwen2_5_vl": _patches,
     "qwen3_vl": _patches,
+    "qwen3_vl_moe": _patches,
     "qwen3_5": _patches,
     "qwen3_5_moe": _patches,
+    "glm4v": _patches,
+    "glm4v_moe": _patches,
+    "glm46v": _patches,
+    "glm_ocr": _patches,
+    "paddleocr_vl": partial(_patches, cut_up=_line_by_line),
     "qwen2_audio": _clips,
     "voxtral": _filled_clips,
     "transformers": _foreign,

@@ -18,12 +18,12 @@ from quire.executor.cpu.local import LocalExecutor
 from quire.executor.shelf import Shelf
 from quire.executor.sound_pages import SoundPages
 from quire.inputs.media.reader import coordinates_of
-from quire.layer_plan import AttentionPlan, CrossPlan
+from quire.layer_plan import AttentionPlan, CrossPlan, Rope
 from quire.request import Arrays, MediaItem, Request, Span
 from quire.step import Encode
 from quire.weights.load import dummy_weights
 from tests.executor.cuda.plain import PlainExecutor, answers
-from tests.executor.cuda.test_interpreted import InterpretedExecutor
+from tests.executor.cuda.test_interpreted import STATES, InterpretedExecutor
 from tests.executor.cuda.test_runner import PLAIN, SPECIAL, WEIGHTS, requests
 from tests.executor.cuda.test_runner import SPEC as TEXT
 from tests.specs import small_config
@@ -152,6 +152,37 @@ def test_captured_passes_have_media_where_embeddings_would_be() -> None:
     prompts._fixed_overlay = lambda *given: seen.append(given) or fixed(*given)  # type: ignore
     assert [one.output_ids.tolist() for one in answers(executor, config, asked)] == wanted
     assert len(seen) > 1
+
+
+@pytest.mark.interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_kernels_see_among_layers_that_keep_states() -> None:
+    """Rope with three coordinates on a part of each head, beside a layer with Gated DeltaNet;
+    prompts in chunks that cut an image, and decode steps behind images."""
+    first, second = TEXT.layers
+    rope = Rope(100.0, 8, axes=(0, 1, 2, 0))
+    attends = replace(second, attention=replace(second.attention, rope=rope))
+    keeps = replace(first, attention=attends.attention, state=STATES[0])
+    spec = replace(TEXT, layers=(keeps, attends))
+    made = dummy_weights(spec, dtype=torch.float32, device="cpu")
+    weights = {name: w * 10 if w.dim() == 2 else w for name, w in made.items()}
+    config = small_config(depth=2, max_repeat=4, num_blocks=64, block_size=16)
+    config = replace(config, max_num_batched_tokens=10)
+    some = [r for r in map(seeing, requests(PLAIN)) if r.delta and len(r.media) == 1][:2]
+    shown = [tuple(replace(span, two_way=False) for span in r.media) for r in some]
+    asked = [replace(r, media=m, max_tokens=4) for r, m in zip(some, shown, strict=True)]
+    assert len(asked) == 2
+    plain = replace(config, depth=1, max_repeat=1, num_blocks=256)
+
+    def tokens(executor: Any, config: EngineConfig, asked: list[Request]) -> list[list[int]]:
+        return [one.output_ids.tolist() for one in answers(executor, config, asked)]
+
+    wanted = tokens(LocalExecutor(plain, spec, dict(weights), tower=FlatRows), plain, asked)
+    unmoved = [replace(r, coordinates=None, delta=0) for r in asked]
+    other = tokens(LocalExecutor(plain, spec, dict(weights), tower=FlatRows), plain, unmoved)
+    assert wanted != other  # positions count
+    executor = InterpretedExecutor(config, spec, dict(weights), shelf=Shelf(FlatRows))
+    assert tokens(executor, config, asked) == wanted
 
 
 HEARD = 10  # rows of a sound: two blocks of 4 tokens, and half of one
