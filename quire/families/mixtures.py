@@ -124,8 +124,10 @@ def dense_layers(fields: Fields, usual: Iterable[int]) -> list[int]:
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:
         return list(usual)
-    if not isinstance(kinds, list) or not set(kinds) <= {"dense", "sparse"}:
-        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
+    count, known = fields.count("num_hidden_layers"), ("dense", "sparse")
+    is_list = isinstance(kinds, list) and len(kinds) == count
+    if not is_list or any(kind not in known for kind in kinds):
+        raise fields.wrong("mlp_layer_types", f"a list of {count} names, dense or sparse")
     return [index for index, kind in enumerate(kinds) if kind == "dense"]
 
 
