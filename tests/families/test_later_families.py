@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.layer_plan import ExpertsPlan
 from quire.weights.hf_config import spec_from_hf
 
 TINY: dict[str, Any] = {
@@ -51,6 +52,14 @@ def test_exaone_without_windows_rotates_every_layer() -> None:
     assert listed.windows == (9, None, 9, None)
     with pytest.raises(CorruptModel, match="sliding_window_pattern must be a whole number"):
         spec_from_hf({**named, "sliding_window_pattern": "LLLG"})
+
+
+@pytest.mark.parametrize("first", [0, 3, 1 << 62])
+def test_first_layers_without_experts_may_be_more_than_there_are(first: int) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    named = {**TINY, **experts, "architectures": ["ExaoneMoeForCausalLM"]}
+    layers = spec_from_hf({**named, "first_k_dense_replace": first}).layers
+    assert [isinstance(one.mlp, ExpertsPlan) for one in layers].count(False) == min(first, 4)
 
 
 def test_a_cwm_window_of_0_is_none() -> None:
