@@ -11,6 +11,7 @@ from quire.families.rope_config import rope_fields
 from quire.layer_plan import AttentionPlan
 from quire.spec import ModelSpec
 
+_MOST_PAIRS = 1 << 16
 _OWN = ("mrope_section", "mrope_interleaved", "type", "rope_type")
 
 
@@ -26,8 +27,10 @@ def read_with_axes(
     coordinate are next to each other, or the coordinates alternate (`interleaved`)."""
     said, beside = rope_fields(fields).values, fields.inner("rope_scaling").values
     sections = said.get("mrope_section") or unsaid
-    if not isinstance(sections, list | tuple) or len(sections) != 3:
-        raise fields.wrong("rope_scaling", "an object whose mrope_section has three numbers")
+    is_list = isinstance(sections, list | tuple) and len(sections) == 3
+    if not is_list or not all(type(one) is int and 0 <= one <= _MOST_PAIRS for one in sections):
+        rule = f"an object whose mrope_section has three whole numbers up to {_MOST_PAIRS:,}"
+        raise fields.wrong("rope_scaling", rule)
     plain: dict[str, Any] = {key: value for key, value in said.items() if key not in _OWN}
     kind = said.get("rope_type") or said.get("type") or "default"
     plain["rope_type"] = "default" if kind == "mrope" else kind
