@@ -97,11 +97,13 @@ def num_blocks(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, free: 
         count = max(budget, 0) // size
     if count < needed:
         beside = spec.heard_rows * spec.kv_values_per_token * dtype.itemsize
+        way_out = f"Set kv_cache_memory_bytes to at least {needed * size + beside}, or free memory."
+        if config.num_blocks is not None:
+            way_out = f"Set num_gpu_blocks_override to at least {needed}, or leave it out."
         raise NotEnoughMemory(
             f"a KV block of {config.block_size} tokens takes {_mib(size)}, the shortest text "
             f"{needed} of them, and {_mib(budget)} are set aside for the KV cache ({_mib(free)} "
-            f"free). Set kv_cache_memory_bytes to at least {needed * size + beside}, or free some "
-            "memory."
+            f"free). {way_out}"
         )
     return count
 

@@ -12,6 +12,7 @@ from quire.families.rope_config import rope_fields
 from quire.layer_plan import AttentionPlan
 from quire.spec import ModelSpec
 
+_MOST_PAIRS = 1 << 16
 _OWN = ("mrope_section", "mrope_interleaved", "type", "rope_type")
 
 
@@ -28,7 +29,8 @@ def read_with_axes(
     said, beside = rope_fields(fields).values, fields.inner("rope_scaling").values
     sections = said.get("mrope_section") or unsaid
     if not _are_counts(sections):
-        raise fields.wrong("rope_scaling", "an object whose mrope_section has three numbers")
+        rule = f"an object whose mrope_section has three whole numbers up to {_MOST_PAIRS:,}"
+        raise fields.wrong("rope_scaling", rule)
     plain: dict[str, Any] = {key: value for key, value in said.items() if key not in _OWN}
     kind = said.get("rope_type") or said.get("type") or "default"
     plain["rope_type"] = "default" if kind == "mrope" else kind
@@ -53,7 +55,7 @@ def read_with_axes(
 def _are_counts(sections: object) -> bool:
     if not isinstance(sections, list | tuple) or len(sections) != 3:
         return False
-    return all(type(one) is int and one >= 0 for one in sections)
+    return all(type(one) is int and 0 <= one <= _MOST_PAIRS for one in sections)
 
 
 def _side_by_side(sections: list[int] | tuple[int, ...]) -> tuple[int, ...]:

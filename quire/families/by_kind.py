@@ -123,6 +123,8 @@ def gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     size, full_size = given.count("attention.key_length_swa"), given.count("attention.key_length")
     if given.count("rope.dimension_count_swa", size) != size:
         raise given.unsupported("rope.dimension_count_swa", f"{size}, all of a head")
+    if full_size % 2:
+        raise given.wrong("attention.key_length", "even, as rotary needs pairs")
     kv_heads = _of_kinds(given, "attention.head_count_kv", marks, config["num_attention_heads"])
     widths = given.values.get("feed_forward_length")
     pairs = full_size // 2

@@ -25,7 +25,7 @@ WORDS = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_expe
 def read(fields: Fields) -> ModelSpec:
     spec, said = exaone4.read(fields, "before"), fields.under(WORDS, routed_scaling_factor=2.5)
     experts = read_routed_experts(said, count=64, width=1024, per_token=8)
-    dense = dense_layers(fields, range(fields.whole("first_k_dense_replace", 1)))
+    dense = dense_layers(fields, fields.whole("first_k_dense_replace", 1))
     # The list is preferred to the number of the first ones.
     listed = Fields({"mlp_only_layers": dense}, fields.source)
     return with_experts(spec, listed, experts)

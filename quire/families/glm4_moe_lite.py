@@ -22,7 +22,7 @@ def read(fields: Fields) -> ModelSpec:
     interleaved = fields.flag("rope_interleave", True)
     spec = read_latent_decoder(fields, sizes=OWN_SIZES, interleaved=interleaved)
     experts = read_routed_experts(fields, count=64, width=1536, per_token=4)
-    return with_experts(spec, fields.under({}, mlp_only_layers=dense_layers(fields, [0])), experts)
+    return with_experts(spec, fields.under({}, mlp_only_layers=dense_layers(fields, 1)), experts)
 
 
 FAMILY = Family(

@@ -147,6 +147,6 @@ def layer_kinds(fields: Fields, usual: list[str], known: Collection[str]) -> lis
     if not isinstance(given, list) or len(given) != num_layers(fields):
         raise fields.wrong("layer_types", f"a list of {num_layers(fields)} names")
     for kind in given:
-        if kind not in known:
+        if not isinstance(kind, str) or kind not in known:
             raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
     return given

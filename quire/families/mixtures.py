@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -119,13 +119,15 @@ def gguf_sigmoid_routing(fields: Fields, arch: str, config: Mapping[str, Any]) -
     return routing
 
 
-def dense_layers(fields: Fields, usual: Iterable[int]) -> list[int]:
-    """The layers without experts, by `mlp_layer_types`; without it the usual ones."""
-    kinds = fields.values.get("mlp_layer_types")
+def dense_layers(fields: Fields, first: int) -> list[int]:
+    """The layers without experts, by `mlp_layer_types`; without it so many first ones."""
+    kinds, count = fields.values.get("mlp_layer_types"), fields.count("num_hidden_layers")
     if kinds is None:
-        return list(usual)
-    if not isinstance(kinds, list) or not set(kinds) <= {"dense", "sparse"}:
-        raise fields.wrong("mlp_layer_types", "a list of dense and sparse")
+        return list(range(min(first, count)))
+    known = ("dense", "sparse")
+    is_list = isinstance(kinds, list) and len(kinds) == count
+    if not is_list or any(kind not in known for kind in kinds):
+        raise fields.wrong("mlp_layer_types", f"a list of {count} names, dense or sparse")
     return [index for index, kind in enumerate(kinds) if kind == "dense"]
 
 

@@ -206,7 +206,8 @@ def read_turned(fields: Fields) -> list[bool]:
     interval = fields.count("no_rope_layer_interval", 4)
     if marks is None or marks == []:
         return [(layer + 1) % interval != 0 for layer in range(count)]
-    if not isinstance(marks, list) or len(marks) < count or set(marks) - {0, 1}:
+    is_list = isinstance(marks, list) and len(marks) >= count
+    if not is_list or any(mark not in (0, 1) for mark in marks):
         raise fields.wrong("no_rope_layers", f"a list of {count} numbers, each 0 or 1")
     return [bool(mark) for mark in marks[:count]]
 

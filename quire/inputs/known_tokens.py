@@ -70,7 +70,9 @@ def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: in
     has = f"the prompt (length {count})" + f", {num_media} of them of media," * bool(num_media)
     if count >= max_model_len:
         way_out = f"Shorten it, or set truncate_prompt_tokens={max_model_len - 1} to keep its end"
-        if num_media:
+        if max_model_len == 1:
+            way_out = "Set max_model_len to at least 2"
+        elif num_media:
             way_out = "Shorten the text, or pass fewer or smaller media, which are not cut"
         raise PromptTooLong(
             f"{has} with one token of an answer is longer than the maximum model length of "
@@ -81,7 +83,8 @@ def check_length(count: int, num_media: int, max_model_len: int, pool_tokens: in
         )
     raise PromptTooLong(
         f"{has} is too long: the KV cache has room for {pool_tokens} tokens in "
-        "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes)",
+        "all. Shorten it, or give the cache more memory (kv_cache_memory_bytes, or "
+        "num_gpu_blocks_override where that is set)",
         parameter="prompt",
         value=count,
     )

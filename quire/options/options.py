@@ -26,6 +26,11 @@ _LOAD_FORMAT = checks.choice(
     ),
     instead="Convert the weights to safetensors or GGUF.",
 )
+_STATE_DTYPE = checks.choice(
+    *("auto", "float32"),
+    others=("float16", "bfloat16"),
+    instead="Leave it out: states of layers are kept in float32.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +134,10 @@ class Options:
         "auto is the model's dtype; fp8 (fp8_e4m3, fp8_per_token_head): only on a GPU, with a "
         "scale for each token and head.",
     )
+    mamba_cache_dtype: str = honoured(
+        "auto", _STATE_DTYPE, "States of layers are kept in float32, whatever the model's dtype."
+    )
+    mamba_ssm_cache_dtype: str = honoured("auto", _STATE_DTYPE, "As mamba_cache_dtype.")
     num_gpu_blocks_override: int | None = honoured(None, _COUNT, "Exactly this many KV blocks.")
     async_scheduling: bool | None = honoured(
         None, checks.flag, "True: a step is planned while one runs; None: only on a GPU."

@@ -58,10 +58,8 @@ REFUSED: dict[str, dict[str, Any]] = {
         "calculate_kv_scales": False,
         "quantization_param_path": None,
     },
-    "Leave it out: states of recurrent layers are kept as the model computes them.": {
+    "Leave it out: states of layers are kept in float32.": {
         "mamba_config": None,
-        "mamba_cache_dtype": "auto",
-        "mamba_ssm_cache_dtype": "auto",
         "enable_mamba_cache_stochastic_rounding": False,
         "mamba_cache_philox_rounds": 0,
     },

@@ -169,6 +169,8 @@ def test_a_pool_has_room_for_a_text_in_every_group_of_layers() -> None:
         few = small_config(num_blocks=None, kv_cache_memory_bytes=given)
         with pytest.raises(NotEnoughMemory, match=f"text 2 of them.*at least {2 * size}"):
             memory.num_blocks(few, spec, torch.float32, 0)
+    with pytest.raises(NotEnoughMemory, match="num_gpu_blocks_override to at least 2, or leave"):
+        memory.num_blocks(small_config(num_blocks=1), spec, torch.float32, 0)
     enough = small_config(num_blocks=None, kv_cache_memory_bytes=2 * size)
     assert memory.num_blocks(enough, spec, torch.float32, 0) == 2
 

@@ -132,6 +132,14 @@ def test_a_null_factor_of_minicpm3_changes_nothing() -> None:
     assert spec_from_hf({**named, "rope_scaling": rope}).rope.scaling == FactorRope((1.0,) * 16)
 
 
+@pytest.mark.parametrize("first", [0, 3, 1 << 62])
+def test_first_layers_without_experts_may_be_more_than_there_are(first: int) -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    named = {**TINY, **experts, "architectures": ["ExaoneMoeForCausalLM"]}
+    layers = spec_from_hf({**named, "first_k_dense_replace": first}).layers
+    assert [isinstance(one.mlp, ExpertsPlan) for one in layers].count(False) == min(first, 4)
+
+
 def test_a_cwm_window_of_0_is_none() -> None:
     named = {**TINY, "architectures": ["CwmForCausalLM"]}
     assert spec_from_hf(named).windows == (None, 8192, 8192, 8192)

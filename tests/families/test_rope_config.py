@@ -265,6 +265,14 @@ def test_a_scaling_beside_settings_of_three_coordinates_is_not_lost() -> None:
     assert spec_from_hf({**config, **settings}).rope.scaling is None  # rope_type counts for more
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_vl_text", "qwen3_5_text"])
+@pytest.mark.parametrize("section", [-1, True, 2.0, [1], None, 1 << 40], ids=repr)
+def test_pairs_of_a_coordinate_are_a_whole_number(model_type: str, section: Any) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [2, 1, section]}
+    with pytest.raises(CorruptModel, match="mrope_section has three whole numbers up to"):
+        spec_from_hf({"model_type": model_type, "rope_parameters": rope})
+
+
 def test_queries_grow_by_the_length_that_stands_beside_the_settings() -> None:
     config = {"model_type": "ministral3", "original_max_position_embeddings": 32}
     rope = {"rope_type": "yarn", "factor": 4.0, "llama_4_scaling_beta": 0.1}

@@ -196,7 +196,7 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ("a " * 100, PromptTooLong, r"length is 64, so at most 63"),
     ([5] * 64, PromptTooLong, "length 64"),
     ([5] * 65, PromptTooLong, "length 65"),
-    ([5] * 49, PromptTooLong, "length 49.* the KV cache has room for 48"),
+    ([5] * 49, PromptTooLong, "length 49.* room for 48 .*num_gpu_blocks_override"),
     ({"prompt_token_ids": [5] * 63}, PromptTooLong, "63"),
     ({"prompt": "x", "multi_modal_data": {"image": 1}}, NotSupported, "multi_modal_data"),
     ({"prompt": "x", "mm_processor_kwargs": {"a": 1}}, NotSupported, "mm_processor_kwargs"),

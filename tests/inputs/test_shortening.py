@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quire.errors import PromptTooLong
+from quire.inputs.known_tokens import check_length
 from quire.inputs.quoting import ChatText
 from quire.inputs.shortening import kept_part
 from quire.inputs.tokenizer import Tokenizer
@@ -71,3 +72,8 @@ def test_a_run_without_end_is_read_whole_where_it_is_short_and_else_refused() ->
 def test_a_part_of_a_chat_keeps_what_is_text_there() -> None:
     chat = ChatText("0<|a|>1<|b|>", frozenset({1, 7}))
     assert chat.since(6) == ChatText("1<|b|>", frozenset({1}))
+
+
+def test_a_model_without_room_for_an_answer_is_not_told_to_truncate_to_nothing() -> None:
+    with pytest.raises(PromptTooLong, match="Set max_model_len to at least 2"):
+        check_length(3, 0, max_model_len=1, pool_tokens=48)

@@ -1,5 +1,5 @@
-"""Tiny models whose images keep their shapes, as Qwen's do, but whose texts and processors are their
-own: GLM's and PaddleOCR-VL."""
+"""Tiny models whose images keep their shapes, as Qwen's do, but whose texts and processors are
+their own: GLM's and PaddleOCR-VL."""
 
 from __future__ import annotations
 

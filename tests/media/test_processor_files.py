@@ -180,8 +180,8 @@ def test_what_files_leave_out_is_what_transformers_has() -> None:
     assert llava_next.read(config({}, **sizes)).tile == 224
     siglip = {"vision_config": {"model_type": "siglip_vision_model"}}
     assert llava_next.read_onevision(config({}, **siglip)).tile == 384
-    tiled = idefics3.read(config({"max_image_size": {"longest_edge": 512}}, **sizes))
-    assert (idefics3.read(config({}, **sizes)).tile, tiled.edge) == (364, 4 * 364)
+    tiled = idefics3.read(config({"max_image_size": {"longest_edge": 384}}, **sizes))
+    assert (idefics3.read(config({}, vision_config={})).tile, tiled.edge) == (364, 4 * 364)
     older = qwen_vl.reader(stamped=False, ticked=True)(config({}, vision_config={})).images
     assert (older.least, older.most) == (128 * 28 * 28, 768 * 28 * 28)
     newer = qwen_vl.reader(stamped=True, ticked=False)(config({}, vision_config={})).images

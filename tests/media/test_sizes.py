@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.errors import CorruptModel
-from quire.families.media import idefics3, internvl, llava_next, pixtral
+from quire.families.media import idefics3, internvl, llava, llava_next, pixtral
 from quire.families.media.family import MediaConfig
 from tests.media.families import LINED, MERGED, NEXT, ONE, STRETCHED, TILES
 from tests.media.tiny import picture
@@ -50,6 +50,27 @@ def test_absurd_values_of_a_processor_are_refused_by_name(key: str, value: Any) 
         llava_next.read(config({key: value}, vision_config={}))
     with pytest.raises(CorruptModel, match="image_token_index must be a token id"):
         llava_next.read(config({}, vision_config={}, image_token_index=[]))
+
+
+@pytest.mark.parametrize(
+    ("read", "key"),
+    [
+        *((one, "size") for one in (llava_next.read_onevision, internvl.read)),
+        (llava.read, "crop_size"),
+        (idefics3.read, "max_image_size"),
+    ],
+)
+def test_squares_smaller_than_a_patch_are_refused_by_name(read: Any, key: str) -> None:
+    vision = {"model_type": "siglip_vision_model", "patch_size": 14}
+    with pytest.raises(CorruptModel, match=f"{key} must be at least 14, the side of a patch"):
+        read(config({key: {"height": 2, "width": 2, "longest_edge": 2}}, vision_config=vision))
+
+
+def test_tiles_that_idefics3_does_not_take_are_refused_by_name() -> None:
+    """They would be another number of rows, and those of single pixels millions."""
+    vision = {"image_size": 364, "patch_size": 14}
+    with pytest.raises(CorruptModel, match="max_image_size must be 364, the side of what"):
+        idefics3.read(config({"max_image_size": {"longest_edge": 28}}, vision_config=vision))
 
 
 @pytest.mark.parametrize("split", [True, False])

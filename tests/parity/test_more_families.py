@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.ernie4_5 import Ernie4_5Config
 from transformers.models.smollm3 import SmolLM3Config
 
+from quire.errors import QuireError
 from quire.families.family import Family
 from quire.families.registry import BY_MODEL_TYPE, FAMILIES
 from quire.weights import hf_config
@@ -163,3 +165,17 @@ def test_a_null_size_of_heads_is_that_of_the_hidden_size() -> None:
     given = {**said, "architectures": ["Ernie4_5ForCausalLM"]}
     assert spec_from_hf({**given, "head_dim": None}).head_dim == config.head_dim == 16
     assert spec_from_hf(given).head_dim == Ernie4_5Config(**said).head_dim == 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_any_shape_are_read_or_refused_by_key(kind: type[PretrainedConfig]) -> None:
+    """Lists and objects are no members of sets, where plain wrong values are not either."""
+    config = [config for config in ALL.values() if type(config) is kind][-1].to_dict()
+    given = {**config, "architectures": [BY_MODEL_TYPE[kind.model_type].architectures[0]]}
+    for key, value in given.items():
+        wrong: list[Any] = [[], {}, [[]], [{}]]
+        if isinstance(value, list) and value:
+            wrong += [[*value[:-1], []], [*value[:-1], {}], value[:-1]]
+        for one in wrong:
+            with suppress(QuireError):
+                spec_from_hf({**given, key: one})

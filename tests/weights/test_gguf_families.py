@@ -40,6 +40,7 @@ from transformers.models.smollm3 import SmolLM3Config
 from transformers.models.stablelm import StableLmConfig
 from transformers.models.starcoder2 import Starcoder2Config
 
+from quire.errors import CorruptModel
 from quire.families.registry import BY_MODEL_TYPE, FAMILIES
 from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
@@ -446,6 +447,16 @@ def test_factors_of_experts_are_scales_in_a_gguf_file(tmp_path: Path) -> None:
     wanted = PlanOracle(spec, weights(tmp_path, spec)).logits(text)
     found = PlanOracle(other, weights(path, other)).logits(text)
     assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_heads_of_gemma_4_without_pairs_are_refused_by_key(tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, said = CASES["gemma4, values are keys"]
+    random_model(config).save_pretrained(tmp_path)
+    write(tmp_path, path := tmp_path / "m.gguf", config, arch, said | {"attention.key_length": 1})
+    with pytest.raises(CorruptModel, match="attention.key_length must be even"):
+        spec_from_gguf(GgufFile(path))
 
 
 def weights(path: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:

@@ -67,6 +67,12 @@ class MediaConfig:
         kinds = [*edges, "height and width"] if number else edges
         raise self.processor.wrong(key, f"an object with {' or '.join(kinds)}")
 
+    def patches_along(self, side: int, patch: int, key: str) -> int:
+        """How many patches are along a side that this key of the processor's config gives."""
+        if side < patch:
+            raise self.processor.wrong(key, f"at least {patch}, the side of a patch")
+        return side // patch
+
 
 def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config for videos, which is the one for images if there is no separate one."""

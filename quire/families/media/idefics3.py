@@ -103,7 +103,10 @@ def _below(width: int, height: int, most: int) -> tuple[int, int]:
 def read(config: MediaConfig) -> TiledImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("max_image_size", 364, "longest_edge")
-    patches = vision.count("image_size", tile) // vision.count("patch_size", 32)
+    patch, whole = vision.count("patch_size", 32), vision.count("image_size", tile)
+    patches = config.patches_along(tile, patch, "max_image_size")
+    if patches != whole // patch:
+        raise said.wrong("max_image_size", f"{whole}, the side of what the encoder takes")
     scale = config.model.count("scale_factor", 2)
     return TiledImages(
         pad=config.token("image_token_id", unsaid="<image>"),

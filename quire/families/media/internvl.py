@@ -76,7 +76,7 @@ def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
 def read(config: MediaConfig) -> StretchedImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("size", 384)
-    patches = tile // _side(vision, "patch_size", 14)
+    patches = config.patches_along(tile, _side(vision, "patch_size", 14), "size")
     # Only the caller decides this: Transformers ignores the processor's files here.
     cut = config.asked.flag("crop_to_patches", True)
     return StretchedImages(

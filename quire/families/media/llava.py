@@ -78,7 +78,8 @@ def read(config: MediaConfig) -> LlavaImages:
     elif not stretched:
         raise said.wrong("do_center_crop", "true where size has a shortest_edge")
     pads = kind.startswith(_OWN_PROCESSOR) and said.flag("do_pad", False)
-    patches = (crop // vision.count("patch_size", 14)) ** 2
+    key = "crop_size" if "crop_size" in said.values else "size"
+    patches = config.patches_along(crop, vision.count("patch_size", 14), key) ** 2
     return LlavaImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
         edge=edge,
