@@ -32,7 +32,7 @@ AVERAGE, SUM = "average", "sum"
 def read(fields: Fields) -> ModelSpec:
     width, eps = fields.count("intermediate_size"), fields.optional("rms_norm_eps")
     first = fields.whole("first_k_dense_replace", 0)
-    dense = dense_layers(fields, range(first))
+    dense = dense_layers(fields, first)
     before = fields.count("prefix_dense_sliding_window_pattern", 1)
     spec = read_parallel(
         fields,

@@ -39,7 +39,7 @@ def read(fields: Fields) -> ModelSpec:
     experts = read_routed_experts(
         *(said,), count=192, width=1536, per_token=8, shared=MlpPlan(shared, bias=bias)
     )
-    listed = Fields({"mlp_only_layers": dense_layers(fields, [0])}, fields.source)
+    listed = Fields({"mlp_only_layers": dense_layers(fields, 1)}, fields.source)
     return with_experts(spec, listed, experts)
 
 

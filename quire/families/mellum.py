@@ -34,7 +34,7 @@ def read(fields: Fields) -> ModelSpec:
     width = fields.count("moe_intermediate_size", 896)
     renormalise = fields.flag("norm_topk_prob", True)
     experts = read_experts(fields, width, count=64, per_token=8, renormalise=renormalise)
-    listed = Fields({"mlp_only_layers": dense_layers(fields, ())}, fields.source)
+    listed = Fields({"mlp_only_layers": dense_layers(fields, 0)}, fields.source)
     return with_experts(with_rope_of_windows(spec, ropes["sliding_attention"]), listed, experts)
 
 
