@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from quire.backends.fp8 import FP8, block_shape
 from quire.config import Speculation
-from quire.errors import InvalidOption, NotSupported
+from quire.errors import InvalidOption
 from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.options import DeviceFacts, Options, resolve
@@ -66,26 +65,15 @@ def test_a_block_holds_the_share_of_any_rank() -> None:
     assert len({least_block_size(part, 4) for part in parts}) > 1
 
 
-def test_nothing_is_promised_that_states_do_not_keep() -> None:
-    """Where it is on by itself for other models, and where guesses are."""
+def test_nothing_slow_or_wrong_is_chosen_that_nobody_asked_for() -> None:
+    """Where steady bits are on by themselves for other models, and where guesses are."""
     plain = resolve(Options(dtype="float32"), spec(None), CPU)
     assert plain.batch_invariant and plain.speculation is not None
     made = resolve(Options(dtype="float32"), spec(), CPU)
     assert not made.batch_invariant and made.speculation is None
-    asked = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
-    made = resolve(asked, spec(), CPU)
+    asked = resolve(Options(dtype="float32", batch_invariant=True), spec(), CPU)
+    assert asked.batch_invariant
+    guessing = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
+    made = resolve(guessing, spec(), CPU)
     assert made.speculation is None
     assert any("cannot go back" in note for note in made.notes)
-
-
-@pytest.mark.parametrize(
-    ("given", "device"),
-    [
-        ({"batch_invariant": True}, "cpu"),
-    ],
-)
-def test_what_is_not_built_is_refused_by_name(given: dict[str, Any], device: str) -> None:
-    facts = replace(CPU, device=device)
-    named = next(iter(given))
-    with pytest.raises(NotSupported, match=f"^{named}.*a state"):
-        resolve(Options(**given), spec(), facts)

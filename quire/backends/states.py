@@ -39,18 +39,22 @@ class Span:
 class StatePass:
     """A pass for layers that keep a state: spans in the order in which they are computed, as one
     may begin with the state at the end of another; then one token for each decode row, from token
-    `first_decode` on."""
+    `first_decode` on. `one_by_one`: every token of any row is taken up by the same ops on numbers
+    of the same shape, so that it gets the same bits in any pass."""
 
     spans: tuple[Span, ...]
     before: Tensor
     into: Tensor
     first_decode: int
+    one_by_one: bool = False
 
     def take_up(
         self, rule: StateRule, x: Tensor, rates: Tensor | None, keys: Tensor, values: Tensor
     ) -> Tensor:
         plan, inputs = rule.plan, x.float()
         blocks = _LayerStates(rule, StateBlocks(keys, values, plan.state_numbers))
+        if self.one_by_one:
+            return self._one_by_one(blocks, inputs, rates)
         recurrence = recurrence_of(rule, rates)
         read = inputs.new_zeros(len(inputs), plan.value_width)
         for span in self.spans:
@@ -65,8 +69,17 @@ class StatePass:
             read[tokens] = blocks.read_rows(inputs[tokens], recurrence.of(tokens), before, into)
         return read.view(len(read), *recurrence.shape)
 
+    def _one_by_one(self, blocks: _LayerStates, x: Tensor, rates: Tensor | None) -> Tensor:
+        shape = recurrence_of(blocks.rule, rates).shape
+        read = x.new_zeros(len(x), blocks.rule.plan.value_width)
+        rows = enumerate(zip(self.before.tolist(), self.into.tolist(), strict=True))
+        single = (Span(self.first_decode + i, self.first_decode + i + 1, *at) for i, at in rows)
+        for span in (*self.spans, *single):
+            blocks.read_one_by_one(x, rates, span, read)
+        return read.view(len(read), *shape)
 
-def state_pass(inputs: AttentionInputs, block_size: int) -> StatePass:
+
+def state_pass(inputs: AttentionInputs, block_size: int, *, one_by_one: bool = False) -> StatePass:
     """Plan the states of a pass, with the block tables of their group."""
     firsts, ends = inputs.query_starts.tolist(), inputs.context_lens.tolist()
     count = inputs.num_prefill
@@ -85,7 +98,7 @@ def state_pass(inputs: AttentionInputs, block_size: int) -> StatePass:
     before, into = (
         tables.gather(1, (positions - back) // block_size)[:, 0].long() for back in (1, 0)
     )
-    return StatePass(tuple(spans), before, into, firsts[count])
+    return StatePass(tuple(spans), before, into, firsts[count], one_by_one)
 
 
 def half_of(numbers: int) -> int:
@@ -166,11 +179,32 @@ class _LayerStates:
     def read_rows(self, x: Tensor, recurrence: Recurrence, before: Tensor, into: Tensor) -> Tensor:
         """What one token of each row reads [R, any]."""
         windows, matrices = self._load(before)
-        seen = torch.cat([windows, x[:, None]], dim=1)
-        mixed = self._convolved(len(x)).add_((seen * self.rule.convolution.t()).sum(1))
+        seen, mixed = self._seen(windows, x)
         read = recurrence.read_each(self._activated(mixed), matrices)
         self._store(into, matrices, seen[:, 1:])
         return read
+
+    def read_one_by_one(self, x: Tensor, rates: Tensor | None, span: Span, read: Tensor) -> None:
+        """Write what the tokens of a span read into their lines of `read`."""
+        plan = self.rule.plan
+        if span.before is None:
+            windows = x.new_zeros(1, plan.reach - 1, plan.channels)
+            matrices = x.new_zeros(1, plan.matrix_numbers)
+        else:
+            windows, matrices = self._load(torch.tensor([span.before]))
+        for at in range(span.first, span.last):
+            token = slice(at, at + 1)
+            seen, mixed = self._seen(windows, x[token])
+            recurrence = recurrence_of(self.rule, None if rates is None else rates[token])
+            read[token] = recurrence.read_each(self._activated(mixed), matrices)
+            windows = seen[:, 1:]
+        self._store(torch.tensor([span.into]), matrices, windows)
+
+    def _seen(self, windows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of one token of each row's convolution [R, reach, channels], and its sums."""
+        seen = torch.cat([windows, x[:, None]], dim=1)
+        sums = (seen * self.rule.convolution.t()).sum(1)
+        return seen, self._convolved(len(x)).add_(sums)
 
     def _convolved(self, count: int) -> Tensor:
         """What sums of the convolution begin with [T, channels]."""

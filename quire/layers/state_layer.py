@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.generic import activated
-from quire.backends.ops import HeadShape, RowNorm, StateRule
+from quire.backends.ops import HeadShape, Kernels, RowNorm, StateRule
 from quire.layer_parts.state import MambaPlan, SharedPart
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
@@ -84,26 +84,36 @@ class PartsNorm:
     """An RMSNorm of each of `count` equal parts of float32 rows. `shared`: these rows have some
     numbers of a part, and other ranks have the others; squares are summed over ranks."""
 
+    kernels: Kernels
     norm: RowNorm
     count: int
     shared: SharedPart | None
     tp: TensorParallel
 
     def __call__(self, wide: Tensor, dtype: torch.dtype) -> Tensor:
-        parts = wide.view(len(wide), self.count, -1)
-        if self.shared is None:
-            size = parts.square().mean(-1, keepdim=True)
-        else:
-            size = self._summed(parts.square().sum(-1), self.shared)[..., None]
-        size = size.add_(self.norm.eps).rsqrt_()
-        return weighted((parts * size).flatten(1), self.norm.weight, dtype)
+        if self.shared is not None:
+            size = self._mean_square(wide, self.shared).add_(self.norm.eps)
+            return weighted(wide * size.rsqrt_(), self.norm.weight, dtype)
+        parts = wide.view(len(wide) * self.count, -1)
+        made = self.kernels.rms_norm(parts, torch.ones_like(parts[0]), self.norm.eps)
+        return weighted(made.view(wide.shape), self.norm.weight, dtype)
 
-    def _summed(self, squares: Tensor, shared: SharedPart) -> Tensor:
-        """The mean square of the whole part [T, 1]. Ranks add up a column for each part."""
+    def _mean_square(self, wide: Tensor, shared: SharedPart) -> Tensor:
+        """Of the whole part [T, 1]. Ranks add up a column for each part."""
         place = slice(shared.index, shared.index + 1)
-        every = squares.new_zeros(len(squares), shared.count)
-        every[:, place] = squares
+        every = wide.new_zeros(len(wide), shared.count)
+        every[:, place] = in_halves(wide.square())
         return self.tp.all_reduce(every)[:, place] / shared.width
+
+
+def in_halves(x: Tensor) -> Tensor:
+    """The sums of rows [T, 1]. Halves are added until one number is left: a row gets the same bits
+    in any batch, on any device."""
+    while (width := x.shape[1]) > 1:
+        half = width // 2
+        rest = x[:, 2 * half :]
+        x = torch.cat([x[:, :half] + x[:, half : 2 * half], rest], 1)
+    return x
 
 
 @dataclass(frozen=True, slots=True)

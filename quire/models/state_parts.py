@@ -68,7 +68,7 @@ def _mamba(parts: WeightParts, name: str, plan: MambaPlan) -> Mamba:
     norm, factors = None, None
     if plan.norm is not None:
         given = parts.row_norm(f"{name}.gated_norm", plan.norm, width)
-        norm = PartsNorm(given, plan.num_key_heads, plan.shared, parts.tp)
+        norm = PartsNorm(parts.kernels, given, plan.num_key_heads, plan.shared, parts.tp)
     if plan.factors:
         *each, steps = plan.factors
         counts = torch.tensor((plan.key_width, plan.key_width, width, width))

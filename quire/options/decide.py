@@ -42,13 +42,11 @@ def resolve(
 ) -> EngineConfig:
     """Decide everything the engine runs with."""
     _check_device(options, facts)
-    if spec.keeps_states:
-        check_states(options)
     notes, on_gpu, overlap = list[str](), facts.device == "cuda", options.async_scheduling
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
-    batch_invariant = _batch_invariant(options, facts, dtype) and not spec.keeps_states
+    batch_invariant = _batch_invariant(options, spec, facts, dtype)
     batch_processors, request_processors = _processors(options)
     speculation = speculation_for(
         options.speculative_config,
@@ -190,11 +188,11 @@ def _keeps_fp8_out(spec: ModelSpec) -> str | None:
     return "attend to sounds" if spec.heard_rows else None
 
 
-def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
+def _batch_invariant(options: Options, spec: AnySpec, facts: DeviceFacts, dtype: str) -> bool:
     """By default on where it costs nothing: steady kernels add up float32 in one fixed order, and
-    their sums of bytes are exact."""
+    their sums of bytes are exact. States are slower if they take up one token at a time."""
     if options.batch_invariant is None:
-        return facts.steady_kernels and dtype == "float32"
+        return facts.steady_kernels and dtype == "float32" and not spec.keeps_states
     return options.batch_invariant
 
 
@@ -246,15 +244,6 @@ def decided_len(options: Options, spec: AnySpec) -> int:
         hint = "To stretch it, give its rope_scaling and max_position_embeddings in hf_overrides."
         fail(InvalidOption, "max_model_len", rule, options.max_model_len, hint)
     return options.max_model_len
-
-
-def check_states(options: Options) -> None:
-    """Raise NotSupported for options that layers with a state do not support yet."""
-    if options.batch_invariant:
-        raise NotSupported(
-            "batch_invariant=True: layers that keep a state take up a prompt in chunks and an "
-            "answer token by token, and the two add up in another order. Leave it out."
-        )
 
 
 def least_block_size(spec: ModelSpec, kv_bytes: int, scale_bytes: int = 0) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from quire.backends.cpu.invariant import InvariantKernels, agreeing
 from quire.backends.cpu.native.library import library
 from quire.backends.ops import HeadShape
 from quire.errors import NotSupported
+from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
+from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights
 from tests.executor.harness import Drive, make_runner
@@ -42,7 +45,11 @@ def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same_bits(
-    spec: ModelSpec, weights: dict[str, Any], block_sizes: tuple[int, ...]
+    spec: ModelSpec,
+    weights: dict[str, Any],
+    block_sizes: tuple[int, ...],
+    *,
+    guessing: bool = True,
 ) -> None:
     """Texts in changing company, cut, grouped and guessed otherwise each time."""
     texts, num_prompts = texts_of(1)
@@ -55,7 +62,7 @@ def assert_same_bits(
         some = sorted(rng.sample(range(len(texts)), rng.randint(1, len(texts))))
         # A later prompt end turns decode steps into prefill, as resuming after preemption does.
         ends = [rng.randint(num_prompts[i], len(texts[i]) - 1) for i in some]
-        drive = Drive(runner, sampler, seed, NUM_BLOCKS, guessing=seed % 2 == 1)
+        drive = Drive(runner, sampler, seed, NUM_BLOCKS, guessing=guessing and seed % 2 == 1)
         made = drive.run([texts[i] for i in some], ends)
         for (row, at), logits in made.items():
             before = seen.setdefault((some[row], at), logits)
@@ -88,6 +95,35 @@ def test_every_way_of_cutting_a_text_gives_the_same_bits(
     spec = spec_of(windows=windows)
     weights = loud(dummy_weights(spec, dtype=dtype, device="cpu"))
     assert_same_bits(spec, weights, block_sizes=(16, 16, 4, 12, 16, 32))
+
+
+STATES: tuple[StatePlan, ...] = (
+    DeltaNetPlan(4, 2, 12, 10, 4, NormPlan(1e-5)),
+    MambaPlan(6, 2, 10, 14, 4, NormPlan(1e-5), norm_first=True),
+    MambaPlan(6, 1, 20, 12, 3, NormPlan(1e-5), factors=(0.5, 1.5, 0.7, 1.2, 0.8)),
+    ConvolutionPlan(96, 3, bias=True),
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "native"),
+    [
+        (torch.float32, True),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.long),
+        pytest.param(torch.float32, False, marks=pytest.mark.long),
+    ],
+)
+def test_states_give_the_same_bits_however_a_text_is_cut(
+    dtype: torch.dtype, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from states at the ends of blocks that another text has computed."""
+    if not native:
+        without_native_kernels(monkeypatch)
+    plain = spec_of()
+    layers = tuple(replace(plain.layers[0], state=state) for state in STATES)
+    spec = replace(plain, layers=(*layers[:2], plain.layers[0], *layers[2:]))
+    weights = loud(dummy_weights(spec, dtype=dtype, device="cpu"))
+    assert_same_bits(spec, weights, block_sizes=(32, 48, 32), guessing=False)
 
 
 def test_native_float32_keeps_the_promise_without_being_asked() -> None:

@@ -30,6 +30,7 @@ LLAMA: dict[str, Any] = {
     "eos_token_id": 0,
 }
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+STATES = ["linear_attention", "full_attention", "linear_attention"]
 EXPERTS = {"num_experts_per_tok": 2, "hidden_act": "silu"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -76,6 +77,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_local_experts": 8,
         "sliding_window": 48,
         "layer_types": KINDS,
+    },
+    "qwen3_5": {
+        **LLAMA,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "layer_types": STATES,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "bamba": {
+        **LLAMA,
+        "architectures": ["BambaForCausalLM"],
+        "model_type": "bamba",
+        "attn_layer_indices": [1],
+        "mamba_expand": 1,
+        "mamba_n_heads": 16,
+        "mamba_d_head": 16,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 4,
     },
 }
 SCHEMA = {
@@ -228,7 +250,11 @@ def check(home: Path, name: str, count: int, num_alone: int, **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma4", *(pytest.param(one, marks=pytest.mark.long) for one in ("gemma3", "llama"))]
+    "name",
+    [
+        *("gemma4", "qwen3_5"),
+        *(pytest.param(one, marks=pytest.mark.long) for one in ("gemma3", "llama", "bamba")),
+    ],
 )
 def test_random_requests_have_the_same_bits_on_a_cpu(name: str, tmp_path: Path) -> None:
     check(tmp_path, name, 24, 4, device="cpu", dtype="float32", quantization="none")

@@ -1,11 +1,12 @@
 """InvariantKernels: a row gets the same bits in any batch, chunk or cache.
 
-Three things would make a row's last bits depend on other rows, and each is avoided:
+Four things would make a row's last bits depend on other rows, and each is avoided:
 - Matrix products choose their algorithm by the number of rows. Only numbers of rows are used that
   gave equal bits in a test when the model was built; batches are padded to them (`padded`).
 - Attention sums in an order that depends on where a chunk begins. Here keys come in tiles of 128,
   counted from position 0, and a query adds up its tiles from first to last; a tile of which it sees
   nothing has a weight of exactly 0.
+- States take up many tokens, or tokens of many rows, at once. Here they take up each by itself.
 - Some elementwise functions round differently in the tail of a vector (silu, exp2). Only others are
   used: exp, square root, and softmax and sums over rows of a fixed length.
 """
@@ -27,7 +28,8 @@ from quire.backends.cpu.linear import make_linear
 from quire.backends.cpu.store import KvStore
 from quire.backends.generic import softcapped
 from quire.backends.linear import LinearOp
-from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention
+from quire.backends.ops import AttentionInputs, HeadShape, PlannedAttention, StateStep
+from quire.backends.states import state_pass
 from quire.errors import NotSupported
 
 Longs = npt.NDArray[np.int64]
@@ -120,6 +122,9 @@ class InvariantKernels(CpuKernels):
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return InvariantAttention(self.shape, self.scratch, self.query_rows, inputs, window)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        return state_pass(inputs, self.shape.block_size, one_by_one=True)
 
 
 class InvariantLinear:

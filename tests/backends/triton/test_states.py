@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quire.backends.fp8 import FP8
-from quire.backends.ops import AttentionInputs, StateHeads, StateRule
+from quire.backends.ops import AttentionInputs, HeadShape, StateHeads, StateRule
 from quire.backends.states import state_pass
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import NormPlan
@@ -118,6 +118,44 @@ def _without_last(inputs: AttentionInputs, count: int) -> AttentionInputs:
         context_lens=inputs.context_lens[:-count],
         tables=inputs.tables[:-count],
         num_prefill=inputs.num_prefill - count,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steady_kernels_give_the_same_bits_however_a_prompt_is_cut(name: str) -> None:
+    """As one prompt, in chunks beside another one, and as decode rows behind its first chunk."""
+    from quire.backends.triton.invariant import SteadyKernels
+
+    plan, count, read = PLANS[name], 21, []
+    rule, rates = rule_of(plan, DEVICE), rates_of(plan, count)
+    x = torch.randn(count, plan.channels, generator=generator(4)).to(DEVICE)
+    kernels = SteadyKernels(
+        HeadShape(2, 1, -(-plan.state_numbers // (2 * SIZE)) + 1, SIZE, torch.float32)
+    )
+    for cuts in ([count], [5, 6, 14, count], [3, *range(4, count + 1)]):
+        caches, at = torch.zeros(2, 9, 1, SIZE, kernels.shape.head_dim, device=DEVICE), 0
+        parts = []
+        for end in cuts:
+            other = 2 * (len(cuts) == 4)  # tokens of another text, in front
+            ends = [end] if not other else [other, end]
+            starts = torch.tensor([0, other, other + end - at][-len(ends) - 1 :])
+            tables = torch.tensor([[8, 7, 6], [4, 2, 5]])[-len(ends) :].int()
+            first = len(ends) - (at > 0 and end == at + 1)
+            inputs = AttentionInputs(starts, torch.tensor(ends), tables, starts, first)
+            given = torch.cat([x[:other], x[at:end]])
+            more = None if rates is None else torch.cat([rates[:other], rates[at:end]]).to(DEVICE)
+            step = kernels.plan_states(_on_device(inputs))
+            parts.append(step.take_up(rule, given, more, *caches)[other:])
+            at = end
+        read.append((torch.cat(parts), caches[:, 5].clone()))
+    for made, state in read[1:]:
+        assert torch.equal(made, read[0][0]) and torch.equal(state, read[0][1])
+
+
+def _on_device(inputs: AttentionInputs) -> AttentionInputs:
+    starts, lengths = inputs.query_starts.int().to(DEVICE), inputs.context_lens.int().to(DEVICE)
+    return replace(
+        inputs, query_starts=starts, context_lens=lengths, tables=inputs.tables.to(DEVICE)
     )
 
 
