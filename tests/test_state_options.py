@@ -65,14 +65,14 @@ def test_a_block_holds_the_share_of_any_rank() -> None:
     assert len({least_block_size(part, 4) for part in parts}) > 1
 
 
-def test_nothing_slow_or_wrong_is_chosen_that_nobody_asked_for() -> None:
-    """Where steady bits are on by themselves for other models, and where guesses are."""
+def test_bits_are_steady_where_those_of_others_are_and_nothing_is_guessed() -> None:
     plain = resolve(Options(dtype="float32"), spec(None), CPU)
     assert plain.batch_invariant and plain.speculation is not None
     made = resolve(Options(dtype="float32"), spec(), CPU)
-    assert not made.batch_invariant and made.speculation is None
-    asked = resolve(Options(dtype="float32", batch_invariant=True), spec(), CPU)
-    assert asked.batch_invariant
+    assert made.batch_invariant and made.speculation is None
+    assert not resolve(Options(dtype="bfloat16"), spec(), CPU).batch_invariant
+    asked = Options(dtype="bfloat16", batch_invariant=True)
+    assert resolve(asked, spec(), CPU).batch_invariant
     guessing = Options(dtype="float32", speculative_config=Speculation(4, 2, 3))
     made = resolve(guessing, spec(), CPU)
     assert made.speculation is None

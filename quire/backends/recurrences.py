@@ -14,7 +14,7 @@ from quire.backends import decay_rule, delta_rule
 from quire.backends.ops import StateRule
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
-_LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
+LENGTH_EPS = 1e-6  # for dividing q and k by their lengths
 
 
 class Recurrence(Protocol):
@@ -105,7 +105,7 @@ class DeltaNet:
         heads = []
         for one in (q, k):
             wide = one.reshape(len(mixed), plan.num_key_heads, plan.key_dim)
-            length = wide.square().sum(-1, keepdim=True).add_(_LENGTH_EPS).rsqrt_()
+            length = wide.square().sum(-1, keepdim=True).add_(LENGTH_EPS).rsqrt_()
             heads.append(self._shared(wide * length))
         heads[0] *= plan.key_dim**-0.5
         return heads[0], heads[1], v.reshape(len(mixed), plan.num_heads, plan.value_dim)

@@ -139,7 +139,7 @@ class Mamba:
     def __call__(self, x: Tensor, take_up: TakeUp) -> Tensor:
         qkvz, rates, plan = self.qkvz(x), self.rates(x.float()), self.plan
         if self.factors is not None:
-            qkvz, rates = qkvz * self.factors[0], rates * self.factors[1]
+            qkvz, rates = (qkvz * self.factors[0]).to(x.dtype), rates * self.factors[1]
         read = take_up(qkvz[:, : plan.channels], rates).flatten(1)
         return self.out(self.gate(read, qkvz[:, plan.channels :]))
 

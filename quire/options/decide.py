@@ -46,7 +46,7 @@ def resolve(
     max_num_seqs, max_num_batched_tokens = _batch_limits(options, facts, notes)
     quantization = quantization_for(options, facts, weights, notes)
     dtype = QUANTISED_DTYPES.get(quantization or "") or options.dtype or _dtype(spec, facts, notes)
-    batch_invariant = _batch_invariant(options, spec, facts, dtype)
+    batch_invariant = _batch_invariant(options, facts, dtype)
     batch_processors, request_processors = _processors(options)
     speculation = speculation_for(
         options.speculative_config,
@@ -188,11 +188,11 @@ def _keeps_fp8_out(spec: ModelSpec) -> str | None:
     return "attend to sounds" if spec.heard_rows else None
 
 
-def _batch_invariant(options: Options, spec: AnySpec, facts: DeviceFacts, dtype: str) -> bool:
+def _batch_invariant(options: Options, facts: DeviceFacts, dtype: str) -> bool:
     """By default on where it costs nothing: steady kernels add up float32 in one fixed order, and
-    their sums of bytes are exact. States are slower if they take up one token at a time."""
+    their sums of bytes are exact."""
     if options.batch_invariant is None:
-        return facts.steady_kernels and dtype == "float32" and not spec.keeps_states
+        return facts.steady_kernels and dtype == "float32"
     return options.batch_invariant
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from quire.backends.ops import AttentionInputs
+from quire.backends.ops import AttentionInputs, StateStep
 from quire.backends.states import Span, StateBlocks, state_pass
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
 from quire.layer_plan import NormPlan
@@ -52,8 +54,11 @@ REAL: dict[str, StatePlan] = {
 TEXT, SIZE = 40, 16
 
 
+PlanPass = Callable[[AttentionInputs], StateStep]
+
+
 def read_in(
-    plan: StatePlan, cuts: list[int], others: int, *, one_by_one: bool
+    plan: StatePlan, cuts: list[int], others: int, plan_pass: PlanPass
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the tokens of a text read, in passes that end at `cuts` beside so many tokens of others,
     and its last state."""
@@ -69,7 +74,7 @@ def read_in(
         tables = torch.tensor([[4 + i, -1, -1] for i in range(others)] + [[2, 0, 3]])
         first = others if at and end == at + 1 else others + 1  # num_prefill
         inputs = AttentionInputs(starts, context, tables, torch.empty(0), first)
-        made = state_pass(inputs, SIZE, one_by_one=one_by_one)
+        made = plan_pass(inputs)
         given = torch.cat([torch.randn(others, plan.channels), x[at:end]])
         more = None if rates is None else torch.cat([rates[:others], rates[at:end]])
         read.append(made.take_up(rule, given, more, keys, values)[others:])
@@ -78,20 +83,29 @@ def read_in(
     return torch.cat(read), state.load(torch.tensor([3]), 0, plan.state_numbers)
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_tokens_that_are_taken_up_one_by_one_have_the_same_bits_in_any_pass(name: str) -> None:
-    """As one prompt, in chunks, and one token a pass, beside others or alone."""
+def at_once(inputs: AttentionInputs) -> StateStep:
+    return state_pass(inputs, SIZE)
+
+
+def check_bits(plan: StatePlan, plan_pass: PlanPass) -> None:
+    """The same as one prompt, in chunks, and one token a pass, beside others or alone; and near
+    what many tokens at once make."""
     ways = [([TEXT], 0), ([7, 20, 21, TEXT], 3), (list(range(1, TEXT + 1)), 1), ([TEXT], 5)]
     found = []
     for cuts, others in ways:
         torch.manual_seed(0)
-        found.append(read_in(REAL[name], cuts, others, one_by_one=True))
+        found.append(read_in(plan, cuts, others, plan_pass))
     for read, state in found[1:]:
         assert torch.equal(read, found[0][0]) and torch.equal(state, found[0][1])
     torch.manual_seed(0)
-    read, state = read_in(REAL[name], [TEXT], 0, one_by_one=False)
+    read, state = read_in(plan, [TEXT], 0, at_once)
     torch.testing.assert_close(read, found[0][0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(state, found[0][1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_tokens_that_are_taken_up_one_by_one_have_the_same_bits_in_any_pass(name: str) -> None:
+    check_bits(REAL[name], lambda inputs: state_pass(inputs, SIZE, one_by_one=True))
 
 
 def test_many_tokens_at_once_do_not_promise_that() -> None:
@@ -99,5 +113,5 @@ def test_many_tokens_at_once_do_not_promise_that() -> None:
     found = []
     for cuts in ([TEXT], [7, 20, 21, TEXT]):
         torch.manual_seed(0)
-        found.append(read_in(REAL["qwen3.5"], cuts, 0, one_by_one=False)[0])
+        found.append(read_in(REAL["qwen3.5"], cuts, 0, at_once)[0])
     assert not torch.equal(*found)

@@ -17,9 +17,18 @@ from quire.backends.cpu.invariant import InvariantKernels
 from quire.backends.cpu.native.attention import LARGEST_HEAD, NativeAttention, Room
 from quire.backends.cpu.native.library import TYPES, library
 from quire.backends.cpu.native.linear import NativeLinear
+from quire.backends.cpu.native.states import NativeStates
 from quire.backends.generic import row_norms_of
 from quire.backends.linear import LinearOp
-from quire.backends.ops import AttentionInputs, HeadShape, Kernels, PlannedAttention, RowOp
+from quire.backends.ops import (
+    AttentionInputs,
+    HeadShape,
+    Kernels,
+    PlannedAttention,
+    RowOp,
+    StateStep,
+)
+from quire.backends.states import state_pass
 from quire.layer_plan import Activation, LayerPlan, mlps_of
 
 GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}  # QUIRE_SILU, ...
@@ -47,7 +56,8 @@ def fits(shape: HeadShape) -> bool:
 
 
 class NativeKernels(CpuKernels):
-    """The fast set: norms, gates, rotation, KV writes, attention and float32 products in C."""
+    """The fast set: norms, gates, rotation, KV writes, attention, states and float32 products in
+    C."""
 
     def __init__(self, shape: HeadShape, library: ctypes.CDLL) -> None:
         super().__init__(shape)
@@ -129,6 +139,9 @@ class NativeKernels(CpuKernels):
 
     def plan_attention(self, inputs: AttentionInputs, window: int | None) -> PlannedAttention:
         return NativeAttention(self.library, self.shape, self.room, inputs, window)
+
+    def plan_states(self, inputs: AttentionInputs) -> StateStep:
+        return NativeStates(self.library, state_pass(inputs, self.shape.block_size))
 
     def clear_blocks(self, cache: Tensor, blocks: Tensor) -> None:
         """Nothing to do: slots that were never written are never read."""

@@ -18,7 +18,7 @@ from quire.backends.cpu.native.build import BuildFailed, Built, built
 from quire.backends.cpu.native.header import declare
 from quire.base.notes import note
 
-ABI = 5
+ABI = 6
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in quire.h
 
 NEON, NEON_DOT, NEON_I8MM = 1 << 0, 1 << 1, 1 << 2

@@ -13,7 +13,7 @@
 #define QUIRE_EXPORT __attribute__((visibility("default")))
 
 /* Must change with any prototype or struct; the loader refuses other numbers. */
-#define QUIRE_ABI 5
+#define QUIRE_ABI 6
 
 /* What the processor supports, and the system if it must save registers. */
 enum {
@@ -295,5 +295,28 @@ struct quire_tiles_product {
     uint16_t *out_tiles;   /* like `tiles`, with columns in place of depth */
 };
 QUIRE_EXPORT void quire_tiles_multiply(const struct quire_tiles_product *product);
+
+/* --- states.c -------------------------------------------------------------------------------- */
+
+/* Tokens that change the matrices of states [heads, key_dim, value_dim], one after the other, and
+ * read from them. Without `corrects` what a token reads and writes is that of decay_rule.py, else
+ * that of delta_rule.py. A state's first `half` numbers are beside the keys of its block, the others
+ * beside its values; `block` is from one block to the next. */
+struct quire_states {
+    int64_t num_spans, num_tokens; /* in all spans */
+    int64_t num_heads, num_key_heads, key_dim, value_dim;
+    int64_t in_turn, corrects;
+    int64_t half, block;
+    const int64_t *spans; /* [num_spans, 4]: first token, the one behind the last, block before it
+                           * or -1, block that it goes into */
+    const float *q, *k;   /* [tokens, num_key_heads, key_dim] */
+    const float *v;       /* [tokens, num_heads, value_dim], like read */
+    const float *decay, *rate; /* [tokens, num_heads] */
+    float *keys, *values;
+    float *scratch;       /* for each thread quire_states_room() numbers */
+    float *read;
+};
+QUIRE_EXPORT int64_t quire_states_room(int64_t key_dim, int64_t value_dim);
+QUIRE_EXPORT void quire_take_up(const struct quire_states *states);
 
 #endif
