@@ -277,10 +277,20 @@ def errors_of(oracle: Any, directory: Path, **options: Any) -> list[float]:
     ]
 
 
+FEWER_BITS = (
+    "qwen3_5",
+    "lfm2",
+    "granite hybrid",
+    *(name for name in WITH_STATES if "falcon" in name),
+)
+
+
 @pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
-def test_fewer_bits_stay_close(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FEWER_BITS)
+def test_fewer_bits_stay_close(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     """States stay in float32, in blocks whose keys and values are smaller."""
-    assert max(errors_of(random_model(MORE["qwen3_5"]), tmp_path, **options)) <= 0.4
+    model = random_model({**MORE, **WITH_STATES}[name])
+    assert max(errors_of(model, tmp_path, **options)) <= 0.4
 
 
 def check_exchange(first: Any, second: Any, directory: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from inspect import signature
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 import pytest
 import torch
-from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
 from transformers.models.minimax_m2 import MiniMaxM2Config
 
 from quire.options.decide import least_block_size
@@ -20,7 +18,7 @@ from quire.weights.load import load_weights
 from quire.weights.source import locate
 from tests.executor.cuda.test_gpu import away_from, gpu_config, logprob_requests, on_gpu
 from tests.parity.families_by_kind import BY_KIND, LARGE_HEADS
-from tests.parity.families_with_states import WITH_STATES
+from tests.parity.families_with_states import WITH_STATES, skip_if_normed_together
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE, random_model
 from tests.parity.newest_families import NEWEST
@@ -28,7 +26,6 @@ from tests.parity.newest_families import NEWEST
 pytestmark = pytest.mark.gpu
 # Where Transformers imports their class, torch warns of its own older compiler.
 OLDER = "ignore:`torch.jit.script` is deprecated:DeprecationWarning"
-NORMED_BY_GROUP = ("bamba", "granite hybrid", "granite hybrid, experts, every bias, rope, untied")
 PRECISE = 2e-3  # of logprobs in float32
 FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER, **NEWEST}
 
@@ -67,8 +64,7 @@ def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[
 def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In float32 the same; in bf16 no further off than Transformers in bf16 is, but for what the
     mean over so many tokens leaves open."""
-    if name in NORMED_BY_GROUP and "group_size" not in signature(BambaRMSNormGated).parameters:
-        pytest.skip("this version of Transformers norms all groups of heads together")
+    skip_if_normed_together(name)
     if name.startswith("apertus") and version("transformers").startswith("5.17."):
         pytest.skip("this version of Transformers cannot make its activation")
     if name == "minimax_m2" and "convert_rope_params_to_dict" not in vars(MiniMaxM2Config):

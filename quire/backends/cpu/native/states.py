@@ -47,7 +47,7 @@ class NativeStates:
             )
             return made if heads.skips is None else made.add_(v * heads.skips[:, None])
         rate, decay = rates.chunk(2, dim=-1)
-        rate = rate.neg().exp_().add_(1).reciprocal_()
+        rate = rate.neg().exp_().add_(1).reciprocal_().mul_(plan.most_rate)
         faded = slopes * _softplus(decay + heads.shifts)
         return self._read(plan, mixed, v.contiguous(), faded, rate, keys, values)
 
