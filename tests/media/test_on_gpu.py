@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from quire import SamplingParams
+from tests.executor.cuda.test_gpu import check_rounding
 from tests.media import test_families as seeing
 from tests.media import test_foreign as foreign
 from tests.media import test_hearing as hearing
@@ -173,9 +174,7 @@ def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     print(f"{name}: float32 {max(ours):.2g} of {len(ours)}")
     assert max(ours) <= PRECISE
     ours, theirs = differences(case, "bfloat16")
-    means = [sum(some) / len(some) for some in (ours, theirs)]
-    print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
-    assert means[0] <= 1.2 * means[1]
+    check_rounding(name, ours, theirs)
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +250,4 @@ def test_whisper_in_bf16_is_as_near_as_transformers(whisper_model: TinyModel) ->
         told = [line[t].logprob for t, line in zip(answer.token_ids, lines, strict=True)]
         ours += (torch.tensor(told) - made[0]).abs().tolist()
         theirs += (made[1] - made[0]).abs().tolist()
-    means = [sum(some) / len(some) for some in (ours, theirs)]
-    print(f"whisper: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
-    assert means[0] <= 1.2 * means[1]
+    check_rounding("whisper", ours, theirs)

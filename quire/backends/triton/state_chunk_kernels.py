@@ -3,8 +3,8 @@
 Chunks of CHUNK tokens begin at multiples of CHUNK, so none goes beyond its block. The equations are
 those of backends/delta_rule.py and backends/decay_rule.py.
 
-For a NARROW model (bfloat16) products round what they multiply: to float16, which has more digits,
-where numbers are known to fit, and else to bfloat16. Sums and states are float32.
+For a NARROW model (bfloat16) products round what they multiply: to bfloat16 what may be of any
+size, and what is at most about 1 to float16, which has more digits. Sums and states are float32.
 """
 
 from __future__ import annotations
@@ -51,26 +51,20 @@ def _between(reached: tl.tensor, t: tl.tensor) -> Any:
 
 
 @part
-def _product(
-    a: tl.tensor,
-    b: tl.tensor,
-    FITS: tl.constexpr,
-    NARROW: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> Any:
-    """`FITS`: float16 can hold the numbers."""
+def _product(a: tl.tensor, b: tl.tensor, NARROW: tl.constexpr, PRECISION: tl.constexpr) -> Any:
     if NARROW:
-        kind: tl.constexpr = tl.float16 if FITS else tl.bfloat16
-        a, b = a.to(kind), b.to(kind)
+        a, b = a.to(tl.bfloat16), b.to(tl.bfloat16)
     return tl.dot(a, b, input_precision=PRECISION)
 
 
 @part
-def _to_fit(state: tl.tensor, v: tl.tensor) -> Any:
-    """A power of two that makes the largest number of a state and of values about 256. What is
-    computed of them with keys of length 1 is then less than float16 can hold."""
-    most = tl.maximum(tl.max(tl.abs(state)), tl.max(tl.abs(v)))
-    return tl.exp2(8.0 - tl.floor(tl.log2(tl.maximum(most, 1e-30))))
+def _small_product(
+    a: tl.tensor, b: tl.tensor, NARROW: tl.constexpr, PRECISION: tl.constexpr
+) -> Any:
+    """Of numbers that are at most about 1."""
+    if NARROW:
+        a, b = a.to(tl.float16), b.to(tl.float16)
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @part
@@ -91,8 +85,8 @@ def _inverse(
         if level == 0:
             inverse -= below
         else:
-            half = _product(below, inverse, True, NARROW, PRECISION)
-            inverse -= _product(inverse, half, True, NARROW, PRECISION)
+            half = _small_product(below, inverse, NARROW, PRECISION)
+            inverse -= _small_product(inverse, half, NARROW, PRECISION)
     return inverse
 
 
@@ -161,7 +155,7 @@ def solve_chunks(
         k = tl.load(line[:, None] + i[None, :], mask=there, other=0.0)
         slope, shift, _ = numbers_of(log_slopes, shifts, shifts, head, True)
         rate, reached = _steps(rates, token, known, head, slope, shift, HEADS, LIMIT, True)
-        system = _product(k, tl.trans(k), True, NARROW, PRECISION) * _between(reached, t)
+        system = _product(k, tl.trans(k), NARROW, PRECISION) * _between(reached, t)
         system = tl.where(t[:, None] > t[None, :], system * rate[:, None], 0.0)
         inverse = _inverse(system, t, LEVELS, NARROW, PRECISION)
         place = solved + (token.to(tl.int64) * HEADS + head) * CHUNK
@@ -211,25 +205,22 @@ def _taken_up(
     PRECISION: tl.constexpr,
 ) -> Any:
     """(the state after a chunk, what its tokens read without what skips the state)"""
-    scale = 1.0
-    if CORRECTS and NARROW:
-        scale = _to_fit(state, v)
-    fitting, written = state * scale, v * (rate * scale)[:, None]
+    written = v * rate[:, None]
     if CORRECTS:
-        has = _product(k, fitting, CORRECTS, NARROW, PRECISION)
+        has = _product(k, state, NARROW, PRECISION)
         written -= has * (rate * tl.exp(reached))[:, None]
         lines = solved[:, None] + t[None, :]
         inverse = tl.load(lines, mask=known[:, None], other=0.0)
-        written = _product(inverse, written, CORRECTS, NARROW, PRECISION)
-    scores = _product(q, tl.trans(k), CORRECTS, NARROW, PRECISION) * _between(reached, t)
-    read = _product(q, fitting, CORRECTS, NARROW, PRECISION) * tl.exp(reached)[:, None]
-    read += _product(scores, written, CORRECTS, NARROW, PRECISION)
+        written = _product(inverse, written, NARROW, PRECISION)
+    scores = _product(q, tl.trans(k), NARROW, PRECISION) * _between(reached, t)
+    read = _product(q, state, NARROW, PRECISION) * tl.exp(reached)[:, None]
+    read += _product(scores, written, NARROW, PRECISION)
     if CORRECTS:
-        read *= KEY**-0.5 / scale
+        read *= KEY**-0.5
     whole = tl.min(reached, 0)
     left = written * tl.exp(whole - reached)[:, None]
-    added = _product(tl.trans(k), left, CORRECTS, NARROW, PRECISION)
-    return state * tl.exp(whole) + added / scale, read
+    added = _product(tl.trans(k), left, NARROW, PRECISION)
+    return state * tl.exp(whole) + added, read
 
 
 @kernel("table_stride", "most")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import pytest
@@ -16,7 +15,13 @@ from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
 from quire.weights.load import load_weights
 from quire.weights.source import locate
-from tests.executor.cuda.test_gpu import away_from, gpu_config, logprob_requests, on_gpu
+from tests.executor.cuda.test_gpu import (
+    away_from,
+    check_rounding,
+    gpu_config,
+    logprob_requests,
+    on_gpu,
+)
 from tests.parity.families_by_kind import BY_KIND, LARGE_HEADS
 from tests.parity.families_with_states import WITH_STATES, skip_if_normed_together
 from tests.parity.later_families import LATER
@@ -74,9 +79,4 @@ def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     print(f"{name}: float32 {max(ours):.2g}")
     assert max(ours) <= PRECISE
     ours, theirs = differences(random_model(FAMILIES[name]), tmp_path, "bfloat16")
-    means = [sum(some) / len(some) for some in (ours, theirs)]
-    print(f"{name}: bfloat16 {means[0]:.3g}, Transformers {means[1]:.3g}")
-    # Two standard errors, and twice as much, since the errors of a text's tokens go together: where
-    # rounding gives a token another expert, all tokens behind it are off.
-    open_yet = 4 * stdev(ours) / len(ours) ** 0.5
-    assert means[0] - open_yet <= 1.2 * means[1]
+    check_rounding(name, ours, theirs)
