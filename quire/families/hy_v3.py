@@ -35,10 +35,9 @@ def read(fields: Fields) -> ModelSpec:
         **read_biases(fields),
     )
     said = fields.under(WORDS, routed_scaling_factor=2.826)
-    shared = fields.count("moe_intermediate_size", 1536) * fields.count("num_shared_experts", 1)
-    experts = read_routed_experts(
-        *(said,), count=192, width=1536, per_token=8, shared=MlpPlan(shared, bias=bias)
-    )
+    width = fields.count("moe_intermediate_size", 1536) * fields.count("num_shared_experts", 1)
+    shared = MlpPlan(width, bias=bias)
+    experts = read_routed_experts(said, count=192, width=1536, per_token=8, shared=shared)
     listed = Fields({"mlp_only_layers": dense_layers(fields, 1)}, fields.source)
     return with_experts(spec, listed, experts)
 

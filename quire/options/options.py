@@ -263,8 +263,7 @@ class Options:
         None,
         checks.flag,
         "True: tokens and logprobs are bitwise the same in any batch. Off by default, "
-        "except for float32 and 8 bits on a CPU with a compiler, where it costs nothing (but for "
-        "layers that keep a state).",
+        "except for float32 and 8 bits on a CPU with a compiler, where it costs nothing.",
     )
     data_parallel_size: int = honoured(
         1,
