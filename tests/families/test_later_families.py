@@ -213,7 +213,7 @@ def test_the_pairs_of_coordinates_add_up_to_those_that_rotate() -> None:
     with pytest.raises(UnsupportedModel, match=r"add up to the 16 pairs .* \[2, 3, 3\]"):
         spec_from_hf({**named, "rope_parameters": rope})
     for wrong in (["2", 3, 3], [2, 3], [-8, 12, 12], 8):
-        with pytest.raises(CorruptModel, match="three numbers"):
+        with pytest.raises(CorruptModel, match="three whole numbers"):
             spec_from_hf({**named, "rope_parameters": {**rope, "mrope_section": wrong}})
 
 

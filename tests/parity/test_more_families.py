@@ -43,6 +43,10 @@ RUNS = ((7, 33), (0, 0))
 # Without which their classes make no model.
 NEEDED: dict[str, dict[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
+    "glm4v": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "glm4v_moe": {"head_dim": 128},
+    # The class of the text and that of the whole model differ.
+    "qwen3_vl_moe": {"tie_word_embeddings": False},
     "deepseek_v2": {"num_experts_per_tok": 3},
     "helium": {"num_attention_heads": 20},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
