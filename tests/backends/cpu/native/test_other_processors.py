@@ -28,7 +28,7 @@ from tests.backends.passes import random_pass
 from tests.backends.reference import ReferenceKernels
 from tests.sampling.making import keys_for, plain_draw
 
-DRIVER = Path(__file__).parent / "driver.c"
+DRIVER, STATES = (Path(__file__).parent / name for name in ("driver.c", "states_driver.c"))
 VOCAB = 5000
 
 
@@ -53,18 +53,27 @@ PROCESSORS = {
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def processor(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def driver(processor: str, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The command that runs the driver on a processor."""
-    wanted = PROCESSORS[request.param]
+    return compiled(processor, DRIVER, tmp_path_factory.mktemp("driver") / "driver")
+
+
+def compiled(processor: str, source: Path, made: Path) -> list[str]:
+    """The command that runs a program with the library's sources there."""
+    wanted = PROCESSORS[processor]
     compilers = [found for name in wanted.compilers if (found := shutil.which(name))]
     is_x86 = platform.machine() == "x86_64"
-    if request.param.startswith("x86-64") and not is_x86:
+    if processor.startswith("x86-64") and not is_x86:
         compilers = [found for found in compilers if "x86_64" in found]
     if not compilers or shutil.which(wanted.emulator[0]) is None:
-        pytest.skip(f"{request.param}: needs {wanted.compilers[0]} and {wanted.emulator[0]}")
-    made = tmp_path_factory.mktemp("driver") / "driver"
+        pytest.skip(f"{processor}: needs {wanted.compilers[0]} and {wanted.emulator[0]}")
     flags = [flag for flag in build.FLAGS if flag not in ("-fPIC",)]
-    command = [compilers[0], *flags, "-static", f"-I{build.SOURCES}", str(DRIVER)]
+    command = [compilers[0], *flags, "-static", f"-I{build.SOURCES}", str(source)]
     command += [*map(str, build.sources()), "-lm", "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -158,3 +167,47 @@ def check_draws(reader: Reader, scores: Tensor, noise_keys: NoiseKeys) -> None:
     assert torch.equal(reader.take(torch.float32, 1), chance)
     cut_at = reader.take(torch.float32, 1), reader.take(torch.int64, 1)
     assert cut_at == tuple(column[0, 24:25] for column in scores.sort(descending=True))
+
+
+@pytest.mark.long
+def test_states_take_up_tokens_the_same_there(processor: str, tmp_path: Path) -> None:
+    """Two texts, one from a block to the next; matrices of odd sizes, which are corrected or not,
+    and lie across the two halves of a block."""
+    command = compiled(processor, STATES, tmp_path / "states")
+    made, blocks, count = torch.Generator().manual_seed(1), 4, 9
+    spans = torch.tensor([[0, 3, 1, 1], [3, 7, 1, 2], [7, 9, -1, 3]])
+    for heads, keys, key, value, in_turn, corrects in (
+        *((6, 2, 20, 37, 0, 1), (6, 2, 20, 37, 1, 1), (4, 1, 16, 64, 0, 0), (3, 3, 8, 130, 0, 1)),
+    ):
+        numbers = heads * key * value
+        half, room = -(-numbers // 2), numbers // 2 + 5
+
+        def some(*size: int) -> Tensor:
+            return torch.randn(*size, generator=made)
+
+        q, k, v = some(count, keys, key), some(count, keys, key) / key, some(count, heads, value)
+        decay, rate = (some(count, heads).sigmoid() for _ in range(2))
+        cache = some(2, blocks, room)
+        told = [len(spans), count, heads, keys, key, value, in_turn, corrects, half, room, blocks]
+        given = torch.tensor([*told, -1]), spans, q, k, v, decay, rate, *cache
+        data = b"".join(map(raw, given))
+        run = subprocess.run(command, input=data, capture_output=True, timeout=300)
+        assert run.returncode == 0, run.stderr
+        reader = Reader(run.stdout)
+        read, kept = torch.empty(count, heads, value), cache.clone()
+        at = torch.arange(heads) % keys if in_turn else torch.arange(heads) // (heads // keys)
+        for first, last, before, into in spans.tolist():
+            flat = torch.cat([kept[0, before, :half], kept[1, before, : numbers - half]])
+            state = flat.view(heads, key, value) if before >= 0 else torch.zeros(heads, key, value)
+            for t in range(first, last):
+                state = state * decay[t, :, None, None]
+                wanted = v[t]
+                if corrects:
+                    wanted = (v[t] - torch.einsum("hk,hkv->hv", k[t, at], state)) * rate[t, :, None]
+                state = state + k[t, at][..., None] * wanted[:, None]
+                read[t] = torch.einsum("hk,hkv->hv", q[t, at], state)
+            kept[0, into, :half], kept[1, into, : numbers - half] = state.flatten().split(
+                [half, numbers - half]
+            )
+        assert torch.allclose(reader.take(torch.float32, *read.shape), read, atol=1e-4)
+        assert torch.allclose(reader.take(torch.float32, *kept.shape), kept, atol=1e-5)
