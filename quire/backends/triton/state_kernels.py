@@ -9,7 +9,7 @@ import triton.language as tl
 from quire.backends.triton.jit import kernel, part
 from quire.backends.triton.state_places import keep_state, loaded_state, span_of
 
-_LENGTH_EPS = tl.constexpr(1e-6)  # as in backends/states.py
+_LENGTH_EPS = tl.constexpr(1e-6)  # as in backends/recurrences.py
 
 
 @part

@@ -199,24 +199,25 @@ class SlicesStates(TritonStates):
         dtype: torch.dtype,
     ) -> None:
         """`dtype`: that of the model, whose precision is enough."""
-        plan, sequences, stride = matrices_of(layer.rule.plan), len(self.context_lens), self.tables
-        constants = chunk_constants(plan, chunks.size, dtype)
-        solved = mixed
+        plan = matrices_of(layer.rule.plan)
+        sequences, stride = len(self.context_lens), self.tables.stride(0)
+        constants, solved = chunk_constants(plan, chunks.size, dtype), mixed
         if isinstance(plan, DeltaNetPlan):
+            # In place: tokens that are taken up one after the other were, and scaled their own.
             unit_keys[(-(-len(mixed) // _UNIT_TOKENS), 2 * plan.num_key_heads)](
                 *(mixed, len(mixed)), **unit_constants(plan)
             )
             kind = torch.float16 if constants["NARROW"] else torch.float32
             solved = mixed.new_empty(len(mixed), plan.num_heads, chunks.size, dtype=kind)
             solve_chunks[(len(chunks.owners), plan.num_heads)](
-                *(mixed, rates, *layer.heads[:2], solved, *self.given, stride.stride(0)),
+                *(mixed, rates, *layer.heads[:2], solved, *self.given, stride),
                 *(chunks.owners, chunks.ends, sequences),
                 **solving_constants(layer, plan, constants),
             )
         tiles = plan.num_heads * -(-plan.value_dim // constants["COLUMNS"])
         take_up_chunks[(sequences, tiles)](
             *(mixed, rates, *layer.heads, solved, read, *self.given[:3], layer.states, layer.apart),
-            *(stride.stride(0), FEW_TOKENS),
+            *(stride, FEW_TOKENS),
             **{name: number for name, number in layer.constants.items() if name != "HAS_ROWS"},
             **rule_constants(plan),
             **constants,

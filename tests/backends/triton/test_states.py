@@ -134,17 +134,18 @@ def test_slices_of_bfloat16_are_as_exact_as_it_allows(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steady_kernels_give_the_same_bits_however_a_prompt_is_cut(name: str) -> None:
-    """As one prompt, in chunks beside another one, and as decode rows behind its first chunk."""
+    """As one prompt, in chunks beside another one, and as decode rows behind its first chunk; in
+    blocks that others take up in chunks."""
     from quire.backends.triton.invariant import SteadyKernels
 
-    plan, count, read = PLANS[name], 21, []
+    plan, count, size, read = PLANS[name], 42, 16, []
     rule, rates = rule_of(plan, DEVICE), rates_of(plan, count)
     x = torch.randn(count, plan.channels, generator=generator(4)).to(DEVICE)
     kernels = SteadyKernels(
-        HeadShape(2, 1, -(-plan.state_numbers // (2 * SIZE)) + 1, SIZE, torch.float32)
+        HeadShape(2, 1, -(-plan.state_numbers // (2 * size)) + 1, size, torch.float32)
     )
-    for cuts in ([count], [5, 6, 14, count], [3, *range(4, count + 1)]):
-        caches, at = torch.zeros(2, 9, 1, SIZE, kernels.shape.head_dim, device=DEVICE), 0
+    for cuts in ([count], [5, 6, 25, count], [30, *range(31, count + 1)]):
+        caches, at = torch.zeros(2, 9, 1, size, kernels.shape.head_dim, device=DEVICE), 0
         parts = []
         for end in cuts:
             other = 2 * (len(cuts) == 4)  # tokens of another text, in front
