@@ -3,6 +3,7 @@
     python benchmarks/gpu_experts.py                 # the shape of Qwen3-30B-A3B
     python benchmarks/gpu_experts.py --sweep         # other tiles, to choose from
     python benchmarks/gpu_experts.py --experts 8 --per-token 2 --inner 14336 --hidden 4096
+    python benchmarks/gpu_experts.py --kept mxfp4    # or int4, fp8: weights that stay quantised
 
 `limit` is the longer of reading the weights of the experts that are taken (4.3 TB/s) and
 multiplying (660 TFLOP/s); `grouped` are torch's grouped products around the same gate.
@@ -13,15 +14,28 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 
 from quire.backends.experts import GroupedExperts
+from quire.backends.fp8 import FP8
 from quire.backends.ops import HeadShape
+from quire.backends.quantised.fp8_matrix import Fp8Matrix
+from quire.backends.quantised.grouped import FP4, GroupedMatrix
+from quire.backends.triton.coded_experts import CodedExperts
 from quire.backends.triton.elementwise import gate_mul
-from quire.backends.triton.experts import ExpertWeights, FusedExperts, Tile, tile_for
+from quire.backends.triton.experts import (
+    ExpertProduct,
+    ExpertWeights,
+    FusedExperts,
+    Tile,
+    all_tiles,
+    tile_for,
+)
+from quire.backends.triton.fp8_experts import Fp8Experts
 from quire.backends.triton.kernels import TritonKernels
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.layers.experts import Router
@@ -39,6 +53,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=768)
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     parser.add_argument("--sweep", action="store_true", help="the best of other tiles, too")
+    parser.add_argument("--kept", choices=tuple(KEPT), help="beside weights in this form")
     given = parser.parse_args()
     torch.manual_seed(0)
     e, h, i = given.experts, given.hidden, given.inner
@@ -49,8 +64,78 @@ def main() -> None:
     plan = ExpertsPlan(e, given.per_token, MlpPlan(i))
     router = Router(product, kernels.make_choice(plan, None))
     with torch.inference_mode():
+        kept = KEPT[given.kept](ups, downs) if given.kept else None
         for tokens in given.tokens:
-            measure(router, ups, downs, tokens, sweep=given.sweep)
+            if kept is None:
+                measure(router, ups, downs, tokens, sweep=given.sweep)
+            else:
+                beside_plain(router, ups, downs, kept, tokens)
+
+
+def in_fp8(*sides: Tensor) -> list[ExpertProduct]:
+    """With a scale for each block of 128 by 128."""
+    made: list[ExpertProduct] = []
+    for weights in sides:
+        experts, lines, columns = weights.shape
+        scales = torch.full((-(-lines // 128), -(-columns // 128)), 2.0**-8, device="cuda")
+        matrices = [Fp8Matrix((one * 256).to(FP8), scales, 128, 128) for one in weights]
+        kept = Fp8Experts.of(matrices, weights.dtype)
+        assert kept is not None and kept.count == experts
+        made.append(kept)
+    return made
+
+
+def in_codes(*sides: Tensor, floats: bool) -> list[ExpertProduct]:
+    """Random codes: floats in groups of 32, or whole numbers with zero points in groups of 128."""
+    group = 32 if floats else 128
+    made: list[ExpertProduct] = []
+    for weights in sides:
+        experts, lines, columns = weights.shape
+        matrices = []
+        for _ in range(experts):
+            size = (lines, columns // 4)
+            ends = (-(1 << 15), 1 << 15)
+            codes = torch.randint(*ends, size, dtype=torch.int16, device="cuda")
+            scales = torch.full((lines, columns // group), 2.0**-8, device="cuda")
+            if floats:
+                table = torch.tensor(FP4, device="cuda")
+                matrices.append(GroupedMatrix(4, codes, scales, table=table))
+            else:
+                zeros = torch.full_like(scales, 8, dtype=torch.uint8)
+                matrices.append(GroupedMatrix(4, codes, scales, zeros=zeros))
+        kept = CodedExperts.of(matrices, weights.dtype)
+        assert kept is not None
+        made.append(kept)
+    return made
+
+
+KEPT: dict[str, Callable[[Tensor, Tensor], list[ExpertProduct]]] = {
+    "mxfp4": partial(in_codes, floats=True),
+    "int4": partial(in_codes, floats=False),
+    "fp8": in_fp8,
+}
+
+
+def beside_plain(
+    router: Router, ups: Tensor, downs: Tensor, kept: list[ExpertProduct], tokens: int
+) -> None:
+    """Microseconds of plain and kept experts, and of kept ones with tiles of other heights."""
+    x = torch.randn(tokens, ups.shape[2], device="cuda", dtype=torch.bfloat16)
+    chosen, scores = router(x)
+    plain = FusedExperts(gate_mul, ExpertWeights(ups), ExpertWeights(downs))
+    mine, pairs = FusedExperts(gate_mul, *kept), chosen.numel()
+    chosen_tile = tile_for(pairs, len(ups), x.dtype)
+    others = {}
+    for tile in all_tiles(ExpertsPlan(len(ups), chosen.shape[1], MlpPlan(1)), x.dtype):
+        if pairs / len(ups) <= 4 * tile.rows or tile.rows == 128:
+            fused = FusedExperts(gate_mul, *kept, tile=tile)
+            others[tile.rows] = round(timed(lambda: fused(x, chosen, scores)), 1)  # noqa: B023
+    print(
+        f"{tokens:6} tokens  {pairs / len(ups):7.1f} pairs to an expert  plain "
+        f"{timed(lambda: plain(x, chosen, scores)):8.1f}  kept "
+        f"{timed(lambda: mine(x, chosen, scores)):8.1f} ({chosen_tile.rows})  by height {others}",
+        flush=True,
+    )
 
 
 def measure(router: Router, ups: Tensor, downs: Tensor, tokens: int, *, sweep: bool) -> None:

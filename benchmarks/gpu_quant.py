@@ -6,8 +6,9 @@
     rows     the same by number of rows, beside the vendor's library with the plain weight
     fp8      products in fp8, by rows and by blocks, beside the plain weight
     speed    tokens per second at that shape in each layout
+    experts  the same of mixtures, whose experts stay quantised
 
-Weights are random and made on the device, at the shapes of Llama-3.1-8B.
+Weights are random and made on the device, at the shapes of Llama-3.1-8B if no other is named.
 """
 
 from __future__ import annotations
@@ -258,13 +259,37 @@ LAYOUTS: dict[str, dict[str, Any] | None] = {
 WORK = ((16, 16, 256), (64, 16, 128), (256, 16, 64), (64, 1024, 1))
 
 
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        *("model.layers.*.self_attn", "model.layers.*.mlp.router"),
+        *("model.embed_tokens", "lm_head"),
+    ],
+}
+MIXTURES: dict[str, dict[str, dict[str, Any] | None]] = {
+    "gpt-oss-20b": {"bf16": None, "mxfp4": MXFP4},
+    "gpt-oss-120b": {"mxfp4": MXFP4},
+    "qwen3-30b-a3b": {"bf16": None, "awq": LAYOUTS["awq"], "fp8 blocks": LAYOUTS["fp8 blocks"]},
+}
+
+
 def speed() -> Iterator[Line]:
     """Tokens per second at the shape of Llama-3.1-8B, random weights kept in each layout."""
+    yield from speed_of("llama-3.1-8b", LAYOUTS)
+
+
+def experts() -> Iterator[Line]:
+    for model, layouts in MIXTURES.items():
+        for line in speed_of(model, layouts):
+            yield {"model": model, **line}
+
+
+def speed_of(model: str, layouts: dict[str, dict[str, Any] | None]) -> Iterator[Line]:
     from quire import LLM, SamplingParams
 
-    config = json.loads((MODELS / "llama-3.1-8b.json").read_text())
+    config = json.loads((MODELS / f"{model}.json").read_text())
     usual: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
-    for name, said in LAYOUTS.items():
+    for name, said in layouts.items():
         with tempfile.TemporaryDirectory() as directory:
             full = config if said is None else {**config, "quantization_config": said}
             (Path(directory) / "config.json").write_text(json.dumps(full))
@@ -285,7 +310,7 @@ def speed() -> Iterator[Line]:
                 yield line
 
 
-PARTS: Parts = {"tiles": tiles, "rows": rows, "fp8": fp8, "speed": speed}
+PARTS: Parts = {"tiles": tiles, "rows": rows, "fp8": fp8, "speed": speed, "experts": experts}
 
 if __name__ == "__main__":
     main_of_parts(__doc__, PARTS, "quant", seconds=140.0)

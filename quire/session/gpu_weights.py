@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quire.backends.ops import PackedMatrix
+from quire.backends.quantised.fp8_matrix import Fp8Matrix
 from quire.backends.quantised.grouped import GroupedMatrix
 from quire.base.notes import note
 from quire.config import EngineConfig
@@ -18,12 +21,18 @@ from quire.ranks.shares import ALONE, RankShare
 from quire.spec import ModelSpec
 from quire.weights.load import dummy_weights, load_weights
 from quire.weights.load_kept import dummy_kept_weights, load_kept_weights
+from quire.weights.quantised.kept import Products
 from quire.weights.quantised.unpack import QuantisedMatrix
 from quire.weights.source import ModelFiles
 
+if TYPE_CHECKING:
+    from quire.backends.triton.kept_experts import KeptExperts
+
 FP8_CAPABILITY = (8, 9)
+EXPERTS_CAPABILITY = (9, 0)
 # The share of free memory that dequantised copies beside 4-bit weights may take from the KV cache.
 PLAIN_SHARE = 0.25
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+\.weight)")
 
 
 def load_gpu_weights(
@@ -33,8 +42,9 @@ def load_gpu_weights(
     device, is_dummy = torch.device(config.device), config.load_format == "dummy"
     dtype: torch.dtype = getattr(torch, config.dtype)
     if config.quantization in CHECKPOINTS and not is_dummy:
-        fp8 = torch.cuda.get_device_capability() >= FP8_CAPABILITY
-        kept = load_kept_weights(files, spec, dtype=dtype, device=device, fp8=fp8, share=share)
+        kept = load_kept_weights(
+            files, spec, dtype=dtype, device=device, products=_products(), share=share
+        )
         return _for_products(kept, device, config)
     said = files.quantisation
     if config.quantization in CHECKPOINTS and said is not None:
@@ -43,35 +53,83 @@ def load_gpu_weights(
                 f"load_format='dummy' with quantization={config.quantization!r} for {share.size} "
                 "ranks is not built. Leave quantization out."
             )
-        made = dummy_kept_weights(spec, said, dtype=dtype, device=device, seed=config.seed)
+        made = dummy_kept_weights(
+            spec, said, dtype=dtype, device=device, products=_products(), seed=config.seed
+        )
         return _for_products(made, device, config)
     if is_dummy:
         return dummy_weights(spec, dtype=dtype, device=device, seed=config.seed, share=share)
     return load_weights(files, spec, dtype=dtype, device=device, share=share)
 
 
+def _products() -> Products:
+    capability = torch.cuda.get_device_capability()
+    return Products(fp8=capability >= FP8_CAPABILITY, experts=capability >= EXPERTS_CAPABILITY)
+
+
 def _for_products(
-    weights: Mapping[str, Tensor | QuantisedMatrix], device: torch.device, config: EngineConfig
+    weights: dict[str, Tensor | QuantisedMatrix], device: torch.device, config: EngineConfig
 ) -> dict[str, Tensor | PackedMatrix]:
+    """Empties `weights`, so that no more than one of them is there in two forms."""
     from quire.backends.cuda_c.linear import CodesMatrix
     from quire.backends.triton.grouped import Scratch
     from quire.backends.triton.quantised import DeviceMatrix
 
     dtype: torch.dtype = getattr(torch, config.dtype)
-    narrow = {
-        name: weight.narrowed() if isinstance(weight, GroupedMatrix) else weight
-        for name, weight in weights.items()
-    }
-    packed = _packed(narrow, dtype)
-    keeps_plain = bool(packed) and _has_room(packed.values(), dtype, config)
     scratch = Scratch(device, dtype)
+    made = dict(_experts(weights, dtype))
+    for name, weight in weights.items():
+        weights[name] = weight.narrowed() if isinstance(weight, GroupedMatrix) else weight
+    packed = _packed(weights, dtype)
+    keeps_plain = bool(packed) and _has_room(packed.values(), dtype, config)
+    for name in tuple(weights):
+        weight = weights.pop(name)
+        if isinstance(weight, Tensor):
+            made[name] = weight
+        elif name in packed:
+            made[name] = CodesMatrix.of(packed.pop(name), scratch, keeps_plain=keeps_plain)
+        else:
+            made[name] = DeviceMatrix(weight, scratch)
+    return made
 
-    def made(name: str, weight: Tensor | QuantisedMatrix) -> Tensor | PackedMatrix:
-        if name in packed:
-            return CodesMatrix.of(packed[name], scratch, keeps_plain=keeps_plain)
-        return weight if isinstance(weight, Tensor) else DeviceMatrix(weight, scratch)
 
-    return {name: made(name, weight) for name, weight in narrow.items()}
+def _experts(
+    weights: dict[str, Tensor | QuantisedMatrix], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor | PackedMatrix]]:
+    """Takes experts out of `weights`. Quantised ones stay as they are if a kernel can multiply with
+    those of all experts of a layer, else they are dequantised."""
+    from quire.backends.triton.kept_experts import KeptExpert
+
+    products: dict[str, list[str]] = {}
+    for name in weights:
+        if (found := _EXPERT.fullmatch(name)) is not None:
+            products.setdefault(found[1] + found[3], []).append(name)
+    for names in products.values():
+        taken = [weights.pop(name) for name in names]
+        kept = _kept_experts(taken, dtype)
+        for index, (name, weight) in enumerate(zip(names, taken, strict=True)):
+            if kept is not None:
+                yield name, KeptExpert(kept, index)
+            elif isinstance(weight, Tensor):
+                yield name, weight
+            else:
+                yield name, weight.dequantised(dtype)
+
+
+def _kept_experts(
+    weights: list[Tensor | QuantisedMatrix], dtype: torch.dtype
+) -> KeptExperts | None:
+    """One product of all experts of a layer; None if there is none for these weights."""
+    from quire.backends.triton.coded_experts import CodedExperts
+    from quire.backends.triton.fp8_experts import Fp8Experts
+
+    in_fp8 = [one for one in weights if isinstance(one, Fp8Matrix)]
+    if len(in_fp8) == len(weights):
+        return Fp8Experts.of(in_fp8, dtype)
+    grouped = [one for one in weights if isinstance(one, GroupedMatrix)]
+    if len(grouped) < len(weights):
+        return None
+    return CodedExperts.of(grouped, dtype)
 
 
 def _packed(

@@ -28,7 +28,7 @@ def _kept_as(said: Quantisation) -> str:
 
 def _is_packed(layout: Layout) -> bool:
     known = layout.group in (*SMALL_GROUPS, 0) or layout.group % WIDE_GROUP == 0
-    return layout.kind in ("awq", "gptq", "packed") and layout.bits == 4 and known
+    return layout.has_four_bits and known
 
 
 def check_quantisation(files: ModelFiles, options: Options) -> None:

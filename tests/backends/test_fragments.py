@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from quire.backends.quantised.fragments import MAGIC, FragmentMatrix, fragments, has_fragments
-from quire.backends.quantised.grouped import GroupedMatrix
+from quire.backends.quantised.grouped import FP4, GroupedMatrix
 from tests.backends.triton.grouped_checks import matrices
 
 
@@ -27,7 +28,8 @@ def made_plain(packed: FragmentMatrix, dtype: torch.dtype) -> Tensor:
             column = k64 * 64 + k16 * 16 + 2 * t + 8 * (i // 2) + second
             place = (block, column // packed.group, g, tile * 2 + i % 2)
             less = -(MAGIC[dtype] + packed.zero) if packed.zeros is None else packed.zeros[place]
-            value = (code + MAGIC[dtype] + float(less)) * float(packed.scales[place])
+            number = FP4[code] if packed.is_fp4 else code + MAGIC[dtype] + float(less)
+            value = number * float(packed.scales[place])
             if packed.minima is not None and seconds is not None:
                 value += float(seconds[place])
             out[block * 64 + tile * 16 + g + 8 * (i % 2), column] = value
@@ -43,6 +45,30 @@ def test_each_thread_has_its_own_weights(kind: str, group: int) -> None:
     assert has_fragments(matrix, dtype)
     found = made_plain(fragments(matrix, dtype), dtype)
     torch.testing.assert_close(found, matrix.dequantised(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["4 bits", "4 bits, zeros", "4 bits, minima", "4 bits, table"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_they_can_be_made_plain_again(kind: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    matrix = matrices(200, 128, 32, dtype, torch.device("cpu"))[kind]
+    if matrix.table is not None:
+        matrix = replace(matrix, table=torch.tensor(FP4))
+    packed = fragments(matrix, dtype)
+    assert torch.equal(packed.dequantised(), matrix.dequantised())
+    assert torch.equal(packed.blocks(1, 3).dequantised(), matrix.rows(64, 192).dequantised())
+
+
+@pytest.mark.parametrize("unit", [1.0, 2.0, 0.25])
+def test_floats_of_4_bits_may_be_times_a_power_of_two(unit: float) -> None:
+    torch.manual_seed(2)
+    made, dtype = matrices(64, 64, 32, torch.bfloat16, torch.device("cpu")), torch.bfloat16
+    matrix = replace(made["4 bits, table"], table=torch.tensor(FP4) * unit)
+    assert has_fragments(matrix, dtype)
+    found = made_plain(fragments(matrix, dtype), dtype)
+    assert torch.equal(found, matrix.dequantised())
+    for other in (torch.tensor(FP4) * 3, torch.tensor(FP4).flip(0), torch.zeros(16)):
+        assert not has_fragments(replace(matrix, table=other), dtype)
 
 
 def test_says_what_it_has_no_order_for() -> None:

@@ -19,6 +19,7 @@ from quire.models.weight_parts import Weights
 from quire.spec import ModelSpec
 from quire.weights.load import load_weights
 from quire.weights.load_kept import load_kept_weights
+from quire.weights.quantised.kept import Products
 from quire.weights.source import locate
 from tests.backends.triton import conftest  # noqa: F401 - before kernels: they are interpreted
 from tests.parity.more_families import LATENTS, random_model
@@ -41,7 +42,9 @@ def check(path: Path, least_kept: int, bound: float) -> None:
     files = locate(str(path))
     spec = files.spec()
     exact = built(spec, load_weights(files, spec, dtype=torch.float32, device="cpu"))
-    kept = load_kept_weights(files, spec, dtype=torch.float32, device=CPU, fp8=True)
+    kept = load_kept_weights(
+        files, spec, dtype=torch.float32, device=CPU, products=Products(fp8=True, experts=False)
+    )
     scratch = Scratch(CPU, torch.float32)
     weights: dict[str, Tensor | PackedMatrix] = {
         name: one if isinstance(one, Tensor) else DeviceMatrix(one, scratch)

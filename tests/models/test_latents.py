@@ -134,7 +134,14 @@ def test_blocks_of_a_gguf_file_are_read_turned(tmp_path: Path) -> None:
     said = {**CASES["deepseek v3, no rank"][2], "attention.q_lora_rank": 20}
     said |= {"attention.kv_lora_rank": 32, "attention.key_length_mla": 40}
     said |= {"attention.key_length": 40, "attention.value_length": 32}
-    write(tmp_path, tmp_path / "m.gguf", config, "deepseek2", said, packed=("k_b", "v_b"))
+    write(
+        tmp_path,
+        tmp_path / "m.gguf",
+        config,
+        "deepseek2",
+        said,
+        packed={"k_b": "Q8_0", "v_b": "Q8_0"},
+    )
     spec = locate(tmp_path / "m.gguf").spec()
     found = load_weights(locate(tmp_path / "m.gguf"), spec, dtype=torch.float32, device="cpu")
     exact = load_weights(locate(tmp_path), spec, dtype=torch.float32, device="cpu")

@@ -23,6 +23,7 @@ from quire.weights.load import (
 )
 from quire.weights.load_kept import load_kept_weights
 from quire.weights.names import weights_of
+from quire.weights.quantised.kept import Products
 from quire.weights.source import ModelFiles, locate
 from tests.parity.test_more_families import ALL
 from tests.weights.quantised_files import CASES as QUANTISED
@@ -86,7 +87,7 @@ def test_scattered_groups_are_not_cut_where_they_are_kept(tmp_path: Path) -> Non
             files.spec(),
             dtype=torch.float32,
             device=device,
-            fp8=False,
+            products=Products(fp8=False, experts=False),
             share=RankShare(0, 2),
         )
 

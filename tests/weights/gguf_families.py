@@ -237,13 +237,13 @@ def write(
     arch: str,
     said: dict[str, Any],
     *,
-    packed: tuple[str, ...] = (),
+    packed: Mapping[str, str] = MappingProxyType({}),
     more: Mapping[str, np.ndarray] = MappingProxyType({}),
     fused: bool = False,
     alone: bool = False,
 ) -> None:
     """The model of a directory as a GGUF file with this metadata beside the usual ones; tensors
-    with one of the names `packed` in blocks, and `more`; gates and ups of experts `fused`, or
+    with one of the names `packed` in its format, and `more`; gates and ups of experts `fused`, or
     `alone`."""
     writer = gguf.GGUFWriter(path, arch)
     usual = {
@@ -273,8 +273,9 @@ def write(
             tensors[stack.replace("_exps.", f".{i}.")] = expert
     for name, values in tensors.items():
         values = np.ascontiguousarray(values)
-        if any(f"_{one}." in name for one in packed):
-            kind = gguf.GGMLQuantizationType.Q8_0
+        kinds = [kind for part, kind in packed.items() if f"_{part}." in name]
+        if kinds:
+            kind = gguf.GGMLQuantizationType[kinds[0]]
             writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(name, values)

@@ -13,6 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.gpt_oss import GptOssConfig, GptOssForCausalLM
 
+from quire.weights.load import load_weights
+from quire.weights.load_kept import load_kept_weights
+from quire.weights.quantised.kept import Products
+from quire.weights.source import locate
 from tests.parity.families import YARN
 from tests.parity.more_families import GPT_OSS, random_model
 from tests.parity.test_families import check_directory
@@ -58,6 +62,23 @@ def publish(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
     made = GptOssForCausalLM._from_config(model.config, attn_implementation="eager").eval()
     made.load_state_dict(state)
     return made
+
+
+def test_experts_stay_in_their_codes_where_there_are_products(tmp_path: Path) -> None:
+    """Two stored tensors in turns make one weight; nothing else is quantised."""
+    publish(random_model(GptOssConfig(**SIZES)), tmp_path)
+    files, device = locate(str(tmp_path)), torch.device("cpu")
+    spec = files.spec()
+    plain = load_weights(files, spec, dtype=torch.float32, device=device)
+    for experts in (True, False):
+        products = Products(fp8=True, experts=experts)
+        kept = load_kept_weights(files, spec, dtype=torch.float32, device=device, products=products)
+        in_codes = {name for name, one in kept.items() if not isinstance(one, Tensor)}
+        matrices = {n for n in plain if ".experts." in n and n.endswith(".weight")}
+        assert in_codes == (matrices if experts else set())
+        for name, one in kept.items():
+            found = one if isinstance(one, Tensor) else one.dequantised()
+            assert torch.equal(found, plain[name]), name
 
 
 @pytest.mark.parametrize("tied", [False, True])

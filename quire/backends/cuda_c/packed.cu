@@ -11,10 +11,10 @@
 //
 // Macros: ROWS, WN, WK, MT (tiles of 16 lines per warp), STAGES, GROUP (columns with one scale, at
 // most those of a stage), HALF (float16 instead of bfloat16), SCALES_HALF (of scales and minima),
-// SECOND (0: all zero points are ZERO, 1: one per group, 2: minima), ZERO, FEWEST (blocks per
-// core), SPLITS (blocks that share the columns); and for steps of few rows (defined in
-// triton/small_batch.py) NORMED, GATED (silu of the first half of the lines times the second half)
-// and ADDS.
+// FP4 (codes are floats of 4 bits), SECOND (0: all zero points are ZERO, 1: one per group, 2:
+// minima), ZERO, FEWEST (blocks per core), SPLITS (blocks that share the columns); and for steps of
+// few rows (defined in triton/small_batch.py) NORMED, GATED (silu of the first half of the lines
+// times the second half) and ADDS.
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -65,11 +65,15 @@ __device__ __forceinline__ void read_x(u32 (&to)[4], u32 at) {
 #define ONES 0x3C003C00u
 #define TYPE "f16"
 #define LESS (0xE400E400u + (ZERO) * 0x00010001u)
+#define EXPONENT 9  // where a float of 4 bits has its lowest bit
+#define RAISED 0x74007400u  // 2^14, the difference of the exponents' biases
 #else
 #define MAGIC 0x43004300u  // 128
 #define ONES 0x3F803F80u
 #define TYPE "bf16"
 #define LESS (0xC300C300u + (ZERO) * 0x00010001u)
+#define EXPONENT 6
+#define RAISED 0x7E807E80u  // 2^126
 #endif
 
 __device__ __forceinline__ void multiply16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -79,14 +83,23 @@ __device__ __forceinline__ void multiply16(float (&c)[4], const u32 (&a)[4], u32
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Codes of a word, less zero points: those of line g, and of line g + 8.
+// Codes of a word, less zero points: those of line g, and of line g + 8. Floats of 4 bits (a sign,
+// two bits of exponent, one of fraction) become longer ones with the same bits, whose exponent is
+// then raised; that makes numbers without exponent right, too.
 __device__ __forceinline__ void made_plain(u32 (&a)[4], u32 word, u32 less, u32 less8) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     u32 t;
+#if FP4
+    const int up = EXPONENT - 4 * i;
+    t = (up > 0 ? word << (up & 31) : word >> (-up & 31)) & 0x00070007u << EXPONENT;
+    t |= word << (12 - 4 * i) & 0x80008000u;
+    asm("mul.rn." TYPE "x2 %0, %1, %2;" : "=r"(a[i]) : "r"(t), "r"(RAISED));
+#else
     asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(t) : "r"(word >> (4 * i)), "r"(MAGIC));
     asm("fma.rn." TYPE "x2 %0, %1, %2, %3;"
         : "=r"(a[i]) : "r"(t), "r"(ONES), "r"(i & 1 ? less8 : less));
+#endif
   }
 }
 
@@ -457,6 +470,11 @@ spread(const uint4* codes, const u16* scales, const u16* seconds, u16* out, int 
       float scale = wide(scales[place + i % 2]);
       float2 made = {(float)(word >> (4 * i) & 15), (float)(word >> (16 + 4 * i) & 15)};
       float zero = ZERO;
+#if FP4
+      u32 low = word >> (4 * i), high = word >> (16 + 4 * i);
+      made.x = __uint_as_float((low & 7) << 22 | (low & 8) << 28) * 0x1p126f;
+      made.y = __uint_as_float((high & 7) << 22 | (high & 8) << 28) * 0x1p126f;
+#endif
       if (SECOND == 1) zero = -wide_number(seconds[place + i % 2]) - (HALF ? 1024.f : 128.f);
       made.x = __fmul_rn(made.x - zero, scale), made.y = __fmul_rn(made.y - zero, scale);
       if (SECOND == 2) {

@@ -53,6 +53,7 @@ class PackedKind:
     scales_half: bool
     second: int  # 0: none, 1: zero points, 2: minima
     zero: int
+    fp4: bool = False
 
     def stage_bytes(self, tile: PackedTile) -> int:
         scales = tile.depth // min(self.group, tile.depth) * -(-tile.lines // 64) * 128
@@ -119,6 +120,7 @@ def kernel_constants(kind: PackedKind, tile: PackedTile, splits: int, way: Way) 
         "SCALES_HALF": int(kind.scales_half),
         "SECOND": kind.second,
         "ZERO": kind.zero,
+        "FP4": int(kind.fp4),
         "NORMED": int(way in ("normed", "gated")),
         "GATED": int(way == "gated"),
         "ADDS": int(way == "adds"),
@@ -147,6 +149,8 @@ class Shaped(Protocol):
     def zeros(self) -> Tensor | None: ...
     @property
     def minima(self) -> Tensor | None: ...
+    @property
+    def is_fp4(self) -> bool: ...
 
 
 def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
@@ -157,6 +161,7 @@ def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
         matrix.scales.dtype == torch.float16,
         second,
         matrix.zero,
+        matrix.is_fp4,
     )
 
 

@@ -8,13 +8,13 @@ In each block of 64 lines by 64 columns, thread 4 g + t of 32 has 16 bytes for e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
-from quire.backends.quantised.grouped import GroupedMatrix, taken_apart
+from quire.backends.quantised.grouped import FP4, GroupedMatrix, taken_apart
 
 BLOCK = 64  # lines, and columns
 
@@ -31,6 +31,32 @@ class FragmentMatrix:
     zeros: Tensor | None  # like scales, in the activations' dtype: - (MAGIC + zero point)
     minima: Tensor | None  # like scales
     order: Tensor | None
+    is_fp4: bool = False  # codes are floats of 4 bits
+
+    def dequantised(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, K], each weight computed in float32 and rounded once; its columns are in the order of
+        the codes."""
+        (lines, columns), wide = self.shape, _codes(self.codes).float()
+        if self.is_fp4:
+            wide = torch.tensor(FP4, device=wide.device)[wide.int()]
+        wide = wide.view(len(wide), -1, self.group)
+        if self.zeros is not None:
+            wide = wide + (_by_line(self.zeros).float() + MAGIC[self.zeros.dtype])[..., None]
+        else:
+            wide = wide - self.zero
+        wide = wide * _by_line(self.scales).float()[..., None]
+        if self.minima is not None:
+            wide = wide + _by_line(self.minima).float()[..., None]
+        return wide.view(-1, columns)[:lines].to(dtype)
+
+    def blocks(self, first: int, last: int) -> FragmentMatrix:
+        """Only the lines of these blocks."""
+        parts = {
+            name: part[first:last]
+            for name in ("codes", "scales", "zeros", "minima")
+            if (part := getattr(self, name)) is not None
+        }
+        return replace(self, shape=((last - first) * BLOCK, self.shape[1]), **parts)
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.codes, self.scales, self.zeros, self.minima, self.order)
@@ -42,7 +68,9 @@ MAGIC = {torch.bfloat16: 128, torch.float16: 1024}  # a code becomes the last bi
 
 def has_fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
     """Whether a weight can be stored in this order, for activations of this dtype."""
-    if matrix.bits != 4 or matrix.table is not None or dtype not in MAGIC:
+    if matrix.bits != 4 or dtype not in MAGIC:
+        return False
+    if matrix.table is not None and not matrix.is_fp4:
         return False
     if matrix.zeros is not None and matrix.minima is not None:
         return False
@@ -55,18 +83,21 @@ def has_fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 def fragments(matrix: GroupedMatrix, dtype: torch.dtype) -> FragmentMatrix:
     """The matrix in this order, for activations of this dtype. It must have passed `has_fragments`
     and be narrowed."""
-    zeros = None
+    zeros, scales = None, matrix.scales
+    if matrix.table is not None:
+        scales = scales * matrix.table[2].to(scales.dtype)
     if matrix.zeros is not None:
         zeros = _by_thread(-(matrix.zeros.float() + MAGIC[dtype]).to(dtype))
     return FragmentMatrix(
         matrix.shape,
         matrix.group,
         _words(matrix),
-        _by_thread(matrix.scales),
+        _by_thread(scales),
         matrix.zero,
         zeros,
         None if matrix.minima is None else _by_thread(matrix.minima),
         matrix.order,
+        matrix.table is not None,
     )
 
 
@@ -88,6 +119,22 @@ def _words(matrix: GroupedMatrix) -> Tensor:
             words |= ordered << (4 * (half + 2 * behind) + 16 * second)
         made[first : first + most] = words
     return made
+
+
+def _codes(words: Tensor) -> Tensor:
+    """The codes [lines, columns] of `_words`."""
+    blocks, steps = words.shape[:2]
+    made = torch.empty((blocks, 4, 2, 8, steps, 4, 2, 4, 2), dtype=torch.uint8, device=words.device)
+    for half, behind, second in ((h, b, s) for h in (0, 1) for b in (0, 1) for s in (0, 1)):
+        one = (words >> (4 * (half + 2 * behind) + 16 * second)) & 15
+        ordered = one.view(blocks, steps, 4, 8, 4, 4).permute(0, 2, 3, 1, 5, 4)
+        made[:, :, half, :, :, :, behind, :, second] = ordered.to(torch.uint8)
+    return made.view(blocks * BLOCK, steps * BLOCK)
+
+
+def _by_line(numbers: Tensor) -> Tensor:
+    """[lines, groups] of `_by_thread`."""
+    return numbers.permute(0, 3, 2, 1).reshape(-1, numbers.shape[1])
 
 
 def _by_thread(numbers: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from quire.errors import NotSupported
 
 RUN = 16  # neighbouring columns are in neighbouring words
 SIGNED_ZERO = 128  # the 8-bit code of 0 for signed numbers
+# Floats of 4 bits: a sign, 2 bits of exponent, 1 of fraction.
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,15 @@ class GroupedMatrix:
     def group(self) -> int:
         """Columns that share a scale."""
         return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def is_fp4(self) -> bool:
+        """Whether codes are floats of 4 bits, or these times a power of two."""
+        if self.table is None or not bool(self.table[2] > 0):
+            return False
+        units = self.table / self.table[2]
+        is_power = bool(self.table[2].frexp().mantissa == 0.5)
+        return is_power and torch.equal(units, torch.tensor(FP4, device=self.device))
 
     def tensors(self) -> tuple[Tensor, ...]:
         parts = (self.codes, self.scales, self.zeros, self.minima, self.table, self.order)

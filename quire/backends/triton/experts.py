@@ -11,7 +11,7 @@ chose them, so nothing depends on which pair was counted first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import triton
 
@@ -79,12 +79,33 @@ def all_tiles(plan: ExpertsPlan, dtype: torch.dtype) -> tuple[Tile, ...]:
     return tuple(tile_for(one * plan.count, plan.count, dtype) for one in most)
 
 
+class ExpertProduct(Protocol):
+    """One product of every expert: weights [E, N, K], and biases [E, N] if they have some."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+    @property
+    def biases(self) -> Tensor | None: ...
+
+    def tile_for(self, num_pairs: int) -> Tile:
+        """One that the other product of a layer can use, too, if its weights are plain."""
+
+    def multiply(self, x: Tensor, pairs: Pairs, tile: Tile, *, per_row: int) -> Tensor:
+        """For each pair, row pair // per_row of x times its expert's weights; the pairs were
+        sorted for this tile."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """One product of every expert: weights [E, N, K], and biases [E, N] if they have some."""
+    """An ExpertProduct with plain weights."""
 
     weights: Tensor
     biases: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        experts, outer, inner = self.weights.shape
+        return experts, outer, inner
 
     @property
     def grouped(self) -> bool:
@@ -92,13 +113,23 @@ class ExpertWeights:
         lines = all(size % 8 == 0 for size in self.weights.shape[1:])
         return self.biases is None and lines and str(self.weights.dtype) == "torch.bfloat16"
 
-    def constants(self, tile: Tile, per_row: int) -> dict[str, Any]:
-        experts, outer, inner = self.weights.shape
-        return product_constants(
-            *(experts, outer, inner, tile, per_row),
-            has_bias=self.biases is not None,
-            dtype=self.weights.dtype,
+    def tile_for(self, num_pairs: int) -> Tile:
+        return tile_for(num_pairs, len(self.weights), self.weights.dtype)
+
+    def multiply(self, x: Tensor, pairs: Pairs, tile: Tile, *, per_row: int) -> Tensor:
+        experts, outer, inner = self.shape
+        out = x.new_empty(pairs.count, outer)
+        grid = (pairs.num_tiles * triton.cdiv(outer, tile.columns),)
+        biases = self.weights if self.biases is None else self.biases
+        multiply_experts[grid](
+            *(x, self.weights, biases, pairs.counts, pairs.ordered, out, inner),
+            **product_constants(
+                *(experts, outer, inner, tile, per_row),
+                has_bias=self.biases is not None,
+                dtype=self.weights.dtype,
+            ),
         )
+        return out
 
 
 def product_constants(
@@ -209,8 +240,8 @@ class FusedExperts:
     def __init__(
         self,
         gate: RowOp,
-        ups: ExpertWeights,
-        downs: ExpertWeights,
+        ups: ExpertProduct,
+        downs: ExpertProduct,
         *,
         tile: Tile | None = None,
         for_many: ExpertsOp | None = None,
@@ -219,10 +250,11 @@ class FusedExperts:
         expert has MANY_PAIRS on average."""
         self._gate, self._ups, self._downs, self._tile = gate, ups, downs, tile
         self._for_many = for_many
+        self._tiled = downs if isinstance(ups, ExpertWeights) else ups
 
     @property
     def count(self) -> int:
-        return len(self._ups.weights)
+        return self._ups.shape[0]
 
     @property
     def has_biases(self) -> bool:
@@ -231,7 +263,7 @@ class FusedExperts:
     @property
     def width(self) -> int:
         """The width of activation(gate) * up."""
-        return self._downs.weights.shape[2]
+        return self._downs.shape[2]
 
     def __call__(self, x: Tensor, chosen: Tensor, scores: Tensor) -> Tensor:
         if self._for_many is not None and chosen.numel() >= MANY_PAIRS * self.count:
@@ -248,51 +280,40 @@ class FusedExperts:
     ) -> Tensor:
         """The same where something becomes of what a product made: of its x, [T, H] or by pair,
         and its y [pairs, N]."""
-        tile = self._tile or tile_for(chosen.numel(), self.count, x.dtype)
+        tile = self._tile or self._tiled.tile_for(chosen.numel())
         pairs, x = Pairs(chosen, self.count, tile), x.contiguous()
-        made = pairs.multiply(x, self._ups, per_row=chosen.shape[1])
+        made = self._ups.multiply(x, pairs, tile, per_row=chosen.shape[1])
         opened = self._gate(after_up(x, made))
-        made = pairs.multiply(opened, self._downs, per_row=1)
+        made = self._downs.multiply(opened, pairs, tile, per_row=1)
         return _added_up(after_down(opened, made), scores)
 
 
 class Pairs:
-    """The pairs of a pass, sorted by expert."""
+    """The pairs of a pass, sorted by expert: `counts` of each expert, and `ordered`, its pairs from
+    a tile's first row on."""
 
     def __init__(self, chosen: Tensor, experts: int, tile: Tile) -> None:
         import torch
 
-        self._tile, self._num_pairs = tile, chosen.numel()
+        self.count = chosen.numel()
         # An expert whose last tile is not full needs one more.
-        self._num_tiles = self._num_pairs // tile.rows + min(experts, self._num_pairs)
+        self.num_tiles = self.count // tile.rows + min(experts, self.count)
         chosen = chosen.contiguous()
-        self._counts = torch.empty(experts, dtype=torch.int32, device=chosen.device)
-        self._ordered = self._counts.new_empty(self._num_tiles * tile.rows)
-        if self._num_pairs <= FEW_PAIRS:
+        self.counts = torch.empty(experts, dtype=torch.int32, device=chosen.device)
+        self.ordered = self.counts.new_empty(self.num_tiles * tile.rows)
+        if self.count <= FEW_PAIRS:
             arrange_pairs[(1,)](
-                *(chosen, self._counts, self._ordered, self._num_pairs),
+                *(chosen, self.counts, self.ordered, self.count),
                 **arrange_constants(experts, tile),
             )
             return
-        ranks = self._counts.zero_().new_empty(self._num_pairs)
-        grid = (triton.cdiv(self._num_pairs, PAIRS_AT_ONCE),)
-        count_pairs[grid](chosen, self._counts, ranks, self._num_pairs, **COUNT_CONSTANTS)
+        ranks = self.counts.zero_().new_empty(self.count)
+        grid = (triton.cdiv(self.count, PAIRS_AT_ONCE),)
+        count_pairs[grid](chosen, self.counts, ranks, self.count, **COUNT_CONSTANTS)
         order_pairs[grid](
-            *(chosen, self._counts, ranks, self._ordered, self._num_pairs),
+            *(chosen, self.counts, ranks, self.ordered, self.count),
             **order_constants(experts, tile),
         )
-
-    def multiply(self, x: Tensor, product: ExpertWeights, *, per_row: int) -> Tensor:
-        """For each pair, row pair // per_row of x times its expert's weights."""
-        _, outer, inner = product.weights.shape
-        out = x.new_empty(self._num_pairs, outer)
-        grid = (self._num_tiles * triton.cdiv(outer, self._tile.columns),)
-        biases = product.weights if product.biases is None else product.biases
-        multiply_experts[grid](
-            *(x, product.weights, biases, self._counts, self._ordered, out, inner),
-            **product.constants(self._tile, per_row),
-        )
-        return out
 
 
 def _as_it_is(x: Tensor, y: Tensor) -> Tensor:

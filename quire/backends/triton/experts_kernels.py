@@ -88,6 +88,25 @@ def _tiles_of(
     return count, (count + ROWS - 1) // ROWS
 
 
+@part
+def expert_of(
+    counts: tl.tensor,
+    tile: tl.tensor,
+    EXPERTS: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> Any:
+    """The expert of a tile of pairs (EXPERTS: none, it is beyond the last one), the first tile of
+    this expert, and the number of its pairs."""
+    lane = tl.arange(0, LANES)
+    count, tiles = _tiles_of(counts, EXPERTS, LANES, ROWS)
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    mine = lane == expert
+    first = tl.sum(tl.where(mine, ends - tiles, 0), 0)
+    return expert, first, tl.sum(tl.where(mine, count, 0), 0)
+
+
 @kernel("num_pairs")
 def order_pairs(
     chosen: tl.tensor,
@@ -167,18 +186,12 @@ def multiply_experts(
     weights are still near when they are read again. Programs beyond the last tile do nothing."""
     per_tile: tl.constexpr = (OUTER + COLUMNS - 1) // COLUMNS
     tile, strip = tl.program_id(0) // per_tile, tl.program_id(0) % per_tile
-    lane = tl.arange(0, LANES)
     if OVERLAPS:
         gdc_wait()
-    count, tiles = _tiles_of(counts, EXPERTS, LANES, ROWS)
-    ends = tl.cumsum(tiles, 0)
-    expert = tl.sum((ends <= tile).to(tl.int32), 0)
+    expert, first, count = expert_of(counts, tile, EXPERTS, LANES, ROWS)
     if expert >= EXPERTS:
         return
-    mine = lane == expert
-    first = tl.sum(tl.where(mine, ends - tiles, 0), 0)
-    number = (tile - first) * ROWS + tl.arange(0, ROWS)
-    inside = number < tl.sum(tl.where(mine, count, 0), 0)
+    inside = (tile - first) * ROWS + tl.arange(0, ROWS) < count
     pair = tl.load(ordered + tile * ROWS + tl.arange(0, ROWS), mask=inside, other=0)
     column = strip * COLUMNS + tl.arange(0, COLUMNS)
     kept = column < OUTER

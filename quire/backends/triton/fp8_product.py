@@ -33,9 +33,7 @@ class Fp8Tile:
 
 def fp8_tile(matrix: Fp8Matrix, num_rows: int) -> Fp8Tile:
     lines, columns = matrix.shape
-    # Of one group for all columns those behind the last are left out; else a step is within one.
-    whole = matrix.scales.shape[1] == 1
-    depth = min(128, power_of_two(columns) if whole else matrix.wide & -matrix.wide)
+    depth = depth_of(matrix)
     if num_rows > MOST_FEW:
         return Fp8Tile(128, 128, depth, 1, 8, 3)
     rows = next(one for one in (16, 32, 64) if num_rows <= one)
@@ -43,6 +41,35 @@ def fp8_tile(matrix: Fp8Matrix, num_rows: int) -> Fp8Tile:
     most = max(1, columns // depth // 8)
     splits = max(1, min(8, most, round(2 * _CORES / tiles)))
     return Fp8Tile(rows, 64, depth, splits, 4, 4)
+
+
+def rounded(x: Tensor, weight: Fp8Matrix, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x in fp8 [T, K], and its scales float32 [T, groups of the weight], where that is given for
+    more rows than x has: others are zeros."""
+    x, groups = x.contiguous(), weight.scales.shape[1]
+    if scales is None:
+        scales = torch.empty(len(x), groups, dtype=torch.float32, device=x.device)
+    num_rows, columns = len(scales), x.shape[1]
+    codes = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
+    size = min(weight.wide, columns)
+    block = power_of_two(size)
+    at_once = max(1, min(power_of_two(groups), _ROUNDED // block))
+    round_rows[(num_rows, -(-groups // at_once))](
+        *(x, codes, scales, len(x), *scales.stride()),
+        WIDTH=columns,
+        SIZE=size,
+        GROUPS=at_once,
+        BLOCK=block,
+        num_warps=min(16, max(1, at_once * block // 512)),
+    )
+    return codes, scales
+
+
+def depth_of(matrix: Fp8Matrix) -> int:
+    """The columns of a step. Of one group for all columns those behind the last are left out; else
+    a step is within one."""
+    whole = matrix.scales.shape[1] == 1
+    return min(128, power_of_two(matrix.shape[1]) if whole else matrix.wide & -matrix.wide)
 
 
 class Fp8Linear(KeptQuantised):
@@ -99,25 +126,7 @@ class Fp8Linear(KeptQuantised):
         return made if self.bias is None else made.add_(self.bias)
 
     def rounded(self, x: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x in fp8 [T, K], and its scales float32 [T, groups], where that is given for more rows
-        than x has: others are zeros."""
-        x, groups = x.contiguous(), self.matrix.scales.shape[1]
-        if scales is None:
-            scales = torch.empty(len(x), groups, dtype=torch.float32, device=x.device)
-        num_rows, columns = len(scales), x.shape[1]
-        codes = torch.empty(num_rows, columns, dtype=FP8, device=x.device)
-        size = min(self.matrix.wide, columns)
-        block = power_of_two(size)
-        at_once = max(1, min(power_of_two(groups), _ROUNDED // block))
-        round_rows[(num_rows, -(-groups // at_once))](
-            *(x, codes, scales, len(x), *scales.stride()),
-            WIDTH=columns,
-            SIZE=size,
-            GROUPS=at_once,
-            BLOCK=block,
-            num_warps=min(16, max(1, at_once * block // 512)),
-        )
-        return codes, scales
+        return rounded(x, self.matrix, scales)
 
     def multiply(self, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         matrix, scratch, bias, num_rows = self.matrix, self.scratch, self.bias, codes.shape[0]

@@ -33,9 +33,10 @@ from quire.backends.triton import blocks, elementwise
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.choice import choice_by
 from quire.backends.triton.decode import DecodeAttention, DecodeBuffers
-from quire.backends.triton.experts import WIDE, ExpertWeights, FusedExperts
+from quire.backends.triton.experts import WIDE, ExpertProduct, ExpertWeights, FusedExperts
 from quire.backends.triton.heads import rope_store
 from quire.backends.triton.jit import power_of_two
+from quire.backends.triton.kept_experts import joined
 from quire.backends.triton.latent import (
     BatchedProducts,
     LatentPrefill,
@@ -86,12 +87,10 @@ class TritonKernels:
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
     ) -> ExpertsOp:
-        up, down = stacked(ups), stacked(downs)
+        up, down = joined(ups) or stacked(ups), joined(downs) or stacked(downs)
         if up is None or down is None:
             return EveryExpert(gate, ups, downs)
-        wide = up.grouped and down.grouped and down.weights.shape[2] >= WIDE
-        for_many = GroupedExperts(gate, up.weights, down.weights) if wide else None
-        return FusedExperts(gate, up, down, for_many=for_many)
+        return FusedExperts(gate, up, down, for_many=for_many(gate, up, down))
 
     def make_head_products(self, products: Sequence[LinearOp]) -> HeadsOp:
         made = stacked(products)
@@ -215,6 +214,14 @@ def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
         part.copy_(one.weight)
         one.weight = part
     return ExpertWeights(stack, torch.stack(biases) if biases else None)
+
+
+def for_many(gate: RowOp, up: ExpertProduct, down: ExpertProduct) -> GroupedExperts | None:
+    """The library's products, where they support weights and are faster for many pairs."""
+    if not (isinstance(up, ExpertWeights) and isinstance(down, ExpertWeights)):
+        return None
+    is_faster = up.grouped and down.grouped and down.weights.shape[2] >= WIDE
+    return GroupedExperts(gate, up.weights, down.weights) if is_faster else None
 
 
 class TritonAttention:

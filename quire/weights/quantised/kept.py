@@ -1,20 +1,21 @@
 """Weights that stay quantised on a GPU: read and stacked for the model, or random.
 
-Kept are the matrices of layers, and a head that is not tied. Plain are an embedding, whose rows are
-looked up, experts, whose products take plain stacks, and the product that makes keys and values of
-latents, which is divided by heads.
+Kept are the matrices of layers, a head that is not tied, and experts where a device has products
+for them. Plain are an embedding, whose rows are looked up, and the product that makes keys and
+values of latents, which is divided by heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from quire.backends.quantised.fp8_matrix import Fp8Matrix, stacked_fp8
-from quire.backends.quantised.grouped import GroupedMatrix, stacked
+from quire.backends.quantised.grouped import FP4, GroupedMatrix, stacked
 from quire.weights.cuts import Piece
 from quire.weights.parts import Weight
 from quire.weights.quantised.gguf_blocks import gguf_matrix, is_kept_format
@@ -23,24 +24,47 @@ from quire.weights.quantised.stored import Source, StoredMatrix
 from quire.weights.quantised.unpack import QuantisedMatrix, read_matrix
 
 SMALL = 0.02  # the size of random weights
+_POWER = 2.0**-8  # the scale of random floats of 4 bits, which are about 2
 
 
-def may_be_kept(weight: Weight) -> bool:
-    """Whether this is a matrix used as a whole in a product, and not of an expert."""
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What a GPU has products for beside codes of matrices: fp8, and experts in 4-bit codes or
+    fp8."""
+
+    fp8: bool
+    experts: bool
+
+    def take(self, weight: Weight, sources: Sequence[Source]) -> bool:
+        """Whether all parts of a weight are quantised in ways that a product supports."""
+        if not _is_used_whole(weight):
+            return False
+        kept = all(
+            one.layout.has_product and (one.layout.kind != "fp8" or self.fp8)
+            if isinstance(one, StoredMatrix)
+            else is_kept_format(one)
+            for one in sources
+        )
+        if not _is_expert(weight):
+            return kept
+        return kept and self.experts and all(map(_has_expert_product, sources))
+
+
+def _is_used_whole(weight: Weight) -> bool:
+    """Whether this is a matrix used as a whole in a product."""
     if weight.name == "embed.weight" or weight.name.endswith(".kv_b.weight"):
         return False
-    return weight.is_matrix and ".experts." not in weight.name
+    return weight.is_matrix
 
 
-def are_kept(sources: Sequence[Source], *, fp8: bool) -> bool:
-    """Whether all parts of a weight are quantised in ways that a product supports; `fp8`: on a GPU
-    with fp8."""
-    return all(
-        one.layout.has_product and (one.layout.kind != "fp8" or fp8)
-        if isinstance(one, StoredMatrix)
-        else is_kept_format(one)
-        for one in sources
-    )
+def _is_expert(weight: Weight) -> bool:
+    return ".experts." in weight.name
+
+
+def _has_expert_product(source: Source) -> bool:
+    if isinstance(source, StoredMatrix):
+        return source.layout.has_expert_product
+    return source.format.name in ("Q4_0", "Q4_1", "Q4_K", "MXFP4")
 
 
 def read_kept(piece: Piece, device: torch.device) -> QuantisedMatrix:
@@ -64,12 +88,18 @@ def stack(parts: Sequence[QuantisedMatrix], dtype: torch.dtype) -> QuantisedMatr
 
 
 def random_matrix(
-    weight: Weight, said: Quantisation, device: torch.device, generator: torch.Generator
+    weight: Weight,
+    said: Quantisation,
+    device: torch.device,
+    generator: torch.Generator,
+    products: Products,
 ) -> QuantisedMatrix | None:
     """A random weight in the layout that the config names; None: it is plain."""
     module = weight.parts[0].hf.removesuffix(".weight")
     layout = said.layout_of(module)
-    if not may_be_kept(weight) or weight.name == "head.weight" or layout is None:
+    if weight.name == "head.weight" or layout is None or not _is_used_whole(weight):
+        return None
+    if _is_expert(weight) and not (products.experts and layout.has_expert_product):
         return None
     if not layout.has_product:
         return None
@@ -83,7 +113,9 @@ def random_matrix(
     codes = torch.randint(*ends, size, dtype=torch.int16, device=device, generator=generator)
     scales = torch.full((lines, columns // group), SMALL * 4 / (1 << layout.bits), device=device)
     zeros = torch.full(scales.shape, 1 << (layout.bits - 1), dtype=torch.uint8, device=device)
-    if layout.kind in ("nf4", "mxfp4"):
+    if layout.kind == "mxfp4":
+        return GroupedMatrix(4, codes, _POWER * scales.sign(), table=torch.tensor(FP4).to(device))
+    if layout.kind == "nf4":
         table = torch.linspace(-8.0, 8.0, 16, device=device)
         return GroupedMatrix(4, codes, scales, table=table)
     if layout.symmetric:

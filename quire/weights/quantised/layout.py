@@ -39,6 +39,15 @@ class Layout:
         """Whether a GPU has a product for it; not for groups of 16."""
         return self.kind != "nvfp4"
 
+    @property
+    def has_four_bits(self) -> bool:
+        """Whether codes have 4 bits, and are numbers as they are: whole ones, or floats."""
+        return self.bits == 4 and self.kind in ("awq", "gptq", "packed", "mxfp4")
+
+    @property
+    def has_expert_product(self) -> bool:
+        return self.has_four_bits or self.kind == "fp8"
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:

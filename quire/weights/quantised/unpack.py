@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quire.backends.quantised.fp8_matrix import Fp8Matrix
 from quire.backends.quantised.grouped import (
+    FP4,
     SIGNED_ZERO,
     GroupedMatrix,
     block_columns,
@@ -37,8 +38,6 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.uint8,
 }
-# fp4 numbers: a sign, 2 bits of exponent, 1 of fraction.
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # The nibble of a word in which AWQ stores each of eight columns.
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 

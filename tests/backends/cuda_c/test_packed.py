@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from quire.backends.cuda_c.packed import (
     with_stages,
 )
 from quire.backends.quantised.fragments import fragments
+from quire.backends.quantised.grouped import FP4
 from quire.backends.triton.grouped import Scratch
 from tests.backends.triton.grouped_checks import matrices
 
@@ -46,6 +49,24 @@ def test_product_is_that_of_the_plain_weight(kind: str, group: int) -> None:
                 apart = (found.double() - expected.to(dtype).double()).norm() / expected.norm()
                 assert apart < 1e-3, (lines, columns, dtype, rows, float(apart))
                 assert torch.equal(found, multiply_packed(packed, x, bias)), "not the same bits"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_floats_of_4_bits_are_multiplied_as_they_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    device = torch.device("cuda")
+    made = matrices(264, 1024, 32, dtype, device)["4 bits, table"]
+    powers = torch.randint(-6, -1, made.scales.shape, device=device)
+    for unit in (1.0, 2.0):
+        table, scales = torch.tensor(FP4, device=device) * unit, torch.exp2(powers.float())
+        matrix = replace(made, scales=scales, table=table).narrowed()
+        assert is_packed(matrix, dtype)
+        codes = CodesMatrix.of(matrix, Scratch(device, dtype), keeps_plain=False)
+        assert torch.equal(codes.made_plain(), matrix.dequantised(dtype))
+        for rows in (1, 16, 32):
+            x = torch.randn(rows, 1024, device=device).to(dtype)
+            expected = x.double() @ matrix.dequantised().double().t()
+            near(multiply_packed(codes.codes, x, None), expected.to(dtype))
 
 
 @pytest.mark.parametrize("size", [(1, 8, 4, 2), (2, 8, 4, 1), (4, 2, 4, 2), (8, 1, 2, 1)])
