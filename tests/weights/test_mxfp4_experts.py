@@ -13,9 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.gpt_oss import GptOssConfig, GptOssForCausalLM
 
+from quire.errors import NotEnoughMemory
+from quire.weights import checks
 from quire.weights.load import load_weights
 from quire.weights.load_kept import load_kept_weights
 from quire.weights.quantised.kept import Products
+from quire.weights.quantised.unpack import QuantisedMatrix
 from quire.weights.source import locate
 from tests.parity.families import YARN
 from tests.parity.more_families import GPT_OSS, random_model
@@ -79,6 +82,25 @@ def test_experts_stay_in_their_codes_where_there_are_products(tmp_path: Path) ->
         for name, one in kept.items():
             found = one if isinstance(one, Tensor) else one.dequantised()
             assert torch.equal(found, plain[name]), name
+
+
+def test_experts_that_stay_as_they_are_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates and ups share a tensor; counted twice, a model that fits would be refused."""
+    publish(random_model(GptOssConfig(**SIZES)), tmp_path)
+    needed = sum(one.nbytes for one in load_file(tmp_path / "model.safetensors").values())
+    files, device = locate(str(tmp_path)), torch.device("cpu")
+    spec, products = files.spec(), Products(fp8=True, experts=True)
+
+    def load() -> dict[str, Tensor | QuantisedMatrix]:
+        return load_kept_weights(files, spec, dtype=torch.float32, device=device, products=products)
+
+    monkeypatch.setattr(checks, "free_memory", lambda: needed * 1.01)
+    assert load()
+    monkeypatch.setattr(checks, "free_memory", lambda: needed * 0.99)
+    with pytest.raises(NotEnoughMemory):
+        load()
 
 
 @pytest.mark.parametrize("tied", [False, True])

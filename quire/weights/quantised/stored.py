@@ -52,8 +52,9 @@ class StoredMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its tensors in the files, and about as many in memory."""
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
+        """The bytes of its wanted rows in the files, and about as many in memory."""
+        whole = sum(tensor.num_bytes for tensor in self.tensors.values())
+        return whole if self.wanted is None else whole * len(self.wanted) // self.shape[0]
 
     @property
     def group(self) -> int:
