@@ -12,10 +12,12 @@ from torch import Tensor
 from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
-from quire import LLM, SamplingParams
+from quire import LLM, LoRARequest, SamplingParams
 from quire.backends.triton.coded_experts import CodedExperts
 from quire.backends.triton.experts import Pairs, Tile
 from quire.backends.triton.fp8_experts import Fp8Experts
+from tests.adapters.peft_files import named
+from tests.adapters.test_experts import adapter, random_pairs, stacked
 from tests.backends.triton.test_fp8_product import rounded
 from tests.parity.more_families import EXPERTS, random_model
 from tests.parity.more_families import SIZES as USUAL
@@ -98,6 +100,19 @@ def test_experts_stay_as_they_are_and_multiply_as_plain_ones(
     assert float((captured - one_by_one).abs().mean()) < 0.1
 
 
+def test_adapters_add_to_experts_that_stay_as_they_are(tmp_path: Path) -> None:
+    model = random_model(CONFIG)
+    write_quantised(model, tmp_path, QUANTISED["awq"])
+    added = adapter(stacked(random_pairs(model, transposed=False), swapped=False))
+    lora = named(added.save(tmp_path / "own"))
+    kept, plain = (
+        first_scores(tmp_path, lora, quantization=way, enable_lora=True) for way in ("awq", "none")
+    )
+    assert float((kept - plain).abs().mean()) < 0.1
+    without = first_scores(tmp_path, quantization="awq", enable_lora=True)
+    assert float((kept - without).abs().mean()) > 0.3
+
+
 def in_plain_steps(kept: Kept, x: Tensor, pairs: Pairs, tile: Tile, *, per_row: int) -> Tensor:
     """One expert after the other in float64. Products in fp8 round activations, too."""
     experts, lines, columns = kept.shape
@@ -116,7 +131,7 @@ def in_plain_steps(kept: Kept, x: Tensor, pairs: Pairs, tile: Tile, *, per_row: 
     return made
 
 
-def first_scores(model: Path, **asked: Any) -> Tensor:
+def first_scores(model: Path, lora: LoRARequest | None = None, **asked: Any) -> Tensor:
     """The log-probability of each prompt's first token."""
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
     usual: dict[str, Any] = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
@@ -126,7 +141,7 @@ def first_scores(model: Path, **asked: Any) -> Tensor:
     with LLM(str(model), **usual, **asked) as llm:
         for count in COUNTS:
             prompts = [[(7 * i + j * j) % 90 for j in range(10 + i)] for i in range(count)]
-            for output in llm.generate(prompts, params, use_tqdm=False):
+            for output in llm.generate(prompts, params, lora_request=lora, use_tqdm=False):
                 scores = output.outputs[0].logprobs
                 assert scores is not None
                 found.append(next(iter(scores[0].values())).logprob)
