@@ -127,6 +127,81 @@ def _pair(
     return tl.join(first, other)
 
 
+@part
+def _places(
+    expert: tl.tensor,
+    strip: tl.tensor,
+    INNER: tl.constexpr,
+    OUTER: tl.constexpr,
+    LINES: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> Any:
+    """Of a strip of an expert's lines: where the words of its first 64 columns are, and where their
+    scales are, in words [tiles of 16 lines, g, groups]. Behind an expert's last line it is that."""
+    blocks: tl.constexpr = OUTER // 64
+    tiles: tl.constexpr = LINES // 16
+    sets: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+    first, last = expert * blocks + strip * (LINES // 64), (expert + 1) * blocks - 1
+    word, own = tl.arange(0, LINES * 8), tl.arange(0, tiles)[:, None, None]
+    stored = tl.minimum(first + word // 512, last).to(tl.int64) * (INNER * 8) + word % 512
+    spot = tl.minimum(first + own // 4, last).to(tl.int64) * (INNER // GROUP * 32) + own % 4
+    spot += tl.arange(0, 8)[None, :, None] * 4 + tl.arange(0, sets)[None, None, :] * 32
+    return stored, spot
+
+
+@part
+def _multiplied(
+    rows: tl.tensor,
+    inside: tl.tensor,
+    stored: tl.tensor,
+    two_scales: tl.tensor,
+    two_seconds: tl.tensor,
+    inner: tl.tensor,
+    LINES: tl.constexpr,
+    GROUP: tl.constexpr,
+    FP4: tl.constexpr,
+    SECOND: tl.constexpr,
+    MAGIC: tl.constexpr,
+    ZERO: tl.constexpr,
+    LESS: tl.constexpr,
+    CODE_0: tl.constexpr,
+    CODE_1: tl.constexpr,
+    CODE_2: tl.constexpr,
+    CODE_3: tl.constexpr,
+    WAITS: tl.constexpr,
+    dtype: tl.constexpr,
+    kind: tl.constexpr,
+) -> Any:
+    """[lines, rows], from pointers to the first word, scale and number of each."""
+    sets: tl.constexpr = 64 // GROUP if GROUP < 64 else 1  # groups to 64 columns
+    shape: tl.constexpr = (LINES // 16, 8, 4, sets, 4 // sets)
+    scale, second = tl.load(two_scales), tl.load(two_seconds if SECOND != 0 else two_scales)
+    acc, at = tl.zeros([LINES, rows.shape[0]], tl.float32), tl.arange(0, 64)
+    for base in range(0, inner, 64):
+        # Those of the next step: they come too late for this one.
+        later = tl.minimum(base + 64, inner - 64) // GROUP * 32
+        next_scale = tl.load(two_scales + later)
+        next_second = tl.load(two_seconds + later) if SECOND != 0 else next_scale
+        words = tl.reshape(tl.load(stored + base * 8), shape)
+        mine = tl.load(rows[None, :] + (base + at)[:, None], mask=inside[None, :], other=0.0)
+        by_word = tl.broadcast_to(scale[:, :, None, :, None], shape)
+        more = tl.broadcast_to(second[:, :, None, :, None], shape)
+        a = _pair(words, by_word, more, 0, CODE_0, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
+        b = _pair(words, by_word, more, 2, CODE_2, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
+        c = _pair(words, by_word, more, 1, CODE_1, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
+        d = _pair(words, by_word, more, 3, CODE_3, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
+        # Tile, g, t, 16 columns; and of a word the second of two columns, 8 columns behind, 8 lines
+        # behind.
+        w = tl.join(tl.join(a, b), tl.join(c, d))
+        w = tl.reshape(w, (LINES // 16, 8, 4, 4, 2, 2, 2))
+        w = tl.reshape(tl.permute(w, (0, 6, 1, 3, 5, 2, 4)), (LINES, 64))
+        acc = tl.dot(w, mine, acc)
+        if WAITS:
+            acc = tl.inline_asm_elementwise("// waited", "=f,0", [acc], tl.float32, True, 1)
+        scale, second = next_scale, next_second
+    return acc
+
+
 @kernel()
 def multiply_coded_experts(
     x: tl.tensor,
@@ -163,16 +238,11 @@ def multiply_coded_experts(
     quantised/fragments.py, made plain in registers, where tensor cores take them from as they are.
     Of all experts, one below the other, there are blocks of 64 lines by 64 columns, each with words
     of two scales. SECOND: 0, nothing; 1, `seconds` are - (MAGIC + zero point); 2, they are minima.
+    `inner` is INNER, but no constant, so that steps are not unrolled.
 
     WAITS: each step waits for its product. Triton 3.6 would let products run on into the next step,
     which overwrites the registers that they still read: results were then wrong with 8 warps."""
     per_tile: tl.constexpr = (OUTER + LINES - 1) // LINES
-    blocks: tl.constexpr = OUTER // 64
-    tiles: tl.constexpr = LINES // 16
-    dtype: tl.constexpr = x.dtype.element_ty
-    kind: tl.constexpr = scales.dtype.element_ty
-    sets: tl.constexpr = 64 // GROUP if GROUP < 64 else 1  # groups to 64 columns
-    shape: tl.constexpr = (tiles, 8, 4, sets, 4 // sets)
     tile, strip = tl.program_id(0) // per_tile, tl.program_id(0) % per_tile
     if OVERLAPS:
         gdc_wait()
@@ -181,47 +251,20 @@ def multiply_coded_experts(
         return
     inside = (tile - first) * ROWS + tl.arange(0, ROWS) < count
     pair = tl.load(ordered + tile * ROWS + tl.arange(0, ROWS), mask=inside, other=0)
-    rows = x + (pair // PER_ROW).to(tl.int64) * INNER
-    first_block, last_block = expert * blocks + strip * (LINES // 64), (expert + 1) * blocks - 1
-    word, at = tl.arange(0, LINES * 8), tl.arange(0, 64)
-    block = tl.minimum(first_block + word // 512, last_block)
-    stored = codes + block.to(tl.int64) * (INNER * 8) + word % 512
-    own = tl.arange(0, tiles)[:, None, None]
-    block = tl.minimum(first_block + own // 4, last_block).to(tl.int64)
-    spot = block * (INNER // GROUP * 32) + own % 4 + tl.arange(0, 8)[None, :, None] * 4
-    spot += tl.arange(0, sets)[None, None, :] * 32
-    two_scales = scales.to(tl.pointer_type(tl.int32)) + spot
-    two_seconds = seconds.to(tl.pointer_type(tl.int32)) + spot
-    scale, second = tl.load(two_scales), tl.load(two_scales)
-    if SECOND != 0:
-        second = tl.load(two_seconds)
-    acc = tl.zeros([LINES, ROWS], tl.float32)
-    for base in range(0, inner, 64):  # up to `inner`, which is INNER: not to be unrolled
-        # Those of the next step: they come too late for this one.
-        later = tl.minimum(base + 64, inner - 64) // GROUP * 32
-        next_scale = tl.load(two_scales + later)
-        next_second = tl.load(two_seconds + later) if SECOND != 0 else next_scale
-        words = tl.reshape(tl.load(stored + base * 8), shape)
-        mine = tl.load(rows[None, :] + (base + at)[:, None], mask=inside[None, :], other=0.0)
-        by_word = tl.broadcast_to(scale[:, :, None, :, None], shape)
-        more = tl.broadcast_to(second[:, :, None, :, None], shape)
-        a = _pair(words, by_word, more, 0, CODE_0, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
-        b = _pair(words, by_word, more, 2, CODE_2, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
-        c = _pair(words, by_word, more, 1, CODE_1, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
-        d = _pair(words, by_word, more, 3, CODE_3, dtype, kind, FP4, SECOND, MAGIC, ZERO, LESS)
-        # tile, g, t, 16 columns; and of a word the second of two columns, 8 columns behind, 8 lines
-        # behind.
-        w = tl.reshape(tl.join(tl.join(a, b), tl.join(c, d)), (tiles, 8, 4, 4, 2, 2, 2))
-        w = tl.reshape(tl.permute(w, (0, 6, 1, 3, 5, 2, 4)), (LINES, 64))
-        acc = tl.dot(w, mine, acc)
-        if WAITS:
-            acc = tl.inline_asm_elementwise("// waited", "=f,0", [acc], tl.float32, True, 1)
-        scale, second = next_scale, next_second
+    stored, spot = _places(expert, strip, INNER, OUTER, LINES, GROUP)
+    acc = _multiplied(
+        *(x + (pair // PER_ROW).to(tl.int64) * INNER, inside, codes + stored),
+        *(
+            scales.to(tl.pointer_type(tl.int32)) + spot,
+            seconds.to(tl.pointer_type(tl.int32)) + spot,
+        ),
+        *(inner, LINES, GROUP, FP4, SECOND, MAGIC, ZERO, LESS, CODE_0, CODE_1, CODE_2, CODE_3),
+        *(WAITS, x.dtype.element_ty, scales.dtype.element_ty),
+    )
     line = strip * LINES + tl.arange(0, LINES)
-    kept = line < OUTER
     if HAS_BIAS:
-        bias = tl.load(biases + expert.to(tl.int64) * OUTER + line, mask=kept, other=0.0)
+        bias = tl.load(biases + expert.to(tl.int64) * OUTER + line, mask=line < OUTER, other=0.0)
         acc += bias.to(tl.float32)[:, None]
     place = out + pair.to(tl.int64)[:, None] * OUTER + line[None, :]
     made = tl.trans(acc).to(out.dtype.element_ty)
-    tl.store(place, made, mask=inside[:, None] & kept[None, :])
+    tl.store(place, made, mask=inside[:, None] & (line < OUTER)[None, :])

@@ -172,11 +172,8 @@ def multiply_fp8_experts(
     if HAS_BIAS:
         acc += tl.load(biases + line).to(tl.float32)[None, :]
     place = out + pair.to(tl.int64)[:, None] * OUTER + own[None, :]
-    tl.store(
-        place,
-        acc.to(out.dtype.element_ty),
-        mask=inside[:, None] & (own < OUTER)[None, :],
-    )
+    kept = inside[:, None] & (own < OUTER)[None, :]
+    tl.store(place, acc.to(out.dtype.element_ty), mask=kept)
 
 
 @kernel("num_rows")
