@@ -195,7 +195,7 @@ class RequestMaker:
         items = tuple(call.read(prompt.media))
         text = prompt.chat_text
         if prompt.token_ids is None:
-            text = media.grow_text(text, items)
+            text, items = media.grow_text(text, items)
         return PromptWithMedia(
             prompt.text,
             prompt.token_ids,

@@ -11,7 +11,10 @@ from tests.media.seeing import Seeing, processed
 from tests.media.tiny import FIRST_ADDED, TEXT
 
 SHAPED = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 2304, "resample": 3}
-GLM = ["<|image|>", "<|begin_of_image|>", "<|end_of_image|>", "<|video|>"]
+GLM = [
+    *("<|image|>", "<|begin_of_image|>", "<|end_of_image|>"),
+    *("<|video|>", "<|begin_of_video|>", "<|end_of_video|>"),
+]
 GROUPED = {
     "patch_size": 4,
     "merge_size": 2,

@@ -359,7 +359,7 @@ def test_frames_of_a_file_are_chosen_as_transformers_does() -> None:
     for stamped in (False, True):
         rules = ShapedVideos(images, 2, 2.0, 4, 16, None, stamped)
         for frames, rate in ((40, 10.0), (100, 25.0), (3, 30.0), (900, 24.0), (7, 1.5)):
-            chosen = rules._chosen(VideoShape(frames, 32, 24, rate, sampled=False))
+            chosen = rules.chosen(VideoShape(frames, 32, 24, rate, sampled=False))
             if stamped:
                 said = SimpleNamespace(fps=2, min_frames=4, max_frames=16)
                 about = SimpleNamespace(total_num_frames=frames, fps=rate)

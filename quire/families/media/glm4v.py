@@ -1,17 +1,16 @@
 """GLM-4.1V and its successors: images as those of Qwen's models, of which each counts as the frames
-of one group where its area is bounded. Videos are not read."""
+of one group where its area is bounded. Videos: see glm_videos.py."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.glm_videos import OPTIONS, known, reader
 from quire.families.media.qwen_vl import ShapedImages, shape_of
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD
 
 BOUNDS = 112 * 112, 28 * 28 * 15_000  # pixels of all frames together
-NOT_READ = ("min_pixels", "max_pixels")  # other names of bounds, which this processor has not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +24,7 @@ class GroupedImages(ShapedImages):
 
 
 def read(config: MediaConfig) -> GroupedImages:
-    whole, vision = config.processor, config.model.inner("vision_config")
-    known = {key: value for key, value in whole.values.items() if key not in NOT_READ}
-    said = Fields(known, whole.source, false_nulls=whole.false_nulls)
+    vision, said = config.model.inner("vision_config"), known(config.processor)
     pad = config.token("image_token_id", unsaid="<|image|>")
     times = said.count("temporal_patch_size", vision.count("temporal_patch_size", 2))
     shape = shape_of(config, said, pad, BOUNDS, (CLIP_MEAN, CLIP_STD))
@@ -40,14 +37,16 @@ FAMILIES = tuple(
         architectures=(f"{model}ForConditionalGeneration",),
         module=f"{model}Model",
         read=read,
-        options=("size",),
+        read_videos=reader(processor),
+        options=("size", *OPTIONS),
         three_axes=True,
         in_text="<|begin_of_image|><|image|><|end_of_image|>",
+        videos_in_text="<|begin_of_video|><|video|><|end_of_video|>",
     )
-    for name, model in (
-        ("glm4v", "Glm4v"),
-        ("glm4v_moe", "Glm4vMoe"),
-        ("glm46v", "Glm46V"),
-        ("glm_ocr", "GlmOcr"),
+    for name, model, processor in (
+        ("glm4v", "Glm4v", "Glm4v"),
+        ("glm4v_moe", "Glm4vMoe", "Glm4v"),
+        ("glm46v", "Glm46V", "Glm46V"),
+        ("glm_ocr", "GlmOcr", "Glm46V"),
     )
 )

@@ -151,36 +151,39 @@ class ShapedVideos:
         return self.images.normalised
 
     def place(self, shape: VideoShape, *, together: int) -> Placed:
-        chosen, unit = self._chosen(shape), self.images.patch * self.images.merge
-        wide, high = self._size(shape, len(chosen))
+        chosen, unit = self.chosen(shape), self.images.patch * self.images.merge
+        wide, high = self.size_of(shape, len(chosen))
         groups, rows = -(-len(chosen) // self.times), wide // unit * (high // unit)
         grid = (groups, high // unit, wide // unit)
         if self.stamped:
-            group = f"<|vision_start|>{self.pad}<|vision_end|>"
-            text = "".join(f"<{at:.1f} seconds>{group}" for at in self._stamps(shape, chosen))
+            text = "".join(map(self.group_text, self.stamps(shape, chosen)))
             return Placed(text, (rows,) * groups, grid)
         step = 1.0 if self.ticks is None else self.ticks * self.times / self._pace(shape, chosen)
         return Placed(self.pad, (groups * rows,), grid, step)
 
     def num_bytes(self, shape: VideoShape, *, together: int) -> int:
-        count = len(self._chosen(shape))
-        wide, high = self._size(shape, count)
+        count = len(self.chosen(shape))
+        wide, high = self.size_of(shape, count)
         return 3 * count * wide * high
 
     def prepare(self, video: VideoFrames, *, together: int) -> dict[str, npt.NDArray[Any]]:
         """[frames, 3, height, width]"""
-        chosen = self._chosen(video.shape)
-        size = self._size(video.shape, len(chosen))
+        chosen = self.chosen(video.shape)
+        size = self.size_of(video.shape, len(chosen))
         frames = [
             pixels_of(resized(one, *size, self.images.resample)) for one in video.frames(chosen)
         ]
         return {"pixels": np.stack(frames)}
 
-    def _chosen(self, shape: VideoShape) -> list[int]:
+    def chosen(self, shape: VideoShape) -> list[int]:
         """Indices of the frames that are used: all given frames, or a selection of a file's."""
         if shape.sampled:
             return list(range(shape.frames))
-        total, seconds = shape.frames, shape.frames / (shape.rate or GIVEN_RATE)
+        return self.sampled(shape.frames, shape.rate or GIVEN_RATE)
+
+    def sampled(self, total: int, rate: float) -> list[int]:
+        """Those of a file."""
+        seconds = total / rate
         if self.stamped:
             count = min(max(int(seconds * self.rate), self.fewest), self.most, total)
             return [int(at) for at in np.linspace(0, total - 1, count).round()]
@@ -189,7 +192,7 @@ class ShapedVideos:
         count = max(floor(wanted / self.times) * self.times, 1)
         return [int(at) for at in np.arange(0, total, total / count)]
 
-    def _size(self, shape: VideoShape, count: int) -> tuple[int, int]:
+    def size_of(self, shape: VideoShape, count: int) -> tuple[int, int]:
         if not self.stamped:
             return self.images.size(shape.width, shape.height)
         return self.images.grouped(shape.width, shape.height, count, self.times)
@@ -202,8 +205,8 @@ class ShapedVideos:
             return shape.rate if shape.sampled else shape.rate * len(chosen) / shape.frames
         return shape.rate * len(chosen) / shape.total
 
-    def _stamps(self, shape: VideoShape, chosen: list[int]) -> list[float]:
-        """The time in the middle of each group, in seconds."""
+    def stamps(self, shape: VideoShape, chosen: list[int]) -> list[float]:
+        """A time for each group, in seconds."""
         if shape.rate is None:
             raise InvalidPrompt(
                 "the video has no times, which this model's prompt names; pass (frames, "
@@ -211,12 +214,16 @@ class ShapedVideos:
                 parameter="multi_modal_data",
             )
         numbers = chosen if shape.at is None else [shape.at[one] for one in chosen]
-        numbers = numbers + numbers[-1:] * (-len(numbers) % self.times)
-        firsts, lasts = numbers[:: self.times], numbers[self.times - 1 :: self.times]
-        return [
-            (first / shape.rate + last / shape.rate) / 2
-            for first, last in zip(firsts, lasts, strict=True)
-        ]
+        return self.times_of([number / shape.rate for number in numbers])
+
+    def times_of(self, seconds: list[float]) -> list[float]:
+        """From the times of frames those in the middle of each group."""
+        seconds = seconds + seconds[-1:] * (-len(seconds) % self.times)
+        firsts, lasts = seconds[:: self.times], seconds[self.times - 1 :: self.times]
+        return [(first + last) / 2 for first, last in zip(firsts, lasts, strict=True)]
+
+    def group_text(self, second: float) -> str:
+        return f"<{second:.1f} seconds><|vision_start|>{self.pad}<|vision_end|>"
 
 
 def reader(*, stamped: bool, ticked: bool) -> Any:

@@ -7,9 +7,8 @@ text, and the pad token is repeated after encoding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -61,8 +60,11 @@ def heard_by(ids: Ints, item: MediaItem) -> Grown:
     return Grown(compared, ids, (), heard=item)
 
 
-def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> ChatText:
-    """The text with placeholders replaced by the text of items, with one pad per run of rows."""
+def grow_text(
+    chat: ChatText, rules: Rules, items: Sequence[PlacedItem]
+) -> tuple[ChatText, tuple[PlacedItem, ...]]:
+    """The text with placeholders replaced by the text of items, with one pad per run of rows; and
+    the items in its order."""
     found: list[tuple[int, str, PlacedItem]] = []
     for kind, mine in _by_kind(rules, items):
         holder = rules[kind].placeholder
@@ -78,16 +80,22 @@ def grow_text(chat: ChatText, rules: Rules, items: Sequence[PlacedItem]) -> Chat
         at = start + len(holder)
         shift += len(one.placed.text) - len(holder)
     literal |= {place + shift for place in chat.literal if at <= place}
-    return ChatText("".join([*pieces, chat.text[at:]]), frozenset(literal))
+    grown = ChatText("".join([*pieces, chat.text[at:]]), frozenset(literal))
+    return grown, tuple(one for _, _, one in found)
 
 
 def check_no_places(
-    given: ChatText | Ints, rules: Rules, token_id: Callable[[str], int | None]
+    given: ChatText | Ints,
+    rules: Rules,
+    token_id: Callable[[str], int | None],
+    *,
+    others: Collection[str] = (),
 ) -> None:
     """Raise InvalidPrompt if a prompt without media has a placeholder, whose embedding never
-    belongs in text. A placeholder that is not a token counts as text."""
+    belongs in text. A placeholder that is not a token counts as text. `others`: pads of media that
+    the prompt has."""
     for kind, mine in rules.items():
-        for sign in {mine.placeholder, mine.pad}:
+        for sign in {mine.placeholder, mine.pad} - {*others}:
             if isinstance(given, ChatText):
                 if sign not in given.text or token_id(sign) is None:
                     continue
@@ -106,36 +114,50 @@ def grow_ids(
     encode: Callable[[str], Ints] | None,
 ) -> Grown:
     """Repeat pads and find spans. Without `encode`, `ids` are those of a text from `grow_text`,
-    with one pad per run of rows. With it (text -> ids), the caller passed them, with one
-    placeholder per item or all pads."""
+    with one pad per run of rows, and the items are in its order. With it (text -> ids), the caller
+    passed them, with one placeholder per item or all pads. Kinds may share a pad."""
+    there = {kind: rules[kind] for kind, mine in _by_kind(rules, items) if mine}
+    absent = {kind: known for kind, known in rules.items() if kind not in there}
+    check_no_places(ids, absent, token_id, others=[known.pad for known in there.values()])
     pads: dict[str, int] = {}
-    for kind, mine in _by_kind(rules, items):
-        holder, pad = rules[kind].placeholder, token_id(rules[kind].pad)
-        if not mine:
-            check_no_places(ids, {kind: rules[kind]}, token_id)
-            continue
-        if pad is None:
-            raise InvalidPrompt(
-                f"the tokenizer has no token {rules[kind].pad!r}", parameter="prompt"
-            )
+    for kind, known in there.items():
+        if (pad := token_id(known.pad)) is None:
+            raise InvalidPrompt(f"the tokenizer has no token {known.pad!r}", parameter="prompt")
         pads[kind] = pad
-        runs = [run for one in mine for run in one.placed.runs]
-        places = (ids == pad).nonzero()[0]
-        if encode is not None:
-            if len(places) == sum(runs) and len(places) > len(mine):
-                continue  # the caller passed all pads
-            num_holders = int((ids == token_id(holder)).sum())
-            if num_holders != len(mine):
-                raise _mismatch(kind, holder, num_holders, len(mine))
-            texts = [one.placed.text for one in mine]
-            ids = _with_texts(ids, int(token_id(holder) or 0), texts, encode)
-            places = (ids == pad).nonzero()[0]
+    full: set[int] = set()
+    if encode is not None:
+        full = {pad for pad in pads.values() if _has_all_pads(ids, pad, _of_pad(items, pads, pad))}
+        held = {kind: there[kind].placeholder for kind, pad in pads.items() if pad not in full}
+        ids, items = _with_texts(ids, held, items, token_id, encode)
+    times = np.ones(len(ids), np.int64)
+    for kind, pad in pads.items():
+        if pad in full:
+            continue
+        mine = _of_pad(items, pads, pad)
+        runs, places = [run for one in mine for run in one.placed.runs], (ids == pad).nonzero()[0]
         if len(places) != len(runs):  # the text of a message contains pads too
-            raise _mismatch(kind, holder, len(places) - len(runs) + len(mine), len(mine))
-        times = np.ones(len(ids), np.int64)
+            count = len(places) - len(runs) + len(mine)
+            raise _mismatch(kind, there[kind].placeholder, count, len(mine))
         times[places] = runs
-        ids = ids.repeat(times)
-    return _spans(ids, pads, rules, items)
+    return _spans(ids.repeat(times), pads, rules, items)
+
+
+def _of_pad(items: Sequence[PlacedItem], pads: Mapping[str, int], pad: int) -> Sequence[PlacedItem]:
+    return [one for one in items if pads[one.item.kind] == pad]
+
+
+def _has_all_pads(ids: Ints, pad: int, mine: Sequence[PlacedItem]) -> bool:
+    """Whether the caller passed all pads of these items, not one for each."""
+    given = int((ids == pad).sum())
+    if given != sum(one.placed.count for one in mine) or given <= len(mine):
+        return False
+    if len({one.item.kind for one in mine}) > 1:
+        raise InvalidPrompt(
+            "the prompt has all tokens of media of several kinds, which are the same tokens, so "
+            "that nothing says which are whose; pass one placeholder for each, or text",
+            parameter="prompt",
+        )
+    return True
 
 
 def _by_kind(rules: Rules, items: Sequence[PlacedItem]) -> Iterator[tuple[str, list[PlacedItem]]]:
@@ -145,20 +167,31 @@ def _by_kind(rules: Rules, items: Sequence[PlacedItem]) -> Iterator[tuple[str, l
 
 
 def _with_texts(
-    ids: Ints, holder: int, texts: Sequence[str], encode: Callable[[str], Ints]
-) -> Ints:
-    """[1 H 2], H, ["a b"] -> [1 5 6 2]. Line breaks that meet are encoded together, as they are
-    when text is expanded before it is encoded."""
+    ids: Ints,
+    held: Mapping[str, str],
+    items: Sequence[PlacedItem],
+    token_id: Callable[[str], int | None],
+    encode: Callable[[str], Ints],
+) -> tuple[Ints, Sequence[PlacedItem]]:
+    """[1 H 2], {kind: "H"}, item of "a b" -> [1 5 6 2]; and the items in that order, then those of
+    other kinds. Line breaks that meet are encoded together, as they are when text is expanded
+    before it is encoded."""
+    found: list[tuple[int, PlacedItem]] = []
+    for kind, holder in held.items():
+        mine = [one for one in items if one.item.kind == kind]
+        places = (ids == token_id(holder)).nonzero()[0].tolist()
+        if len(places) != len(mine):
+            raise _mismatch(kind, holder, len(places), len(mine))
+        found += zip(places, mine, strict=True)
+    found.sort(key=lambda each: each[0])
     breaks = {int(line[0]): n for n in range(1, 9) if len(line := encode("\n" * n)) == 1}
-    made: list[int] = []
-    pieces: Any = np.split(ids, np.flatnonzero(ids == holder))
-    for piece, text in zip(pieces, [None, *texts], strict=True):
-        if text is None:
-            made += piece.tolist()
-            continue
-        for part in (encode(text).tolist(), piece[1:].tolist()):
+    pieces = np.split(ids, [at for at, _ in found])
+    made: list[int] = pieces[0].tolist()
+    for piece, (_, one) in zip(pieces[1:], found, strict=True):
+        for part in (encode(one.placed.text).tolist(), piece[1:].tolist()):
             made = _joined(made, part, breaks, encode)
-    return np.array(made, np.int32)
+    rest = [one for one in items if one.item.kind not in held]
+    return np.array(made, np.int32), [*(one for _, one in found), *rest]
 
 
 def _joined(
@@ -177,14 +210,13 @@ def _joined(
 
 def _spans(ids: Ints, pads: Mapping[str, int], rules: Rules, items: Sequence[PlacedItem]) -> Grown:
     compared, spans = ids.copy(), []
-    for kind, pad in pads.items():
+    for pad in {*pads.values()}:
         places, first = (ids == pad).nonzero()[0].astype(np.int32), 0
-        for one in items:
-            if one.item.kind == kind:
-                at = places[first : first + one.item.count]
-                compared[at] = -one.item.serial
-                spans.append(Span(one.item, at, rules[kind].two_way))
-                first += one.item.count
+        for one in _of_pad(items, pads, pad):
+            at = places[first : first + one.item.count]
+            compared[at] = -one.item.serial
+            spans.append(Span(one.item, at, rules[one.item.kind].two_way))
+            first += one.item.count
     spans.sort(key=lambda span: span.start)
     return Grown(compared, ids, tuple(spans))
 

@@ -123,13 +123,16 @@ class MediaReader:
             raise InvalidPrompt(NO_SOUND, parameter="multi_modal_data")
         check_no_places(prompt, self.rules, self._tokenizer.backend.token_to_id)
 
-    def grow_text(self, chat: ChatText, items: Sequence[PlacedItem]) -> ChatText:
+    def grow_text(
+        self, chat: ChatText, items: tuple[PlacedItem, ...]
+    ) -> tuple[ChatText, tuple[PlacedItem, ...]]:
         if self.crossed:
-            return chat
+            return chat, items
         return grow_text(chat, self.rules, items)
 
     def grow_ids(self, ids: Ints, items: Sequence[PlacedItem], *, from_text: bool) -> Grown:
-        """`from_text`: the ids are those of a text that `grow_text` made."""
+        """`from_text`: the ids are those of a text that `grow_text` made, and so is the order of
+        the items."""
         if self.crossed:
             return heard_by(ids, items[0].item)
         encode = None

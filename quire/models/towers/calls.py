@@ -91,8 +91,8 @@ def _tiles(tower: ModuleTower, items: Sequence[Encode]) -> list[Tensor]:
     return _in_batches(tower, items, encode)
 
 
-# The patches of an item, and their numbers in time, height and width.
-Cut = tuple[Tensor, tuple[int, int, int]]
+# The patches of an item, and their numbers in time, height and width, all of them or in parts.
+Cut = tuple[Tensor, list[tuple[int, int, int]]]
 
 
 def _cut(tower: ModuleTower, item: Encode) -> Cut:
@@ -107,7 +107,13 @@ def _cut(tower: ModuleTower, item: Encode) -> Cut:
     long, high, wide = len(frames) // times, frames.shape[2] // size, frames.shape[3] // size
     cut = frames.view(long, times, 3, high // merge, merge, size, wide // merge, merge, size)
     cut = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(long * high * wide, -1)
-    return cut, (long, high, wide)
+    return cut, [(long, high, wide)]
+
+
+def _group_by_group(tower: ModuleTower, item: Encode) -> Cut:
+    """The same, each group of frames like an image of its own."""
+    cut, [(long, high, wide)] = _cut(tower, item)
+    return cut, [(1, high, wide)] * long
 
 
 def _line_by_line(tower: ModuleTower, item: Encode) -> Cut:
@@ -116,7 +122,7 @@ def _line_by_line(tower: ModuleTower, item: Encode) -> Cut:
     pixels = tower.pixels(item.arrays["pixels"], tower.rules_of(item.kind).normalised)
     high, wide = pixels.shape[1] // size, pixels.shape[2] // size
     cut = pixels.view(3, high, size, wide, size).permute(1, 3, 0, 2, 4)
-    return cut.reshape(high * wide, 3, size, size), (1, high, wide)
+    return cut.reshape(high * wide, 3, size, size), [(1, high, wide)]
 
 
 def _patches(
@@ -132,7 +138,7 @@ def _patches(
     rows: list[Tensor] = []
     while some := _first_rows(items[len(rows) :]):
         cut, grids = zip(*(cut_up(tower, item) for item in some), strict=True)
-        grid = torch.tensor(grids, device=tower.device)
+        grid = torch.tensor([one for some in grids for one in some], device=tower.device)
         made = module.get_image_features(pixel_values=torch.cat(cut), image_grid_thw=grid)
         deeper = getattr(made, "deepstack_features", None) or ()
         beside = torch.cat([_joined(one) for one in (_features(made), *deeper)], 1)
@@ -221,10 +227,10 @@ CALLS: dict[str, EncodeItems] = {
     "qwen3_vl_moe": _patches,
     "qwen3_5": _patches,
     "qwen3_5_moe": _patches,
-    "glm4v": _patches,
-    "glm4v_moe": _patches,
-    "glm46v": _patches,
-    "glm_ocr": _patches,
+    "glm4v": partial(_patches, cut_up=_group_by_group),
+    "glm4v_moe": partial(_patches, cut_up=_group_by_group),
+    "glm46v": partial(_patches, cut_up=_group_by_group),
+    "glm_ocr": partial(_patches, cut_up=_group_by_group),
     "paddleocr_vl": partial(_patches, cut_up=_line_by_line),
     "qwen2_audio": _clips,
     "voxtral": _filled_clips,
