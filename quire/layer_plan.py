@@ -252,7 +252,8 @@ class LayerPlan:
     """Attention and feed-forward, each added to the stream, with norms around them.
 
     `state`: the layer keeps a state instead of attending; `attention` is then the plan of the
-    other layers of the model, which do attend. `beside`: experts that read the same stream as the
+    other layers of the model, which do attend. If none does, its heads only say how much room a
+    token has in a block. `beside`: experts that read the same stream as the
     feed-forward, through a norm of their own; both results are normed and added up before the norm
     behind the feed-forward."""
 

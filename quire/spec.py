@@ -99,7 +99,7 @@ class ModelSpec:
     @property
     def rotations(self) -> tuple[Rotation, ...]:
         """The different rotary positions that layers have, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
+        return tuple(dict.fromkeys(one.rotation for one in self.attentions))
 
     @property
     def rope(self) -> Rope:
@@ -109,8 +109,10 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionPlan, ...]:
-        """The different plans of attention that layers have, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+        """The different plans of attention that layers have, in the order of their first layers;
+        none if all keep states."""
+        attending = (layer.attention for layer in self.layers if layer.state is None)
+        return tuple(dict.fromkeys(attending))
 
     # The heads of the first layer, which name the model in reports; of a plain decoder, of all.
     @property
