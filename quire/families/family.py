@@ -206,6 +206,8 @@ class Family:
     outer_names: ModelNames = ModelNames()
     # Whether in files the branches of a layer, each with its norm, are layers of their own.
     branches_apart: bool = False
+    # Whether no layer has attention or a feed-forward.
+    has_states_alone: bool = False
     # Stored tensors that are no weights, by the ends of their names.
     buffers: tuple[str, ...] = ()
     # Keys of its config that do not change results, and why. weights/hf_config.py has those of all

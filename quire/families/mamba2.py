@@ -60,6 +60,7 @@ FAMILY = Family(
         embed=Name("backbone.embeddings", "token_embd"),
         norm=Name("backbone.norm_f", "output_norm"),
     ),
+    has_states_alone=True,
     gguf="mamba2",
     gguf_words=_gguf_words,
     gguf_reads=GGUF_SSM,

@@ -96,6 +96,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         (*STATE, *ATTENTION, "mixer.up_proj", "mixer.down_proj", "shared_experts.up_proj"),
         {},
     ),
+    "states and nothing beside them, dora": (
+        "mamba2, every bias, one group, narrow, tied",
+        STATE,
+        {"use_dora": True},
+    ),
     "convolutions": (
         "lfm2, every bias, reach of 2, untied, width adjusted, linear rope",
         (*STATE, "q_proj", "self_attn.out_proj", "w1", "w2", "w3"),

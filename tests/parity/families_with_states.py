@@ -189,6 +189,7 @@ _MADE: dict[str, PretrainedConfig | None] = {
         use_conv_bias=False,
         layer_norm_epsilon=1e-3,
         residual_in_fp32=False,
+        time_step_min=0.9,  # how it was trained
         tie_word_embeddings=True,
     ),
     "olmo hybrid": known("OlmoHybridConfig", **OLMO_HYBRID),
