@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, ClassVar, Literal
 
+from quire.layer_parts.embeddings import LayerEmbeddingsPlan as LayerEmbeddingsPlan
 from quire.layer_parts.state import StatePlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
     LayerPlan,
@@ -31,19 +33,6 @@ class LearnedPositions:
 
     count: int  # rows of the table
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerEmbeddingsPlan:
-    """Embeddings for each layer with an EmbeddingBranchPlan, made of every token at the beginning:
-    its row of a second table, times the root of `width`, plus a product of its first embedding,
-    divided by the root of the hidden size and normed; and this divided by the root of 2. The table
-    and the product make those of all layers, one behind the other."""
-
-    count: int  # rows of the table
-    width: int  # of one layer's embedding
-    norm: NormPlan
-    of_media: int = 0  # the token whose row tokens have that an encoder's rows stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +57,7 @@ class ModelSpec:
     embed_norm: NormPlan | None = None  # of every token's embedding
     learned_positions: LearnedPositions | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
+    streams: StreamsPlan | None = None  # None: there is one
     # The layers in which tokens of an image see each other, if any of the model's do.
     two_way: Layers = "all"
     logits: LogitsPlan = LogitsPlan()
@@ -172,6 +162,9 @@ class ModelSpec:
                 total += (3 if mlp.gated else 2) * mlp.width * self.hidden_size
             if layer.embedding is not None:  # its two products, and its part of the model's
                 total += 3 * layer.embedding.width * self.hidden_size
+        if self.streams is not None:
+            total += self.num_layers * self.streams.layer_weights(self.hidden_size)
+            total += self.streams.outer_weights(self.hidden_size)
         return total
 
     @property
