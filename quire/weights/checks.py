@@ -127,7 +127,7 @@ def check_unused(
     head = (head_name(spec),) if spec.tied_embeddings else ()
     # Pooling reads the head of a classifier.
     labels = ("score.weight",) if "SequenceClass" in str(files.config.get("architectures")) else ()
-    of_others = unread_keys(spec)
+    of_others = {stored_name(name, stored) for name in unread_keys(spec)}
     ignored = (*COMPUTED, *family_named(spec.family).buffers, *head, *labels)
     unused = [
         name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from quire.weights.source import locate
 from tests.parity.families import Pair
 from tests.parity.families_by_kind import BY_KIND
 from tests.parity.more_families import random_model
+from tests.parity.test_families import check_directory
 from tests.parity.test_states import check_exchange, errors_of
 from tests.parity.test_windows import OUTPUT, PROMPT, asked, check
 from tests.specs import small_config
@@ -76,6 +78,31 @@ def test_keys_that_are_stored_where_none_are_made_are_left_alone(
     save_file({**stored, f"{attention}.r_proj.weight": torch.ones(4, 4)}, file)
     with pytest.raises(UnsupportedModel, match="no part for 'model.layers.5.self_attn.r_proj"):
         load_weights(locate(str(tmp_path)), spec, dtype=torch.float32, device="cpu")
+
+
+def test_the_text_of_a_model_that_sees_and_hears_is_read_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is published: the text in a part of its own, beside towers, with keys that no layer
+    reads."""
+    oracle = random_model(BY_KIND["gemma3n"])
+    oracle.save_pretrained(tmp_path)
+    stored = load_file(file := tmp_path / "model.safetensors")
+    renamed = {f"model.language_model.{k.removeprefix('model.')}": v for k, v in stored.items()}
+    towers = ("vision_tower.timm_model.conv", "audio_tower.conv", "embed_vision.embedding")
+    renamed |= {f"model.{one}.weight": torch.ones(4) for one in towers}
+    renamed["model.language_model.layers.5.self_attn.k_proj.weight"] = torch.ones(4, 4)
+    save_file(renamed, file, metadata={"format": "pt"})
+    config = {
+        "architectures": ["Gemma3nForConditionalGeneration"],
+        "model_type": "gemma3n",
+        "text_config": BY_KIND["gemma3n"].to_dict(),
+        "vision_config": {"model_type": "gemma3n_vision"},
+        "audio_config": {"model_type": "gemma3n_audio"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check_directory(tmp_path, oracle, "gemma3n", count=3, most=8)
+    assert "not used" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [name for name in BY_KIND if "three streams" not in name])
