@@ -99,8 +99,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionPlan, ...]:
-        """The different plans of attention that layers have, in the order of their first layers;
-        none if all keep states."""
+        """The different plans of attention, in the order of their first layers, if any attend."""
         attending = (layer.attention for layer in self.layers if layer.state is None)
         return tuple(dict.fromkeys(attending))
 
@@ -209,7 +208,9 @@ class ModelSpec:
         return replace(self, layers=layers)
 
     def by_heads(self) -> tuple[ModelSpec, ...]:
-        """A spec for each kind of heads, with only the layers that have them."""
+        """A spec for each kind of heads that attend, with only the layers that have them."""
+        if not self.attentions:
+            return ()
         heads: dict[tuple[object, ...], list[LayerPlan]] = {}
         for layer in self.layers:
             heads.setdefault(layer.attention.heads, []).append(layer)
