@@ -105,7 +105,7 @@ def test_a_model_of_states_alone_attends_nowhere() -> None:
     """It has no keys to count, no positions to turn, and no length of its own."""
     found = spec(MAMBA2)
     assert kinds(found) == "SSS"
-    assert found.attentions == found.rotations == () and found.kv_values_per_token == 0
+    assert found.attentions == () and found.rotations == () and found.kv_values_per_token == 0
     assert found.max_model_len == 128
     unsaid = spec_from_hf(MAMBA2 | {"hidden_size": 64})
     assert unsaid.max_model_len == 1 << 20
