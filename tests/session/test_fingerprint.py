@@ -101,6 +101,9 @@ def test_each_of_them_makes_another_fingerprint() -> None:
     ]
     specs = [replace(SPEC, layers=(SPEC.layers[0], other)) for other in others]
     specs += [replace(SPEC, **{k: v}) for k, v in SPEC_FIELDS.items()]
+    specs += [
+        replace(SPEC, streams=StreamsPlan(2, 1, 4))
+    ]  # no weight shows which is the active one
     specs += [replace(SPEC, norm=NormPlan(1e-5, "layer")), replace(SPEC, family="mistral")]
     assert len({repr(_facts(spec)) for spec in (SPEC, *specs)}) == len(specs) + 1
 
