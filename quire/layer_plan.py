@@ -163,9 +163,19 @@ CLAMP, CLAMPED_SLOPE = 7.0, 1.702  # of "clamped_silu"
 
 
 @dataclass(frozen=True, slots=True)
+class SparsePlan:
+    """Gates below a cutoff become 0, and it is taken from the others: the mean of a token's gates
+    plus `deviations` times their standard deviation. `width`: of the whole model's feed-forward,
+    of which a rank has a part."""
+
+    deviations: float
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class MlpPlan:
     """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
-    `gate_scale` is multiplied with gate(x).
+    `gate_scale` is multiplied with gate(x). `sparse`: applied to gate(x).
     "clamped_silu" is for gated ones: with g = min(gate, CLAMP) and u = up within -CLAMP .. CLAMP it
     is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1)). "xielu" is for those without gates: a curve
     made of four learned numbers (layers/mlp.py)."""
@@ -175,6 +185,7 @@ class MlpPlan:
     gated: bool = True
     bias: bool = False
     gate_scale: float = 1.0
+    sparse: SparsePlan | None = None
 
     @property
     def product_width(self) -> int:
@@ -252,7 +263,8 @@ class LayerPlan:
     """Attention and feed-forward, each added to the stream, with norms around them.
 
     `state`: the layer keeps a state instead of attending; `attention` is then the plan of the
-    other layers of the model, which do attend. `beside`: experts that read the same stream as the
+    other layers of the model, which do attend. If none does, its heads only say how much room a
+    token has in a block. `beside`: experts that read the same stream as the
     feed-forward, through a norm of their own; both results are normed and added up before the norm
     behind the feed-forward."""
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, ClassVar, Literal
 
+from quire.layer_parts.embeddings import LayerEmbeddingsPlan as LayerEmbeddingsPlan
 from quire.layer_parts.state import StatePlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
     LayerPlan,
@@ -31,19 +33,6 @@ class LearnedPositions:
 
     count: int  # rows of the table
     offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LayerEmbeddingsPlan:
-    """Embeddings for each layer with an EmbeddingBranchPlan, made of every token at the beginning:
-    its row of a second table, times the root of `width`, plus a product of its first embedding,
-    divided by the root of the hidden size and normed; and this divided by the root of 2. The table
-    and the product make those of all layers, one behind the other."""
-
-    count: int  # rows of the table
-    width: int  # of one layer's embedding
-    norm: NormPlan
-    of_media: int = 0  # the token whose row tokens have that an encoder's rows stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +57,7 @@ class ModelSpec:
     embed_norm: NormPlan | None = None  # of every token's embedding
     learned_positions: LearnedPositions | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
+    streams: StreamsPlan | None = None  # None: there is one
     # The layers in which tokens of an image see each other, if any of the model's do.
     two_way: Layers = "all"
     logits: LogitsPlan = LogitsPlan()
@@ -99,7 +89,7 @@ class ModelSpec:
     @property
     def rotations(self) -> tuple[Rotation, ...]:
         """The different rotary positions that layers have, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention.rotation for layer in self.layers))
+        return tuple(dict.fromkeys(one.rotation for one in self.attentions))
 
     @property
     def rope(self) -> Rope:
@@ -109,8 +99,9 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionPlan, ...]:
-        """The different plans of attention that layers have, in the order of their first layers."""
-        return tuple(dict.fromkeys(layer.attention for layer in self.layers))
+        """The different plans of attention, in the order of their first layers, if any attend."""
+        attending = (layer.attention for layer in self.layers if layer.state is None)
+        return tuple(dict.fromkeys(attending))
 
     # The heads of the first layer, which name the model in reports; of a plain decoder, of all.
     @property
@@ -170,6 +161,9 @@ class ModelSpec:
                 total += (3 if mlp.gated else 2) * mlp.width * self.hidden_size
             if layer.embedding is not None:  # its two products, and its part of the model's
                 total += 3 * layer.embedding.width * self.hidden_size
+        if self.streams is not None:
+            total += self.num_layers * self.streams.layer_weights(self.hidden_size)
+            total += self.streams.outer_weights(self.hidden_size)
         return total
 
     @property
@@ -214,7 +208,9 @@ class ModelSpec:
         return replace(self, layers=layers)
 
     def by_heads(self) -> tuple[ModelSpec, ...]:
-        """A spec for each kind of heads, with only the layers that have them."""
+        """A spec for each kind of heads that attend, with only the layers that have them."""
+        if not self.attentions:
+            return ()
         heads: dict[tuple[object, ...], list[LayerPlan]] = {}
         for layer in self.layers:
             heads.setdefault(layer.attention.heads, []).append(layer)

@@ -117,7 +117,11 @@ def test_weights_that_are_cut_out_of_stored_tensors_are_exchanged_too(
 
 
 @pytest.mark.parametrize(
-    "name", ["lfm2 moe", "nemotron h", "falcon h1, factors, normed behind the gate, biases"]
+    "name",
+    [
+        *("lfm2 moe", "nemotron h", "falcon h1, factors, normed behind the gate, biases"),
+        "mamba2",
+    ],
 )
 def test_the_weights_of_layers_with_states_are_exchanged_too(name: str, tmp_path: Path) -> None:
     """Convolutions, decays and what is put in another order; branches that are layers in files."""

@@ -6,17 +6,22 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from quire.backends.fp8 import FP8, block_shape
 from quire.config import Speculation
 from quire.errors import InvalidOption
+from quire.executor.memory import block_bytes
 from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
 from quire.options import DeviceFacts, Options, resolve
 from quire.options.decide import least_block_size
 from quire.ranks.shares import RankShare, of_rank
+from quire.session.hf_config import config_of
 from quire.spec import ModelSpec, plain_decoder
+from quire.weights.hf_config import spec_from_hf
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 GIB = 1 << 30
 CPU = DeviceFacts("cpu", 16 * GIB, 8 * GIB, 2, steady_kernels=True)
 # Two KV heads of 256, and 32 states of 128 x 128.
@@ -51,6 +56,26 @@ def test_a_block_is_as_large_as_a_state() -> None:
     assert resolve(Options(block_size=64), tiny, CPU).block_size == 64
     with pytest.raises(InvalidOption, match="at least 640.*state of a layer"):
         resolve(Options(block_size=256, dtype="float32"), spec(), CPU)
+
+
+def test_without_keys_blocks_are_made_for_states_alone() -> None:
+    """Of the published model with 2.7 billion weights: no memory is lost to speak of."""
+    config = {"architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "n_groups": 1}
+    config |= {"hidden_size": 2560, "num_heads": 80, "num_hidden_layers": 2}
+    found = spec_from_hf(config)
+    (state, _) = found.states
+    assert state is not None
+    kept = 4 * state.state_numbers
+    for dtype, size in (("float32", 128), ("bfloat16", 256)):
+        made = resolve(Options(dtype=dtype), found, CPU)
+        assert made.block_size == size
+        assert any("a state is kept, for texts that begin alike" in note for note in made.notes)
+        assert kept <= block_bytes(found, size, DTYPES[dtype]) // 2 <= 1.1 * kept
+    gpu, fp8 = replace(CPU, device="cuda"), Options(dtype="bfloat16", kv_cache_dtype="fp8")
+    assert resolve(fp8, found, gpu).block_size == 512
+    assert not config_of(found).keys() & {"num_attention_heads", "head_dim", "rope_theta"}
+    three = [of_rank(found, RankShare(rank, 3)) for rank in range(3)]
+    assert max(least_block_size(share, 4) for share in three) == 128
 
 
 def test_a_block_holds_the_share_of_any_rank() -> None:

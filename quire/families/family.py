@@ -50,6 +50,9 @@ class ModelNames:
     layer_embed: Name = Name("model.embed_tokens_per_layer", "per_layer_token_embd")
     layer_embed_product: Name = Name("model.per_layer_model_projection", "per_layer_model_proj")
     layer_embed_norm: Name = Name("model.per_layer_projection_norm", "per_layer_proj_norm")
+    # Stream {} + 1 before the first layer, and behind the last.
+    spread: Name = Name("model.altup_projections.{}", "altup_proj.{}")
+    joined: Name = Name("model.altup_unembed_projections.{}", "altup_unembd_proj.{}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,15 @@ class LayerNames:
     embedding_out: Name = Name("per_layer_projection", "proj")
     embedding_post_norm: Name = Name("post_per_layer_input_norm", "post_norm")
     scale: Name = Name("layer_scalar", "layer_output_scale", bare=True)
+    # Where there are several streams; and what stands beside attention then.
+    stream_norm: Name = Name("altup.router_norm", "altup_router_norm")
+    stream_router: Name = Name("altup.modality_router", "altup_router")
+    predicting: Name = Name("altup.prediction_coefs", "altup_predict_coef")
+    correcting: Name = Name("altup.correction_coefs", "altup_correct_coef")
+    stream_scale: Name = Name("altup.correct_output_scale", "altup_correct_scale", bare=True)
+    side_narrow: Name = Name("laurel.linear_left", "laurel_l")
+    side_wide: Name = Name("laurel.linear_right", "laurel_r")
+    side_norm: Name = Name("laurel.post_laurel_norm", "laurel_post_norm")
 
 
 def sizes(
@@ -206,6 +218,8 @@ class Family:
     outer_names: ModelNames = ModelNames()
     # Whether in files the branches of a layer, each with its norm, are layers of their own.
     branches_apart: bool = False
+    # Whether no layer has attention or a feed-forward.
+    has_states_alone: bool = False
     # Stored tensors that are no weights, by the ends of their names.
     buffers: tuple[str, ...] = ()
     # Keys of its config that do not change results, and why. weights/hf_config.py has those of all

@@ -12,7 +12,7 @@ from quire.families.family import Name
 from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, KEEPS_STATE, MOST_REACH, layer_kinds
 from quire.layer_parts.state import MambaPlan
-from quire.layer_plan import NormPlan
+from quire.layer_plan import AttentionPlan, NormPlan
 from quire.spec import ModelSpec
 
 # Names of the two kinds of layers, the newer ones and those of older files.
@@ -30,6 +30,9 @@ ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
+# Of models that keep nothing but states: tokens between two snapshots of a row, in float32, and a
+# number that divides the room of a head, which fp8 asks for.
+ROOM_TOKENS, ROOM_MULTIPLE = 128, 4
 # Keys of GGUF metadata that say what these layers have.
 GGUF_SSM = tuple(
     f"ssm.{key}"
@@ -86,9 +89,7 @@ def read_mamba(fields: Fields, norm: NormPlan, width: int | None = None) -> Mamb
 
 
 def read_mamba_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
-    """Of a config that says the number and the size of heads, some of it under older names."""
-    older = {new: old for new, old in _OLDER.items() if fields.values.get(old) is not None}
-    fields = fields.under(older)
+    """Of a config that says the number and the size of heads."""
     heads, bias = fields.count("mamba_num_heads", 128), fields.flag("use_bias", False)
     return MambaPlan(
         heads,
@@ -100,8 +101,25 @@ def read_mamba_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
         bias=bias,
         o_bias=bias,
         convolution_bias=fields.flag("use_conv_bias", True),
-        least_step=fields.not_negative("time_step_min", 0.001),
     )
+
+
+def read_stepping_heads(fields: Fields, norm: NormPlan) -> MambaPlan:
+    """As read_mamba_heads, of a config that says the least step, too, and some of it perhaps under
+    older names."""
+    older = {new: old for new, old in _OLDER.items() if fields.values.get(old) is not None}
+    fields = fields.under(older)
+    least = fields.not_negative("time_step_min", 0.001)
+    return replace(read_mamba_heads(fields, norm), least_step=least)
+
+
+def room_for_states(state: MambaPlan) -> AttentionPlan:
+    """What stands for attention in a model without any: heads that only say how much room blocks
+    have. ROOM_TOKENS tokens take as much, in float32, as a state. There are as many heads as the
+    state has, so that ranks divide both alike."""
+    each = -(-state.state_numbers // (2 * ROOM_TOKENS * state.num_heads))
+    width = -(-each // ROOM_MULTIPLE) * ROOM_MULTIPLE
+    return AttentionPlan(state.num_heads, state.num_heads, width, scale=1.0, rope=None)
 
 
 def _groups(fields: Fields, key: str, unsaid: int, heads: int) -> int:
@@ -119,7 +137,7 @@ def read_kinds(fields: Fields) -> list[str]:
 
 def check_attends(fields: Fields, kinds: Collection[str]) -> None:
     if ATTENDS not in kinds:
-        raise UnsupportedModel(f"{fields.source}: no layer attends; quire's own families need one")
+        raise UnsupportedModel(f"{fields.source}: no layer attends; this family needs one")
 
 
 def with_states(spec: ModelSpec, fields: Fields, kinds: Sequence[str]) -> ModelSpec:

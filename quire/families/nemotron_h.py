@@ -9,7 +9,7 @@ from quire.families.branches import IN_GGUF, MLP, MOE, SHARED, branches_of
 from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.hybrids import ATTENDS, KEEPS_STATE
-from quire.families.mamba import ONLY, WITHOUT_EFFECT, check_attends, names_of, read_mamba_heads
+from quire.families.mamba import ONLY, WITHOUT_EFFECT, check_attends, names_of, read_stepping_heads
 from quire.families.mixtures import ROUTER_KEYS, read_routed_experts
 from quire.families.reading import read_decoder, read_heads
 from quire.layer_plan import AttentionPlan, ExpertsPlan, LayerPlan, MlpPlan, NormPlan
@@ -24,7 +24,7 @@ def read(fields: Fields) -> ModelSpec:
     norm = NormPlan(fields.positive("layer_norm_epsilon", 1e-5))
     heads = read_heads(fields, kv_heads=8, head_dim=128)
     sides = heads.heads, heads.kv_heads, heads.head_dim, heads.head_dim**-0.5
-    state, behind = read_mamba_heads(fields, norm), _behind(fields)
+    state, behind = read_stepping_heads(fields, norm), _behind(fields)
     branches = branches_of(fields, [KEEPS_STATE, MOE, ATTENDS, MLP], LETTERS, (MLP, MOE))
     check_attends(fields, [kind for kind, _ in branches])
     attending = LayerPlan(AttentionPlan(*sides, rope=None), None, norm)

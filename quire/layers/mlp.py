@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.ops import RowOp
+from quire.layer_plan import SparsePlan
 from quire.layers.linear import Linear
+from quire.layers.sums import in_halves
 from quire.layers.tp import TensorParallel
 
 
@@ -24,6 +28,25 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.tp.all_reduce(self.down(self.opened(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cutoff:
+    """Gates below a token's cutoff become 0, and others lose it (layer_plan.SparsePlan)."""
+
+    plan: SparsePlan
+    tp: TensorParallel
+
+    def apply(self, gates: Tensor) -> None:
+        """Change gates [T, width], a rank's part of them."""
+        wide = gates.float()
+        mean = self._mean(wide)
+        deviation = self._mean((wide - mean).square_()).sqrt_()
+        gates.copy_((wide - (mean + self.plan.deviations * deviation)).relu_())
+
+    def _mean(self, wide: Tensor) -> Tensor:
+        """Over all ranks [T, 1]."""
+        return self.tp.all_reduce(in_halves(wide)) / self.plan.width
 
 
 class LearnedCurve:

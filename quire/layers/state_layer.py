@@ -15,6 +15,7 @@ from quire.layer_parts.state import MambaPlan, SharedPart
 from quire.layers.attention import Pass
 from quire.layers.linear import Linear
 from quire.layers.norm import weighted
+from quire.layers.sums import in_halves
 from quire.layers.tp import TensorParallel
 
 
@@ -107,16 +108,6 @@ class SharedGate:
         every = wide.new_zeros(len(wide), shared.count)
         every[:, place] = in_halves(wide.square())
         return self.tp.all_reduce(every)[:, place] / shared.width
-
-
-def in_halves(x: Tensor) -> Tensor:
-    """The sums of rows [T, 1]. Halves are added until one number is left: a row gets the same bits
-    in any batch, on any device."""
-    while (width := x.shape[1]) > 1:
-        half = width // 2
-        rest = x[:, 2 * half :]
-        x = torch.cat([x[:, :half] + x[:, half : 2 * half], rest], 1)
-    return x
 
 
 @dataclass(frozen=True, slots=True)

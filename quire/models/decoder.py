@@ -32,6 +32,7 @@ from quire.models.layers import Layer
 from quire.models.long_parts import layer_embeddings
 from quire.models.model import KVCache
 from quire.models.parts import Parts
+from quire.models.stream_parts import StreamsLayer
 from quire.models.weight_parts import Places, Weights
 from quire.spec import Layers, LogitsPlan, ModelSpec
 
@@ -58,7 +59,7 @@ class Decoder:
         kernels: Kernels,
         embedding: Embedding,
         first_norm: Norm,
-        layers: Sequence[Layer],
+        layers: Sequence[Layer | StreamsLayer],
         head: Linear,
         rotary: Rotary,
         tp: TensorParallel,

@@ -155,7 +155,7 @@ class LongLayer:
             return self.next_norm.after_adding(made, residual)
         residual += made
         if self.embedding is not None:
-            self.embedding.add_to(residual, shared.layer_embeddings)
+            residual += self.embedding(residual, shared.layer_embeddings)
         if self.scale is not None:
             residual *= self.scale
         return self.next_norm(residual)

@@ -27,7 +27,7 @@ def long_layer(
         feed_forward,
         _beside(parts, index, plan.beside),
         finish,
-        _branch(parts, index, plan.embedding),
+        embedding_branch(parts, index, plan.embedding),
         parts.tensor(f"layers.{index}.scale.weight", 1) if plan.is_scaled else None,
         next_norm,
     )
@@ -41,7 +41,7 @@ def _beside(parts: WeightParts, index: int, plan: ExpertsPlan | None) -> Beside 
     return Beside(mlp_norm, before, experts(parts, f"layers.{index}.beside", plan), after)
 
 
-def _branch(
+def embedding_branch(
     parts: WeightParts, index: int, plan: EmbeddingBranchPlan | None
 ) -> EmbeddingBranch | None:
     if plan is None:
@@ -65,4 +65,7 @@ def layer_embeddings(parts: WeightParts, plan: LayerEmbeddingsPlan) -> LayerEmbe
     parts.places[f"{name}.weight"] = (table.place,)
     product = parts.linear(f"{name}_product", rows, spec.hidden_size, bias=False)
     norm = parts.norm(f"{name}_norm", plan.norm, plan.width)
-    return LayerEmbeddings(table, product, norm, width=plan.width, of_media=plan.of_media)
+    count = plan.count if plan.count < spec.vocab_size else None
+    return LayerEmbeddings(
+        table, product, norm, width=plan.width, of_media=plan.of_media, count=count
+    )

@@ -10,7 +10,7 @@ from quire.errors import UnsupportedModel
 from quire.layer_plan import ExpertsPlan, MlpPlan
 from quire.layers.experts import Experts, Router, ScoredInputs, SharedExpert
 from quire.layers.linear import Linear
-from quire.layers.mlp import GatedMLP, LearnedCurve, PlainMLP
+from quire.layers.mlp import Cutoff, GatedMLP, LearnedCurve, PlainMLP
 from quire.models.layers import Mlp
 from quire.models.weight_parts import WeightParts
 
@@ -26,8 +26,8 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
     if one.activation == "xielu":
         raise UnsupportedModel(f"{name}: {one.activation} in experts.")
-    if one.gate_scale != 1.0:
-        raise UnsupportedModel(f"{name}: experts with a scaled gate.")
+    if one.gate_scale != 1.0 or one.sparse is not None:
+        raise UnsupportedModel(f"{name}: experts with a scaled gate or a cutoff.")
     make, each, first = parts.bare_linear, f"{name}.experts", first_of(one)
     pairs = [
         (
@@ -79,8 +79,10 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     first = first_of(plan)
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
-    if plan.gated and plan.gate_scale != 1.0:
+    if plan.gated and (plan.gate_scale != 1.0 or plan.sparse is not None):
         return GatedMLP(_scaled(parts, plan, up), up, down, parts.tp)
+    if plan.sparse is not None:
+        raise UnsupportedModel(f"{name}: a cutoff without a gate.")
     if plan.gated:
         gate = Gate(plan.activation, kernels.gate(plan.activation))
         return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
@@ -91,12 +93,18 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
 
 
 def _scaled(parts: WeightParts, plan: MlpPlan, product: Linear) -> RowOp:
-    """The product followed by activation(gate_scale * gate) * up."""
+    """The product followed by activation(gate_scale * gate) * up, of gates behind their cutoff if
+    there is one."""
     opened = parts.kernels.gate(plan.activation)
+    cutoff = None if plan.sparse is None else Cutoff(plan.sparse, parts.tp)
 
     def scaled(x: Tensor) -> Tensor:
         made = product(x)
-        made[:, : plan.width] *= plan.gate_scale
+        gates = made[:, : plan.width]
+        if cutoff is not None:
+            cutoff.apply(gates)
+        if plan.gate_scale != 1.0:
+            gates *= plan.gate_scale
         return opened(made)
 
     return scaled

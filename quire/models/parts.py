@@ -39,9 +39,10 @@ from quire.models.layers import (
     ParallelLayer,
     PlainLayer,
 )
-from quire.models.long_parts import long_layer
+from quire.models.long_parts import embedding_branch, long_layer
 from quire.models.mlp_parts import feed_forward
 from quire.models.state_parts import state_layer
+from quire.models.stream_parts import StreamsLayer, joined, spread, streams_layer
 from quire.models.weight_parts import WeightParts
 from quire.spec import is_joined
 
@@ -75,13 +76,16 @@ class Parts(WeightParts):
         """The norm before layer `index`, also the last step of the layer before; after all layers
         for index num_layers."""
         spec = self.spec
+        if spec.streams is not None and index in (0, spec.num_layers):
+            return (spread if index == 0 else joined)(self, spec.streams)
         if index == spec.num_layers:
             return self.norm("norm", spec.norm, spec.hidden_size)
-        if spec.layers[index].norms == "after" or is_joined(spec, index):
+        norms = spec.layers[index].norms
+        if norms == "after" or is_joined(spec, index) or spec.streams is not None:
             return NoNorm()
         return self.layer_norm(index, "attn_norm")
 
-    def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer:
+    def layer(self, index: int, plan: LayerPlan, next_norm: Norm) -> Layer | StreamsLayer:
         attention = self.mixer(f"layers.{index}.attn", plan)
         scale, norms = plan.branch_scale, plan.norms
         if plan.mlp is None:
@@ -92,6 +96,9 @@ class Parts(WeightParts):
         if plan.joins_next:
             raise UnsupportedModel(f"layers.{index}: a feed-forward beside the next layer.")
         mlp = feed_forward(self, f"layers.{index}.mlp", plan.mlp)
+        if self.spec.streams is not None:
+            branch = embedding_branch(self, index, plan.embedding)
+            return streams_layer(self, index, plan, (attention, mlp), branch, next_norm)
         if plan.cross is not None:
             return self._hearing(index, plan, attention, mlp, next_norm)
         if norms in ("parallel", "parallel_two"):

@@ -121,7 +121,10 @@ def _block_size(options: Options, spec: AnySpec, kept: str, notes: list[str]) ->
     if options.block_size is not None:
         rule = f"at least {least}: a block holds the state of a layer"
         fail(InvalidOption, "block_size", rule, asked, "Leave it out.")
-    notes.append(f"block_size {least}: so many tokens' keys and values are as large as a state")
+    why = "so many tokens' keys and values are as large as a state"
+    if not spec.attentions:
+        why = "after so many tokens a state is kept, for texts that begin alike"
+    notes.append(f"block_size {least}: {why}")
     return least
 
 

@@ -148,7 +148,8 @@ def check_ranks(spec: ModelSpec, size: int) -> None:
 def _heads(layer: LayerPlan) -> Iterator[tuple[int, int, str]]:
     """The heads of a layer, what several of them share, and what that is called."""
     attention, state = layer.attention, layer.state
-    yield attention.num_heads, attention.num_kv_heads, "KV heads"
+    if state is None:
+        yield attention.num_heads, attention.num_kv_heads, "KV heads"
     if isinstance(state, DeltaNetPlan | MambaPlan):
         yield state.num_heads, state.num_key_heads, "keys of states"
 

@@ -44,7 +44,8 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
     if spec.is_plain and not rope.interleaved:
         return facts
     around = (spec.norm, spec.embedding_scale, spec.embed_norm, spec.learned_positions, spec.logits)
-    return (*facts, spec.layers, *around, spec.layer_embeddings)
+    later = () if spec.streams is None else (spec.streams,)
+    return (*facts, spec.layers, *around, spec.layer_embeddings, *later)
 
 
 def file_hash(path: Path) -> str:

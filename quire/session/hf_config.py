@@ -16,21 +16,24 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     eos, plans = list(spec.eos_ids), [layer.attention for layer in spec.layers]
     # Some configs name the rope of layers with a window separately; this is the other one.
     rope = next((one.rope for one in plans if one.window is None and one.rope), spec.rope)
+    attending = {
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "rope_theta": rope.theta,
+        "attention_bias": plans[0].qkv_bias,
+    }
     return {
+        **(attending if spec.attentions else {}),
         "architectures": list(family_named(spec.family).architectures),
         "model_type": family_named(spec.family).model_types[0],
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,
         "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
         "max_position_embeddings": spec.max_model_len,
         "rms_norm_eps": spec.norm_eps,
-        "rope_theta": rope.theta,
         "tie_word_embeddings": spec.tied_embeddings,
-        "attention_bias": plans[0].qkv_bias,
         "bos_token_id": spec.bos_id,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "dtype": spec.dtype,

@@ -111,6 +111,7 @@ class LayerwiseModel:
         # As stored, and only rows of these texts in float32: all would be 9 GB for a small model.
         stored = self._load([table], getattr(torch, spec.dtype))[table]
         ids = torch.tensor([token for window in windows for token in window])
+        ids = torch.where(ids < plan.count, ids, 0)
         known, numbers = torch.unique(ids, return_inverse=True)
         weights = self._load(others) | {table: stored[known].float()}
         parts = Parts(spec, weights, self._kernels, self._shape, TensorParallel())
@@ -133,8 +134,12 @@ class LayerwiseModel:
         return [name for name in self._names if name.startswith(start) and name not in before]
 
     def _norm_before(self, index: int) -> list[str]:
-        start = f"layers.{index}.attn_norm." if index < self._spec.num_layers else "norm."
-        return [name for name in self._names if name.startswith(start)]
+        starts: tuple[str, ...] = (f"layers.{index}.attn_norm.",)
+        if self._spec.streams is not None:  # a layer has the norm before it for itself
+            starts = ("streams.spread.",) if index == 0 else ()
+        if index == self._spec.num_layers:
+            starts = ("norm.", "streams.joined.")
+        return [name for name in self._names if name.startswith(starts)]
 
     def _parts(self, names: Collection[str]) -> Parts:
         weights = self._load(names)

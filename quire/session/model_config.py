@@ -10,7 +10,7 @@ from quire.options import Options, parse_options
 from quire.session.hf_config import config_object, config_of
 from quire.session.lists_attributes import ListsAttributes
 from quire.session.loaded_model import recommended
-from quire.spec import AnySpec
+from quire.spec import AnySpec, ModelSpec
 
 if TYPE_CHECKING:
     from quire.session.session import Session
@@ -89,10 +89,14 @@ class ModelConfig(ListsAttributes):
         return self._spec.hidden_size
 
     def get_head_size(self) -> int:
-        return self._spec.head_dim
+        return self._spec.head_dim if self._attends else 0
 
     def get_total_num_kv_heads(self) -> int:
-        return self._spec.num_kv_heads
+        return self._spec.num_kv_heads if self._attends else 0
+
+    @property
+    def _attends(self) -> bool:
+        return not isinstance(self._spec, ModelSpec) or bool(self._spec.attentions)
 
     def get_diff_sampling_param(self) -> dict[str, Any]:
         """The parameters that the model's makers recommend."""

@@ -17,6 +17,7 @@ from quire.families.unread import COMPUTED, parts_left_out
 from quire.spec import ModelSpec
 from quire.weights.dequantise import PLAIN
 from quire.weights.formats import READABLE, StoredTensor
+from quire.weights.names import unread_keys
 from quire.weights.parts import Part, Weight
 from quire.weights.quantised.layout import WAY_OUT
 from quire.weights.quantised.stored import Source, StoredMatrix, beside, stored_matrix
@@ -126,11 +127,13 @@ def check_unused(
     head = (head_name(spec),) if spec.tied_embeddings else ()
     # Pooling reads the head of a classifier.
     labels = ("score.weight",) if "SequenceClass" in str(files.config.get("architectures")) else ()
+    of_others = {stored_name(name, stored) for name in unread_keys(spec)}
     ignored = (*COMPUTED, *family_named(spec.family).buffers, *head, *labels)
     unused = [
         name
         for name in stored
         if name not in used
+        and name not in of_others
         and not name.endswith(ignored)
         and not is_of_a_tower(name)
         and not (files.quantisation and beside(name))

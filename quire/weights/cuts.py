@@ -33,6 +33,7 @@ _WHOLE = (
     "layer_embed_norm",
 )
 _WHOLE_IN_LAYER = ("scale", "embedding.gate", "embedding.out", "mlp.curve")
+_WHOLE_ROOMS = ("streams.", "side.")  # their names begin so, in a layer or outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def cut_of(weight: Weight, spec: ModelSpec, share: RankShare) -> Cut:
     if share.size == 1:
         return whole_of(weight)
     name, _, kind = weight.name.rpartition(".")
-    if name in _WHOLE:
+    if name in _WHOLE or name.startswith(_WHOLE_ROOMS):
         return whole_of(weight)
     if name == "head":
         return Cut((share.vocabulary(spec.vocab_size),), share.head_rows(spec.vocab_size))
@@ -127,7 +128,8 @@ class _LayerCut:
     is_bias: bool
 
     def of(self, name: str) -> Cut | None:
-        if name in _WHOLE_IN_LAYER or (name.endswith("_norm") and not name.startswith("attn.")):
+        whole = name in _WHOLE_IN_LAYER or name.startswith(_WHOLE_ROOMS)
+        if whole or (name.endswith("_norm") and not name.startswith("attn.")):
             return whole_of(self.weight)
         if name.startswith("attn."):
             name = name.removeprefix("attn.")

@@ -129,18 +129,12 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
     family = _family(families, fields, window, has_experts=has_experts)
     _refuse_what_changes_the_model(fields, arch, family)
     whole, fields = fields, _of_first_layer(fields, arch, family)
-    heads = fields.count(f"{arch}.attention.head_count")
-    hidden = fields.count(f"{arch}.embedding_length")
     config: dict[str, Any] = {
         "architectures": [family.architectures[0]],
         "model_type": family.model_types[0],
         "vocab_size": _vocab_size(file, fields, arch),
-        "hidden_size": hidden,
-        "intermediate_size": _width(fields, arch),
+        "hidden_size": fields.count(f"{arch}.embedding_length"),
         "num_hidden_layers": _num_layers(file, fields, arch),
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
-        "head_dim": fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1)),
         "max_position_embeddings": fields.count(f"{arch}.context_length"),
         **_eps(fields, arch),
         "rope_theta": shortest(fields.positive(f"{arch}.rope.freq_base", 10_000.0)),
@@ -151,13 +145,31 @@ def _config(file: GgufFile, fields: Fields) -> dict[str, Any]:
         "dtype": stored_dtype(file),
         **_experts(fields, arch),
     }
-    config |= _partial_rotary(fields, arch, config["head_dim"], family)
+    config |= _branches(fields, arch, family, config["hidden_size"])
     if family.gguf_words is not None:
         config |= family.gguf_words(whole, config)
     if window is not None:
         config["sliding_window"] = window
     # A family may have set the window, and its layers with one may have a theta of their own.
     return config if config.get("sliding_window") is None else config | layer_types(fields, config)
+
+
+def _branches(fields: Fields, arch: str, family: Family, hidden: int) -> dict[str, Any]:
+    """Config values of attention and feed-forwards; none if the family has neither."""
+    if family.has_states_alone:
+        for key in (f"{arch}.attention.head_count", f"{arch}.feed_forward_length"):
+            if fields.whole(key, 0):
+                raise fields.unsupported(key, "0, as its layers have nothing but states")
+        return {}
+    heads = fields.count(f"{arch}.attention.head_count")
+    head_dim = fields.count(f"{arch}.attention.key_length", max(hidden // heads, 1))
+    return {
+        "intermediate_size": _width(fields, arch),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.count(f"{arch}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        **_partial_rotary(fields, arch, head_dim, family),
+    }
 
 
 def _of_first_layer(fields: Fields, arch: str, family: Family) -> Fields:

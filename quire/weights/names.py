@@ -18,6 +18,7 @@ from quire.spec import ModelSpec, is_joined
 from quire.weights.attention_names import attention_weights, cross_weights
 from quire.weights.parts import LayerParts, Weight, normed, single
 from quire.weights.state_names import state_weights
+from quire.weights.stream_names import outer_stream_weights, stream_weights
 
 AFTER = ("after", "both")  # with norms after the branches
 
@@ -37,15 +38,28 @@ def weights_of(spec: ModelSpec) -> Iterator[Weight]:
         rows = spec.learned_positions.count
         yield replace(single("positions", (rows, hidden), names.positions), is_wide=True)
     yield from _layer_embeddings(spec, names)
+    yield from outer_stream_weights(spec, names)
     for index, (plan, number) in enumerate(zip(spec.layers, stored_numbers(spec), strict=True)):
         names_there = family.names_by_norms.get(plan.norms, family.names)
         layer = LayerParts(index, hidden, family, names_there, number)
         yield from _layer(layer, plan, joined=is_joined(spec, index))
+        if spec.streams is not None:
+            yield from stream_weights(layer, plan.norm, spec.streams)
     yield from normed("norm", names.norm, hidden, spec.norm)
     if not spec.tied_embeddings:
         yield single("head", (vocab, hidden), names.head)
     if spec.logits.bias:
         yield single("head", (vocab,), names.head, kind="bias")
+
+
+def unread_keys(spec: ModelSpec) -> frozenset[str]:
+    """Stored tensors that make keys and values in layers that read those of others: files may have
+    them all the same."""
+    if all(source is None for source in spec.kv_sources):
+        return frozenset()
+    whole = spec.with_attention(lambda one: replace(one, kv_from=None))
+    parts = (part for weight in weights_of(whole) for part in weight.parts)
+    return frozenset(name for part in parts for name in (part.hf, part.gguf))
 
 
 def stored_numbers(spec: ModelSpec) -> Iterator[int]:

@@ -35,6 +35,7 @@ PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 STATE = ("in_proj", "out_proj")  # products around a state
+ALTUP = ("correction_coefs", "altup_projections.0", "altup_unembed_projections.2")
 CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "all modules, tied": ("llama", ALL, {}),
     "q and v alone, rslora": ("qwen2", ("q_proj", "v_proj"), {"use_rslora": True}),
@@ -95,6 +96,16 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         "nemotron h, every bias, groups of experts, least steps",
         (*STATE, *ATTENTION, "mixer.up_proj", "mixer.down_proj", "shared_experts.up_proj"),
         {},
+    ),
+    "states and nothing beside them, dora": (
+        "mamba2, every bias, one group, narrow, tied",
+        STATE,
+        {"use_dora": True},
+    ),
+    "one of several streams, dora": (
+        "gemma3n",
+        (*ALL, "linear_left", "linear_right", "modality_router", "prediction_coefs", *ALTUP),
+        {"use_dora": True},
     ),
     "convolutions": (
         "lfm2, every bias, reach of 2, untied, width adjusted, linear rope",

@@ -67,6 +67,7 @@ ALSO = {
     "gemma": {
         *("families/gemma2.py", "families/gemma3.py", "families/encoders/embeddinggemma.py"),
         *("families/gemma4.py", "families/gemma4_unified.py", "families/vaultgemma.py"),
+        "families/gemma3n.py",
     },
     "gemma3": {"families/encoders/embeddinggemma.py"},
     # An API of that company's, which clients speak.

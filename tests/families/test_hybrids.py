@@ -44,6 +44,13 @@ FALCON: dict[str, Any] = {
     "model_type": "falcon_h1",
     "mamba_d_ssm": 64,
 }
+MAMBA2: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "num_hidden_layers": 3,
+    "num_heads": 8,
+    "head_dim": 16,
+}
 FALCON |= {"num_hidden_layers": 3, **MAMBA}
 
 
@@ -94,6 +101,17 @@ def test_a_width_is_adjusted_as_its_class_does() -> None:
     assert raw.intermediate_size == 12_288 and raw.tied_embeddings
 
 
+def test_a_model_of_states_alone_attends_nowhere() -> None:
+    """It has no keys to count, no positions to turn, and no length of its own."""
+    found = spec(MAMBA2)
+    assert kinds(found) == "SSS"
+    assert found.attentions == () and found.rotations == () and found.kv_values_per_token == 0
+    assert found.max_model_len == 128
+    unsaid = spec_from_hf(MAMBA2 | {"hidden_size": 64})
+    assert unsaid.max_model_len == 1 << 20
+    assert all("attn.qkv." not in weight.name for weight in weights_of(found))
+
+
 def test_a_layer_of_attention_beside_a_state_is_two_that_share_a_norm() -> None:
     found = spec(FALCON)
     assert kinds(found) == "SA-" * 3
@@ -118,6 +136,8 @@ def test_a_layer_of_attention_beside_a_state_is_two_that_share_a_norm() -> None:
         (GRANITE, {"layer_types": ["conv", "mamba", "attention"]}, "layer type 'conv'"),
         (GRANITE, {"position_embedding_type": "alibi"}, "position_embedding_type 'alibi'"),
         (BAMBA, MAMBA, "no layer attends"),
+        (MAMBA2, {"time_step_limit": [0.01, 0.1]}, "time_step_limit"),
+        (MAMBA2, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         (FALCON, {"attention_bias": True, "attention_in_multiplier": 2.0}, "beside biases"),
         (FALCON, {"mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "beside mamba_proj_bias"),
     ],
@@ -142,6 +162,8 @@ def test_what_quire_does_not_have_is_refused_by_name(
         (BAMBA, {**MAMBA, "attn_layer_indices": [1], "mamba_d_head": 9}, "mamba_d_head must be 16"),
         (LFM2, {"full_attn_idxs": 2}, "full_attn_idxs must be a list of layers"),
         (LFM2, {"conv_L_cache": 65}, "conv_L_cache must be a whole number from 1 to 64"),
+        (MAMBA2, {"expand": 3}, "expand must be such that the hidden size times it is as wide as"),
+        (MAMBA2, {"n_groups": 3}, "n_groups must be a divisor of the 8 heads, it is 3"),
         (FALCON, {"ssm_multipliers": [1.0]}, "ssm_multipliers must be a list of 5 numbers"),
     ],
 )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
     ExpertsPlan,
@@ -47,6 +48,8 @@ class PlanOracle:
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
         joined: Tensor | None = None
+        if spec.streams is not None:
+            return self._finished(self._through_streams(spec.streams, x, embeddings))
         for index, plan in enumerate(spec.layers):
             name = f"layers.{index}."
             read = self._normed(f"{name}attn_norm", plan.norm, x) if plan.joins_next else None
@@ -58,6 +61,10 @@ class PlanOracle:
                 x = x + self._normed(f"{name}_post_norm", plan.norm, made)
             if plan.is_scaled:
                 x = x * w[f"layers.{index}.scale.weight"]
+        return self._finished(x)
+
+    def _finished(self, x: Tensor) -> Tensor:
+        spec, w = self.spec, self.weights
         x = self._normed("norm", spec.norm, x)
         logits = x @ w["embed.weight" if spec.tied_embeddings else "head.weight"].T
         if spec.logits.bias:
@@ -103,6 +110,56 @@ class PlanOracle:
             made = made + self._normed(f"{name}beside_post_norm", plan.norm, mixed)
         return x + after("mlp", made)
 
+    def _through_streams(self, plan: StreamsPlan, x: Tensor, embeddings: Tensor) -> Tensor:
+        products = (self._linear(f"streams.spread.{i}", x) for i in range(plan.count - 1))
+        streams = [x, *(sized(product, x) for product in products)]
+        for index, layer in enumerate(self.spec.layers):
+            streams = self._streams_layer(index, layer, plan, streams, embeddings)
+        others = (self._linear(f"streams.joined.{i}", one) for i, one in enumerate(streams[1:]))
+        total = torch.stack([streams[0], *(sized(one, streams[0]) for one in others)])
+        return total.mean(0)
+
+    def _streams_layer(
+        self,
+        index: int,
+        layer: LayerPlan,
+        plan: StreamsPlan,
+        streams: list[Tensor],
+        embeddings: Tensor,
+    ) -> list[Tensor]:
+        name, norm = f"layers.{index}.", layer.norm
+        routed = self._routed(name, norm, streams[plan.active])
+        factors = self._linear(f"{name}streams.predicting", routed)
+        factors = factors.view(len(routed), plan.count, plan.count)
+        streams = [
+            one + torch.stack([factors[:, i, j, None] * x for j, x in enumerate(streams)]).sum(0)
+            for i, one in enumerate(streams)
+        ]
+        active = streams[plan.active]
+        read = self._normed(f"{name}attn_norm", norm, active)
+        side = self._linear(f"{name}side.wide", self._linear(f"{name}side.narrow", read))
+        side = read + self._normed(f"{name}side_norm", norm, side)
+        mixed = self._attention(f"{name}attn.", layer.attention, read)
+        mixed = active + self._normed(f"{name}attn_post_norm", norm, mixed)
+        made = (mixed + side) / 2**0.5
+        assert isinstance(layer.mlp, MlpPlan)
+        behind = self._mlp(f"{name}mlp.", layer.mlp, self._normed(f"{name}mlp_norm", norm, made))
+        made = made + self._normed(f"{name}mlp_post_norm", norm, behind)
+        factors = 1 + self._linear(f"{name}streams.correcting", self._routed(name, norm, made))
+        streams = [one + factors[:, i, None] * (made - active) for i, one in enumerate(streams)]
+        if layer.embedding is None:
+            return streams
+        read = streams[plan.active] * self.weights[f"{name}streams.scale.weight"]
+        opened = self._linear(f"{name}embedding.gate", read)
+        opened = ACTIVATIONS[layer.embedding.activation](opened) * embeddings[:, index]
+        made = self._linear(f"{name}embedding.out", opened)
+        made = self._normed(f"{name}embedding_post_norm", norm, made)
+        return [streams[0], *(one + made for one in streams[1:])]
+
+    def _routed(self, name: str, norm: NormPlan, x: Tensor) -> Tensor:
+        read = self._normed(f"{name}streams.router_norm", norm, x) / x.shape[1]
+        return self._linear(f"{name}streams.router", read).tanh()
+
     def _behind(self, name: str, plan: MlpPlan | ExpertsPlan, x: Tensor) -> Tensor:
         if isinstance(plan, MlpPlan):
             return self._mlp(f"{name}mlp.", plan, x)
@@ -114,7 +171,8 @@ class PlanOracle:
             return x
         made = self._linear("layer_embed_product", x) / x.shape[1] ** 0.5
         normed = self._normed("layer_embed_norm", plan.norm, made.view(len(x), -1, plan.width))
-        own = self.weights["layer_embed.weight"][text] * plan.width**0.5
+        rows = [token if token < plan.count else 0 for token in text]
+        own = self.weights["layer_embed.weight"][rows] * plan.width**0.5
         return (normed + own.view(normed.shape)) / 2**0.5
 
     def _attention(self, name: str, plan: AttentionPlan, x: Tensor) -> Tensor:
@@ -262,6 +320,10 @@ class PlanOracle:
         if not plan.gated:
             return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
         gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
+        if plan.sparse is not None:
+            assert plan.sparse.width == plan.width
+            spread = gate.std(-1, keepdim=True, unbiased=False) * plan.sparse.deviations
+            gate = (gate - gate.mean(-1, keepdim=True) - spread).relu()
         gate = gate * plan.gate_scale
         if plan.activation == "clamped_silu":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
@@ -322,6 +384,12 @@ class PlanOracle:
         if plan.learned:
             x = x * self.weights[f"{name}.weight"]
         return x if bias is None else x + bias
+
+
+def sized(x: Tensor, like: Tensor) -> Tensor:
+    """Rows scaled to the size of others."""
+    own, theirs = (one.square().mean(-1, keepdim=True) for one in (x, like))
+    return x * (theirs / own.clamp(min=1e-5)).sqrt()
 
 
 def capped(x: Tensor, softcap: float | None) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from quire.backends.choose import kernels_for, torch_kernels
 from quire.backends.ops import HeadShape
 from quire.executor.declined import declined_notes
-from quire.layer_plan import MlpPlan, NormPlan
+from quire.layer_parts.streams import StreamsPlan
+from quire.layer_plan import MlpPlan, NormPlan, SparsePlan
 from tests.specs import small_spec
 
 PACKAGE = Path(__file__).resolve().parents[2] / "quire"
@@ -91,6 +92,10 @@ def test_what_has_no_kernel_is_said(dtype: torch.dtype) -> None:
     [line] = declined_notes(native, spec)
     assert line.endswith("layer norms, relu2 without a gate")
     assert declined_notes(torch_kernels(shape, batch_invariant=False), spec) == ()
+    cut = replace(layer, mlp=MlpPlan(64, sparse=SparsePlan(0.5, 64)))
+    spread = replace(SPEC, layers=(layer, cut), streams=StreamsPlan(2, 0, 4))
+    [line] = declined_notes(native, spread)
+    assert line.endswith("gates with a cutoff, several streams")
     one_plus = replace(SPEC, layers=(replace(layer, norm=NormPlan(1e-5, one_plus=True)),) * 2)
     said = declined_notes(native, one_plus)
     assert bool(said) == (dtype == torch.bfloat16)

@@ -18,6 +18,7 @@ from quire.executor.cpu.accuracy import hidden_states
 from quire.executor.plain_data import from_json, to_json
 from quire.layer_parts.rope import LinearRope
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
     EmbeddingBranchPlan,
@@ -28,6 +29,7 @@ from quire.layer_plan import (
     NormPlan,
     QueryGrowth,
     Rope,
+    SparsePlan,
 )
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
@@ -96,6 +98,7 @@ MLP: dict[str, list[Any]] = {
     "gated": [False],
     "bias": [True],
     "gate_scale": [0.3],
+    "sparse": [SparsePlan(0.4, 40), SparsePlan(-0.6, 40)],
 }
 EXPERTS: dict[str, list[Any]] = {
     "count": [7],
@@ -170,6 +173,7 @@ MAMBAS: dict[str, list[Any]] = {
 MAMBA = MambaPlan(4, 2, 4, 3, 4, NORM)
 CONVOLUTIONS: dict[str, list[Any]] = {"channels": [20], "reach": [1, 5], "bias": [True]}
 CONVOLUTION = ConvolutionPlan(32, 3)
+STREAMS: dict[str, list[Any]] = {"count": [2, 4], "active": [2], "side": [7]}
 MODEL: dict[str, list[Any]] = {
     "tied_embeddings": [True],
     "embedding_scale": [5.7],
@@ -200,6 +204,19 @@ def states() -> Iterator[tuple[Any, ...]]:
     joining = replace(PLAIN, mlp=None, branch_scale=0.6, joins_next=True)
     yield "joins_next", joining, replace(PLAIN, branch_scale=1.3)
     yield "joins_next, state", replace(joining, state=MAMBA), PLAIN
+
+
+def several_streams(layer: LayerPlan) -> dict[str, ModelSpec]:
+    """With more tokens than the table of embeddings for single layers has."""
+    embeddings, streams = LayerEmbeddingsPlan(50, 6, NORM), StreamsPlan(3, 0, 5)
+    spec = replace(SPEC, layers=(layer, replace(layer, embedding=None)))
+    spec = replace(spec, layer_embeddings=embeddings)
+    made = {"streams": replace(spec, streams=streams)}
+    for name, values in STREAMS.items():
+        for value in values:
+            other = replace(streams, **{name: value})
+            made[f"streams, {name}: {value}"] = replace(spec, streams=other)
+    return made
 
 
 def changes() -> dict[str, ModelSpec]:
@@ -252,6 +269,7 @@ def changes() -> dict[str, ModelSpec]:
         made[f"embedding: {plan.norm.eps}"] = replace(
             made[f"embedding: {plan.norm.eps}"], layer_embeddings=plan
         )
+    made |= several_streams(replace(branched, norms="both"))
     scaled = replace(PLAIN, norms="both", branch_scale=0.3)
     add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
     for name, values in MODEL.items():
@@ -289,7 +307,7 @@ def built(spec: ModelSpec, weights: dict[str, Tensor], kind: str) -> Decoder:
 def test_every_field_has_another_value_here() -> None:
     """What this file goes through is everything that a plan can say."""
     tables = (ATTENTION, LATENT, MLP, EXPERTS, LAYER, STATES, MAMBAS, CONVOLUTIONS, MODEL)
-    known = {name for table in tables for name in table}
+    known = {name for table in (*tables, STREAMS) for name in table}
     known |= {"qk_norm_over", "attention", "latent", "mlp", "state", "kv_from", "embedding"}
     known |= {"layer_embeddings", "joins_next", "two_way"}  # two_way is of media: tests/media
     known |= {
@@ -302,7 +320,7 @@ def test_every_field_has_another_value_here() -> None:
         "kv_from",
         "embedding",
     }
-    known.add("layer_embeddings")
+    known |= {"layer_embeddings", "streams"}
     known |= BESIDE.keys()
     around = {"family", "vocab_size", "hidden_size", "max_model_len", "layers"}
     around |= {"eos_ids", "bos_id", "dtype"}
@@ -319,6 +337,7 @@ def test_every_field_has_another_value_here() -> None:
         DeltaNetPlan,
         ConvolutionPlan,
         MambaPlan,
+        StreamsPlan,
         ModelSpec,
     )
     assert {field.name for kind in kinds for field in fields(kind)} == known | around

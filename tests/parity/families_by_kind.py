@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import PretrainedConfig
+from transformers.models.gemma3n import Gemma3nTextConfig
 from transformers.models.gemma4 import Gemma4TextConfig
 from transformers.models.gemma4_unified import Gemma4UnifiedTextConfig
 
@@ -24,7 +25,33 @@ GEMMA4: dict[str, Any] = {
 }
 EMBEDDED: dict[str, Any] = {"hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 96}
 PARTLY = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 900.0}
+GEMMA3N: dict[str, Any] = {
+    **{key: value for key, value in GEMMA4.items() if key != "global_head_dim"},
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 90,  # less than the vocabulary
+    "laurel_rank": 10,
+    "num_kv_shared_layers": 3,
+    "activation_sparsity_pattern": [0.8, 0.0, 0.3, 0.0, 0.95, 0.0],
+}
 BY_KIND: dict[str, PretrainedConfig] = {
+    "gemma3n": Gemma3nTextConfig(**GEMMA3N),
+    "gemma3n, widths by layer, three streams, every bias, untied, other ropes": Gemma3nTextConfig(
+        **{
+            **GEMMA3N,
+            "tie_word_embeddings": False,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 8,
+            "intermediate_size": [48, 80, 64, 96, 32, 80],
+        },
+        altup_num_inputs=3,
+        altup_active_idx=1,
+        attention_bias=True,
+        final_logit_softcapping=2.0,
+        rope_parameters={
+            _WINDOWED: {"rope_type": "linear", "factor": 3.0, "rope_theta": 300.0},
+            _FULL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 900.0},
+        },
+    ),
     # Keys of three layers without a window fit where one with a window has its own.
     "gemma4, values are keys": Gemma4TextConfig(
         **{**GEMMA4, "num_key_value_heads": 6},

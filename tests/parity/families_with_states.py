@@ -13,6 +13,7 @@ from transformers.models.falcon_h1 import FalconH1Config
 from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
+from transformers.models.mamba2 import Mamba2Config
 from transformers.models.nemotron_h import NemotronHConfig
 
 from tests.parity.families import LINEAR, known
@@ -71,6 +72,18 @@ FACTORS: dict[str, Any] = {
     "key_multiplier": 0.5,
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.4,
+}
+# A state of 228 numbers in a layer, and room for 256 in a block of 4 tokens.
+MAMBA2: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_heads": 8,
+    "head_dim": 4,
+    "state_size": 3,
+    "n_groups": 2,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
 }
 # As many numbers of values as of keys: Transformers saves their convolutions as three equal parts.
 OLMO_HYBRID: dict[str, Any] = {
@@ -166,6 +179,18 @@ _MADE: dict[str, PretrainedConfig | None] = {
         n_group=4,
         topk_group=2,
         norm_topk_prob=False,
+    ),
+    "mamba2": Mamba2Config(**MAMBA2),
+    "mamba2, every bias, one group, narrow, tied": Mamba2Config(
+        **{**MAMBA2, "n_groups": 1, "hidden_size": 32},
+        expand=1,
+        conv_kernel=3,
+        use_bias=True,
+        use_conv_bias=False,
+        layer_norm_epsilon=1e-3,
+        residual_in_fp32=False,
+        time_step_min=0.9,  # how it was trained
+        tie_word_embeddings=True,
     ),
     "olmo hybrid": known("OlmoHybridConfig", **OLMO_HYBRID),
     "olmo hybrid, no rope, rates up to 1, every bias, tied": known(

@@ -99,6 +99,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "mamba_d_state": 4,
     },
+    "mamba2": {
+        **{key: LLAMA[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers")},
+        "architectures": ["Mamba2ForCausalLM"],
+        "model_type": "mamba2",
+        "num_heads": LLAMA["hidden_size"] // 8,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 4,
+    },
+    "gemma3n": {
+        **LLAMA,
+        "architectures": ["Gemma3nForCausalLM"],
+        "model_type": "gemma3n_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 48,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "laurel_rank": 16,
+        "activation_sparsity_pattern": [0.8, 0.0, 0.9, 0.0],
+    },
 }
 SCHEMA = {
     "type": "object",
@@ -252,8 +274,11 @@ def check(home: Path, name: str, count: int, num_alone: int, **options: Any) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *("gemma4", "qwen3_5"),
-        *(pytest.param(one, marks=pytest.mark.long) for one in ("gemma3", "llama", "bamba")),
+        *("gemma4", "qwen3_5", "gemma3n"),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in ("gemma3", "llama", "bamba", "mamba2")
+        ),
     ],
 )
 def test_random_requests_have_the_same_bits_on_a_cpu(name: str, tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from tests.specs import small_config
 MODELS: dict[str, PretrainedConfig] = {
     "qwen3_next": MORE["qwen3_next"],
     **{name: WITH_STATES[name] for name in ("lfm2 moe", "bamba")},
+    "mamba2": WITH_STATES["mamba2"],  # no layer attends, so no key is kept
 }
 
 
@@ -72,7 +73,7 @@ def test_a_pool_with_hardly_room_for_one(pair: Pair) -> None:
     """Rows are preempted and come back, from a snapshot or from their first token."""
     config = small_config(max_num_batched_tokens=24, depth=2, max_repeat=4)
     windows = windows_of(groups_of(config, pair.spec))
-    assert windows.count(2) > windows.count(None) > 0
+    assert windows.count(2) > windows.count(None)
     num_blocks = blocks_held(windows, config.block_size, PROMPT + 4 + OUTPUT) + 12
     check(pair, asked(), replace(config, num_blocks=num_blocks))
 

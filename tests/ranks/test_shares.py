@@ -156,7 +156,7 @@ def test_what_cannot_be_divided_is_refused_with_its_numbers() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize(
-    "name", ["qwen3_5", "granite hybrid", "bamba, every bias, one group, tied"]
+    "name", ["qwen3_5", "granite hybrid", "bamba, every bias, one group, tied", "mamba2"]
 )
 def test_every_head_of_a_state_has_one_rank_and_its_own_key(name: str, size: int) -> None:
     spec = spec_of(next(config for key, config in CONFIGS.items() if key.startswith(name)))

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from quire.layer_parts.state import DeltaNetPlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
     CrossPlan,
@@ -18,6 +19,7 @@ from quire.layer_plan import (
     NormPlan,
     QueryGrowth,
     Rope,
+    SparsePlan,
 )
 from quire.session.fingerprint import _facts
 from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec
@@ -42,7 +44,7 @@ ATTENTION = {
     "value_norm": 1e-6,
     "clip": 1.0,
 }
-MLP = {"activation": "relu", "gate_scale": 0.5}
+MLP = {"activation": "relu", "gate_scale": 0.5, "sparse": SparsePlan(0.5, 64)}
 LAYER = {
     "norms": "after",
     "branch_scale": 2.0,
@@ -59,6 +61,7 @@ SPEC_FIELDS = {
     "embed_norm": NormPlan(1e-6),
     "logits": LogitsPlan(scale=2.0),
     "layer_embeddings": LayerEmbeddingsPlan(96, 8, NormPlan(1e-6)),
+    "streams": StreamsPlan(2, 0, 4),
 }
 # Sizes and parts show in the weights; lengths, ids and the stored type change no verdict.
 SEEN_IN_WEIGHTS = {
@@ -98,6 +101,9 @@ def test_each_of_them_makes_another_fingerprint() -> None:
     ]
     specs = [replace(SPEC, layers=(SPEC.layers[0], other)) for other in others]
     specs += [replace(SPEC, **{k: v}) for k, v in SPEC_FIELDS.items()]
+    specs += [
+        replace(SPEC, streams=StreamsPlan(2, 1, 4))
+    ]  # no weight shows which is the active one
     specs += [replace(SPEC, norm=NormPlan(1e-5, "layer")), replace(SPEC, family="mistral")]
     assert len({repr(_facts(spec)) for spec in (SPEC, *specs)}) == len(specs) + 1
 

@@ -46,6 +46,15 @@ NEMOTRON_H: dict[str, Any] = {
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 80,
 }
+NOTHING_BESIDE_STATES: dict[str, Any] = {
+    "context_length": 1 << 20,
+    "attention.head_count": 0,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "feed_forward_length": 0,
+    "ssm.state_size": 3,
+    "ssm.time_step_rank": 8,
+    "ssm.inner_size": 32,
+}
 LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
     "ernie4_5": (
         "ernie4_5",
@@ -190,6 +199,25 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
             "expert_weights_norm": True,
             "expert_weights_scale": 1.7,
             "expert_group_count": 1,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        WITH_STATES["mamba2"],
+        {
+            **NOTHING_BESIDE_STATES,
+            "ssm.conv_kernel": 4,
+            "ssm.group_count": 2,
+        },
+    ),
+    "mamba2, one group, tied": (
+        "mamba2",
+        WITH_STATES["mamba2, every bias, one group, narrow, tied"],
+        {
+            **NOTHING_BESIDE_STATES,
+            "attention.layer_norm_rms_epsilon": 1e-3,
+            "ssm.conv_kernel": 3,
+            "ssm.group_count": 1,
         },
     ),
     "olmo": ("olmo", LATER["olmo"], LAYER | FEED | THETA),

@@ -58,7 +58,7 @@ class Converter:
             yield from self._one(name, values)
 
     def _one(self, name: str, values: np.ndarray) -> Stored:
-        config, heads = self.config, self.config.num_attention_heads
+        config, heads = self.config, getattr(self.config, "num_attention_heads", 0)
         if self.arch in PERMUTED and name.endswith(("q_proj.weight", "k_proj.weight")):
             count = heads if "q_proj" in name else config.num_key_value_heads
             values = rearranged(values, count)
@@ -248,9 +248,9 @@ def write(
     writer = gguf.GGUFWriter(path, arch)
     usual = {
         "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
+        "context_length": getattr(config, "max_position_embeddings", 0),
         "embedding_length": config.hidden_size,
-        "attention.head_count": config.num_attention_heads,
+        "attention.head_count": getattr(config, "num_attention_heads", 0),
     }
     for key, value in {**usual, **said}.items():
         key = f"{arch}.{key}"

@@ -62,6 +62,20 @@ def test_layers_that_guess_ahead_are_left_out_of_nemotron_h(tmp_path: Path) -> N
     assert made["ahead"] == made["plain"]
 
 
+def test_a_file_of_states_alone_has_neither_heads_nor_feed_forwards(tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, said = LATER_CASES["mamba2"]
+    random_model(config).save_pretrained(tmp_path)
+    for key in ("attention.head_count", "feed_forward_length"):
+        write(tmp_path, path := tmp_path / "m.gguf", config, arch, {**said, key: 4})
+        with pytest.raises(UnsupportedModel, match=f"{key} must be 0, as its layers have nothing"):
+            spec_from_gguf(GgufFile(path))
+    write(tmp_path, path := tmp_path / "m.gguf", config, arch, {**said, "ssm.inner_size": 40})
+    with pytest.raises(UnsupportedModel, match=r"ssm.inner_size must be a multiple of 16"):
+        spec_from_gguf(GgufFile(path))
+
+
 def test_nemotron_h_says_numbers_for_each_branch(tmp_path: Path) -> None:
     from tests.weights.gguf_families import write
 

@@ -202,7 +202,7 @@ def pass_alone(
     attention = {
         kind: kernels.of_heads(kind.shape).plan_attention(inputs, kind.window) for kind in kinds
     }
-    slots = (positions,) * (1 + max(kind.table for kind in kinds))
+    slots = (positions,) * (1 + max((kind.table for kind in kinds), default=0))
     states = {0: kernels.plan_states(inputs)}
     return Pass(positions, rotary(positions), slots, attention, states=states)
 

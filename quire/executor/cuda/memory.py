@@ -18,7 +18,7 @@ from quire.executor.cuda.drawn_scores import ENTRY
 from quire.executor.cuda.graphs import EDIT_BUCKETS
 from quire.executor.cuda.prompts import Captured
 from quire.executor.memory import block_bytes, groups_of, heard_rows, windows_of
-from quire.layer_plan import AttentionPlan
+from quire.layer_plan import AttentionPlan, mlps_of
 from quire.layers.kv_groups import BlockTables
 from quire.spec import ModelSpec
 from quire.step import MOST_TRIED
@@ -49,7 +49,10 @@ def step_bytes(config: EngineConfig, spec: ModelSpec, dtype: torch.dtype) -> int
     """The most bytes that passes use at once, beside weights and KV cache."""
     # The residual, its norm, and the widest moment: qkv with q and the attended values, or gate, up
     # and their product.
-    around, gates = 3 * spec.hidden_size, 3 * spec.intermediate_size
+    streams = 1 if spec.streams is None else spec.streams.count
+    around, gates = 3 * spec.hidden_size * streams, 3 * spec.intermediate_size
+    if any(mlp.sparse is not None for layer in spec.layers for mlp in mlps_of(layer)):
+        gates *= 3  # their cutoff is found in float32
     mixed = max(0 if one is None else one.pass_numbers for one in spec.states) * 4 // dtype.itemsize
     per_token = around + max(*map(_attention_numbers, spec.attentions), gates, mixed)
     most = config.max_num_batched_tokens

@@ -14,17 +14,20 @@ from quire.executor.cpu.local import LocalExecutor
 from quire.executor.cuda.device_rows import DeviceColumns
 from quire.executor.cuda.graphs import DecodePlaces
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan, StatePlan
+from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     AttentionPlan,
+    EmbeddingBranchPlan,
     LatentPlan,
     LayerPlan,
     MlpPlan,
     NormPlan,
     Rope,
+    SparsePlan,
 )
 from quire.request import Request
 from quire.scheduler import repeats
-from quire.spec import LogitsPlan, ModelSpec
+from quire.spec import LayerEmbeddingsPlan, LogitsPlan, ModelSpec
 from quire.steps.row_schema import FAILED, RESTS, Column
 from quire.weights.load import dummy_weights
 from tests.executor.cuda import test_walks as walks
@@ -200,6 +203,40 @@ def test_states_are_kept_and_taken_up_by_the_kernels(state: StatePlan) -> None:
     check_in_chunks(spec)
 
 
+def alone_with_states() -> ModelSpec:
+    """Its heads only say how much room blocks have: no kernel of attention has such."""
+    state = MambaPlan(2, 1, 4, 4, 4, NormPlan(1e-5))
+    layer = LayerPlan(AttentionPlan(2, 2, 12, 1.0, None), None, SPEC.norm, state=state)
+    return replace(SPEC, layers=(layer, layer))
+
+
+@pytest.mark.interpreted
+def test_a_model_that_keeps_states_alone_needs_no_attention() -> None:
+    """There is no block table without a window, and no step of attention is planned."""
+    spec = alone_with_states()
+    assert spec.attentions == ()
+    check_in_chunks(spec)
+
+
+@pytest.mark.interpreted
+def test_several_streams_go_through_captured_layers() -> None:
+    """With embeddings for single layers, a cutoff, and keys of another layer."""
+    norm = NormPlan(1e-5, rounds_last=True)
+    first, second = (replace(one.attention, value_norm=1e-5) for one in SPEC.layers)
+    branch, mlp = EmbeddingBranchPlan(6, "gelu_tanh"), MlpPlan(48, "gelu_tanh")
+    layers = tuple(
+        LayerPlan(attention, mlp, norm, "both", embedding=branch)
+        for attention, mlp in (
+            (first, replace(mlp, sparse=SparsePlan(0.4, 48))),
+            (replace(second, kv_from=0), mlp),
+        )
+    )
+    embeddings = LayerEmbeddingsPlan(SPEC.vocab_size - 20, 6, norm)
+    streams = StreamsPlan(3, 1, 5)
+    spec = replace(SPEC, layers=layers, norm=norm, layer_embeddings=embeddings, streams=streams)
+    check_in_chunks(spec)
+
+
 @pytest.mark.interpreted
 def test_the_kernels_draw_by_masks_and_score_named_tokens() -> None:
     """Guided rows, and one that asks for more logprobs than an entry holds."""
@@ -240,8 +277,12 @@ def test_every_kernel_is_warmed_up_without_an_error() -> None:
     kept = Calls(small_config(block_size=16), spec.with_attention(lambda _: heads), DEVICE)
     layers = tuple(replace(spec.layers[0], state=state) for state in STATES)
     taken_up = Calls(small_config(block_size=16), replace(spec, layers=layers), DEVICE)
+    alone = Calls(small_config(block_size=128), alone_with_states(), DEVICE)
+    assert alone.by_heads == []
     with torch.inference_mode():
         for call in (*calls.all(), *calls.later(), *calls.features()):
             call()
         for call in (*kept.all(), *kept.later(), *taken_up.states()):
+            call()
+        for call in (*alone.all(), *alone.later(), *alone.features()):
             call()

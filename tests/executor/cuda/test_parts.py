@@ -18,6 +18,8 @@ from quire.executor.cuda.memory import num_cuda_blocks, step_bytes
 from quire.executor.cuda.prompts import NOTHING_CAPTURED, Captured
 from quire.executor.cuda.upload import Upload
 from quire.executor.memory import block_bytes, longest_sequence
+from quire.layer_parts.streams import StreamsPlan
+from quire.layer_plan import MlpPlan, SparsePlan
 from quire.params.row_sampling import MOST_SPELLED, RowSampling
 from quire.sampling_params import SamplingParams
 from quire.step import Slice
@@ -137,6 +139,20 @@ def test_what_passes_widen_of_a_cache_in_fp8_is_counted() -> None:
     needed = [step_bytes(one, SPEC, torch.bfloat16) for one in (wide, narrow)]
     both = 2 * SPEC.num_kv_heads * SPEC.head_dim * torch.bfloat16.itemsize
     assert needed[1] - needed[0] == 2 * MOST_WIDENED * both
+
+
+def test_streams_and_cutoffs_are_counted() -> None:
+    """Three more streams, each with its norms; and a cutoff of gates, which is found in float32."""
+    config = small_config(device="cuda", enforce_eager=True)
+    sparse = MlpPlan(4096, sparse=SparsePlan(0.5, 4096))
+    layers = tuple(replace(one, mlp=MlpPlan(4096)) for one in SPEC.layers)
+    plain = replace(SPEC, layers=layers)
+    several = replace(plain, streams=StreamsPlan(4, 0, 8))
+    cut = replace(plain, layers=(replace(layers[0], mlp=sparse), *layers[1:]))
+    needed = [step_bytes(config, one, torch.bfloat16) for one in (plain, several, cut)]
+    tokens = config.max_num_batched_tokens
+    assert needed[1] - needed[0] == tokens * 3 * 3 * SPEC.hidden_size * 2
+    assert needed[2] - needed[0] == tokens * 2 * 3 * 4096 * 2
 
 
 def test_the_pools_size_can_be_given() -> None:
