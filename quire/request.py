@@ -130,7 +130,7 @@ class Request:
     `number` counts the requests of an LLM; `noise_key` is 64 bits made from the seed (or from
     the LLM's seed and `number`). `max_tokens` is resolved against the model's length.
     `eos_ids` end the answer without a stop reason, `stop_ids` are the caller's; both lack the ids
-    that `ignore_eos` removes.
+    that `ignore_eos` removes, which are none of those that end a grammar.
 
     `thoughts` limits how many tokens its answers think aloud before they answer.
 

@@ -59,6 +59,37 @@ def test_a_wrong_call_says_what_to_call_instead(llm: LLM) -> None:
             call()
 
 
+def test_an_argument_of_the_wrong_kind_is_refused_by_name(llm: LLM, tmp_path: Path) -> None:
+    told: Any = llm
+    user = [{"role": "user", "content": "x"}]
+    calls: list[tuple[str, Any]] = [
+        ("priority", lambda: told.generate("a", GREEDY, priority=1)),
+        ("priority", lambda: told.chat(user, GREEDY, priority={"a": 1})),
+        ("tokenization_kwargs", lambda: told.generate("a", tokenization_kwargs=True)),
+        ("tokenization_kwargs", lambda: told.chat(user, tokenization_kwargs="truncation")),
+        ("on_result", lambda: told.generate("a", GREEDY, on_result=True)),
+        ("chat_template", lambda: told.chat(user, chat_template=True)),
+        ("chat_template", lambda: told.chat(user, chat_template="a\0b")),
+        ("tools", lambda: told.chat(user, tools=True)),
+        ("tools", lambda: told.chat(user, tools=1)),
+        ("method", lambda: told.collective_rpc(None)),
+        ("func", lambda: told.apply_model(None)),
+        ("tags", lambda: told.wake_up(tags=True)),
+        ("tags", lambda: told.wake_up(tags=[["weights"]])),
+    ]
+    with tiny_llm(tmp_path, convert="embed") as pooling:
+        asked: Any = pooling
+        calls += [
+            ("pooling_params", lambda: asked.embed("a", pooling_params=True)),
+            ("tokenization_kwargs", lambda: asked.embed("a", tokenization_kwargs="truncation")),
+            ("prompt_name", lambda: asked.embed("a", prompt_name=["query"])),
+        ]
+        for name, call in calls:
+            with pytest.raises(VLLMValidationError) as caught:
+                call()
+            assert caught.value.parameter == name, name
+
+
 def test_what_older_scripts_write_out_and_what_asks_for_nothing_is_taken() -> None:
     given = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": None}
     assert SamplingParams(n=2, **given) == SamplingParams(n=2)

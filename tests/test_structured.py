@@ -281,3 +281,32 @@ def test_what_holds_up_all_rows_can_be_done_before_the_first(tmp_path: Path) -> 
         made._session.prepare_grammars()
         assert made._session._guides._compiler._opened is not None
         assert texts(made, constrained(choice=["fine"])) == ["fine"]
+
+
+def test_a_stop_id_that_a_grammar_asks_for_is_in_the_text(llm: LLM) -> None:
+    end = llm.get_tokenizer().encode(" b")[-1]
+    usual: dict[str, Any] = {"temperature": 0.0, "stop_token_ids": [end]}
+    asked = [constrained(regex="a b", **usual), constrained(regex="a b", **usual, stop="never")]
+    found = llm.generate(["Say something."] * 2, asked, use_tqdm=False)
+    assert [output.outputs[0].text for output in found] == ["a b", "a b"]
+    assert [output.outputs[0].stop_reason for output in found] == [None, None]
+    # Where the text may end before it, it ends it.
+    [output] = llm.generate(
+        "x", constrained(regex="a( b)?", **usual, logit_bias={end: 100}), use_tqdm=False
+    )
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", end)
+
+
+@pytest.mark.parametrize("more", [{}, {"stop": "never"}])
+def test_the_end_of_a_grammar_is_no_text_where_end_tokens_are_ignored(
+    llm: LLM, more: dict[str, Any]
+) -> None:
+    ended = llm.get_tokenizer().eos_token_id
+    usual: dict[str, Any] = {"ignore_eos": True, "skip_special_tokens": False, **more}
+    asked = constrained(regex="a*", **usual, logit_bias={ended: 100})
+    [output] = llm.generate("x", asked, use_tqdm=False)
+    answer = output.outputs[0]
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", [ended], "stop")
+    # As it is without a grammar: no end before so many tokens.
+    [output] = llm.generate("x", constrained(regex="a*", **usual, min_tokens=4), use_tqdm=False)
+    assert set(output.outputs[0].text) == {"a"}

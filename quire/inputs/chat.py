@@ -46,11 +46,16 @@ def is_conversation(messages: object) -> bool:
 
 def read_template(given: str | Path) -> str:
     """The template given by the option: as text, or as the path of a file."""
+    if not isinstance(given, str | Path):
+        raise InvalidOption(
+            f"chat_template is a template or the path of one, not a {type(given).__name__}",
+            parameter="chat_template",
+        )
     path = Path(given)
     if isinstance(given, Path) or not any(sign in given for sign in "{}\n"):
         try:
             return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # bytes that are no text; a path that can be none
             raise InvalidOption(
                 f"chat_template is {str(given)!r}, which is neither a template (it has no braces) "
                 f"nor a readable file ({error})",

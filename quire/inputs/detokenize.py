@@ -1,9 +1,10 @@
 """Decodes token ids to the text that they add after their prompt.
 
 A completion is decoded from its bytes, with the prompt as context: a space before its first word
-stays, and a character that the prompt began is completed. Invalid UTF-8 becomes U+FFFD; the bytes
-of an incomplete character are held back until it is complete. All tokens at once or one by one give
-the same text, in time linear in the tokens.
+stays, and a character that the prompt began is completed. Where the completion does not go on with
+that character, it is no part of it. Invalid UTF-8 becomes U+FFFD; the bytes of an incomplete
+character are held back until it is complete. All tokens at once or one by one give the same text,
+in time linear in the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _TAIL = 3
 # Tokens before one that may have begun its character.
 _MOST_BEFORE = 4
 _UNFINISHED = "\ufffd"
-Place = tuple[tuple[bytes, int], bool]  # the decoder's, and whether nothing can be seen before
+# The decoder's, what the prompt began, and whether nothing can be seen before.
+Place = tuple[tuple[bytes, int], bytes, bool]
 
 
 class _WordEnds(codecs.BufferedIncrementalDecoder):
@@ -39,7 +41,7 @@ class Detokenizer:
     With byte tokens <0xC3> <0xA9> ("é"): push([<0xC3>]) gives "", push([<0xA9>]) gives "é".
     """
 
-    __slots__ = ("_bytes", "_decoder", "_fresh", "_pieces")
+    __slots__ = ("_begun", "_bytes", "_decoder", "_fresh", "_pieces")
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class Detokenizer:
         kind = _WordEnds if self._bytes.ends_words else _UTF8
         self._decoder = kind(errors="replace")
         self._decoder.decode(tail[-_TAIL:])
+        self._begun = self._decoder.getstate()[0]  # of a character (or a space) of the prompt
+        self._decoder.reset()
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that these tokens complete."""
@@ -68,12 +72,16 @@ class Detokenizer:
         parts = list(map(self._pieces.__getitem__, plain))
         if self._fresh:
             self._drop_first_space(parts, plain)
-        return self._decoder.decode(b"".join(parts))
+        data = b"".join(parts)
+        if self._begun and data:
+            begun, self._begun = self._begun, b""
+            data = begun + data if _goes_on(begun, data) else data
+        return self._decoder.decode(data)
 
     @property
     def place(self) -> Place:
         """The present position in the text, for `num_completing`."""
-        return self._decoder.getstate(), self._fresh
+        return self._decoder.getstate(), self._begun, self._fresh
 
     def num_completing(self, place: Place, ids: Sequence[int], num_characters: int) -> int:
         """How many of `ids`, which were pushed at `place`, are needed for so many characters."""
@@ -85,7 +93,7 @@ class Detokenizer:
         return found
 
     def _go(self, place: Place) -> None:
-        state, self._fresh = place
+        state, self._begun, self._fresh = place
         self._decoder.setstate(state)
 
     def finish(self) -> str:
@@ -98,6 +106,15 @@ class Detokenizer:
                 parts[index] = self._bytes.first(token_id, piece)
                 self._fresh = False
                 return
+
+
+def _goes_on(begun: bytes, data: bytes) -> bool:
+    """Whether the first byte of `data` may follow an unfinished character."""
+    try:
+        codecs.utf_8_decode(begun + data[:1], "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class TokenTexts:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,10 @@ class Marks:
     read: Callable[[str, Offered], Calls | None]
 
 
-def offered_functions(tools: Iterable[Any] | None) -> Offered | None:
-    """The functions that the schemas of tools offer; None if there are no tools."""
-    if not tools:
+def offered_functions(tools: Sequence[Any] | None) -> Offered | None:
+    """The functions that the schemas of tools offer; None if there are no tools. What is no list of
+    tools is refused where a chat is written out."""
+    if not isinstance(tools, Sequence) or not tools:
         return None
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
     return {

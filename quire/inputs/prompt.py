@@ -225,7 +225,9 @@ class RequestMaker:
         stop_ids = frozenset(params.stop_token_ids or ())
         choices = self._choices.read(params)
         if params.ignore_eos:
-            return _Resolved(frozenset(), stop_ids, choices)
+            # After a grammar's text nothing but an end token may follow.
+            follows = params.structured_outputs is not None
+            return _Resolved(self._eos_ids if follows else frozenset(), stop_ids, choices)
         stop_ids = (stop_ids | self._more_eos_ids) - self._eos_ids
         return _Resolved(self._eos_ids, stop_ids, choices)
 

@@ -21,10 +21,22 @@ class Encoding:
     keep_start: bool = False
 
 
+def named_options(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """`tokenization_kwargs` as a mapping; InvalidRequest if it is none."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            f"tokenization_kwargs is a dict of names and values, not a {type(given).__name__}",
+            parameter="tokenization_kwargs",
+        )
+    return given
+
+
 def read_tokenization(given: Mapping[str, Any] | None) -> Encoding:
     if given is None:
         return Encoding()
-    given = _in_our_words(given)
+    given = _in_our_words(named_options(given))
     for name in given:
         if name not in _TOKENIZATION:
             near = difflib.get_close_matches(str(name), _TOKENIZATION, n=1)

@@ -206,19 +206,26 @@ def _token(text: str, logprob: float) -> Token:
     }
 
 
+def shown_answer(asked: Asked, answer: Answer) -> Answer:
+    """Where only the prompt is wanted, nothing of the one token that is drawn."""
+    if not asked.only_echo:
+        return answer
+    return Answer(index=answer.index, text="", finish_reason=answer.finish_reason and "length")
+
+
 def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> TextChoice:
-    text = "" if asked.only_echo else answer.text
+    answer = shown_answer(asked, answer)
     before = (output.prompt or "") if asked.echo else ""
     scores = None
     if asked.logprobs:
         of_text: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
-        of_text += [] if asked.only_echo else list(answer.logprobs or ())
+        of_text += answer.logprobs or ()
         scores = text_scores(of_text, first_text=first_text(output) if asked.echo else "")
     choice: TextChoice = {
         "index": index,
-        "text": before + text,
+        "text": before + answer.text,
         "logprobs": scores,
-        "finish_reason": "length" if asked.only_echo else finish_reason(answer, ()),
+        "finish_reason": finish_reason(answer, ()),
         "stop_reason": answer.stop_reason,
     }
     if asked.token_ids:

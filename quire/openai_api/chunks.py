@@ -18,6 +18,7 @@ from quire.openai_api.bodies import (
     chat_score,
     finish_reason,
     first_text,
+    shown_answer,
     text_scores,
     usage,
 )
@@ -107,8 +108,8 @@ class _TextChoice(_Choice):
         self._prompt_ids = first.prompt_token_ids
 
     def feed(self, answer: Answer) -> Iterator[Chunk]:
-        asked, text, first = self._asked, "" if self._asked.only_echo else answer.text, ""
-        scores: list[TokenScore | None] = [] if asked.only_echo else list(answer.logprobs or ())
+        asked, answer = self._asked, shown_answer(self._asked, answer)
+        text, first, scores = answer.text, "", list[TokenScore | None](answer.logprobs or ())
         if self._echo is not None:
             text, first = (self._echo.prompt or "") + text, first_text(self._echo)
             scores = [*(self._echo.prompt_logprobs or ()), *scores]

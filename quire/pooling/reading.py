@@ -21,6 +21,7 @@ from quire.inputs.known_tokens import check_encoded
 from quire.inputs.parse import ParsedPrompt, naming_prompt, parse_prompt, result_or_error
 from quire.inputs.prompt import Encoding, read_tokenization
 from quire.inputs.quoting import ChatText
+from quire.inputs.tokenization import named_options
 from quire.inputs.tokenizer import Tokenizer
 from quire.pooling.spec import PoolerSpec
 from quire.request import HiddenKind, Ints, Request
@@ -47,7 +48,7 @@ class TextOptions:
         truncate: int | None,
         prompt: str,
     ) -> TextOptions:
-        given = dict(tokenization_kwargs or {})
+        given = dict(named_options(tokenization_kwargs))
         if truncate is not None:
             given.setdefault("truncate_prompt_tokens", truncate)
         side = given.get("truncation_side") or "right"
@@ -78,7 +79,7 @@ class PoolingReader:
         if name is None:
             name = self._spec.default_prompt
             return "" if name is None else prompts[name]
-        if name and name not in prompts:
+        if not isinstance(name, str) or (name and name not in prompts):
             known = ", ".join(repr(one) for one in prompts) or "none"
             raise InvalidRequest(
                 f"prompt_name {name!r} is no prompt of this model; it has: {known}. '' is none.",

@@ -281,12 +281,13 @@ def _total(parts: Many[Scores]) -> float:
 
 
 def _shown_ids(sequence: Sequence) -> Ints:
-    """The tokens that make the text: a token that stopped the answer is not part of it."""
+    """The tokens that make the text: a token that stopped the answer is not part of it. One that
+    a grammar asked for is, though it is a stop id where no grammar is."""
     request, ids = sequence.request, sequence.output_ids
     if sequence.finish_reason != "stop" or request.params.include_stop_str_in_output:
         return ids
-    stopped_by_token = int(ids[-1]) in request.eos_ids | request.stop_ids
-    return ids[:-1] if stopped_by_token else ids
+    reason = sequence.stop_reason
+    return ids[:-1] if int(ids[-1]) in (request.eos_ids if reason is None else {reason}) else ids
 
 
 def _metrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
-from quire.errors import NotSupported
+from quire.errors import InvalidRequest, NotSupported
 from quire.sampling_params import SamplingParams
 from quire.session.lists_attributes import ListsAttributes
 from quire.session.metrics import Metric
@@ -84,6 +84,11 @@ class LLMControls(ListsAttributes):
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """[func(model)], where the model has `load_weights(named tensors)`."""
+        if not callable(func):
+            raise InvalidRequest(
+                f"apply_model takes a function of the model, not a {type(func).__name__}",
+                parameter="func",
+            )
         return self.collective_rpc(lambda worker: func(worker.get_model()))
 
     @property

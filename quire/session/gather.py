@@ -66,6 +66,11 @@ def gather(
     The run is closed before an error leaves this function: code that catches an error of a callback
     or a progress bar may call the LLM again, while the traceback still holds this frame.
     """
+    if on_result is not None and not callable(on_result):
+        raise InvalidOption(
+            f"on_result is a function (index, output), not a {type(on_result).__name__}",
+            parameter="on_result",
+        )
     done: dict[int, RequestOutput] = {}
     try:
         with (

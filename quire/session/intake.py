@@ -19,6 +19,7 @@ from quire.inputs.marked_calls import offered_functions
 from quire.inputs.media.held import windows
 from quire.inputs.prompt import RequestMaker, split_prompts
 from quire.inputs.thoughts import begins_in_format
+from quire.inputs.tokenization import named_options
 from quire.inputs.tokenizer import Tokenizer
 from quire.outputs import AnswerReading
 from quire.request import Request
@@ -26,7 +27,7 @@ from quire.run import Refused, Window
 from quire.sampling_params import RequestOutputKind, SamplingParams
 from quire.session.adapters import AskedAdapters
 from quire.session.param_copies import ParamCopies, Params
-from quire.session.priorities import priorities_of, wrong_priorities
+from quire.session.priorities import check_listed, priorities_of, wrong_priorities
 
 # The largest window. A plan gains little from more requests, and they take memory.
 MOST_PROMPTS, MOST_TOKENS = 65_536, 64_000_000
@@ -48,6 +49,10 @@ class _Call:
     watched: bool = False
     background: bool = False
     tenant: str = ""
+
+    def __post_init__(self) -> None:
+        if self.priority is not None:
+            check_listed(self.priority)
 
     def check_count(self, num_prompts: int) -> None:
         """Check that lists with one entry per prompt have this many entries."""
@@ -140,7 +145,7 @@ class Intake:
             partial(self._answers.for_chat, offered=offered_functions(rendering.get("tools"))),
             priority,
             adapters,
-            {"add_special_tokens": False, **(tokenization_kwargs or {})},
+            {"add_special_tokens": False, **named_options(tokenization_kwargs)},
             media_options,
             rendering,
         )

@@ -271,6 +271,8 @@ def task_of(pooling_task: str | None, params: Params) -> str:
 
 def truncation(given: int | None, params: Params) -> int | None:
     """How many tokens to keep: from the call, or from its parameters if all agree."""
+    if params is not None and not isinstance(params, PoolingParams | Sequence):
+        raise _wrong_params(params)
     listed = [params] if isinstance(params, PoolingParams) else params or ()
     said = {getattr(one, "truncate_prompt_tokens", None) for one in listed}
     if given is None and len(said) > 1:

@@ -23,6 +23,11 @@ def priorities_of(priority: Sequence[int], first: int, count: int) -> list[int]:
     return some
 
 
+def check_listed(priority: Sequence[int]) -> None:
+    if isinstance(priority, str | bytes) or not isinstance(priority, Sequence):
+        raise wrong_priorities(f"is a list, not a {type(priority).__name__}")
+
+
 def wrong_priorities(what: str) -> InvalidParams:
     return InvalidParams(
         f"priority {what}; give each prompt a whole number, lower first", parameter="priority"

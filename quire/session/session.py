@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -299,14 +299,15 @@ class Session:
 
     def wake_up(self, tags: Sequence[str] | None) -> None:
         """Wake all parts that sleep, or those in `tags`; see LLM.wake_up."""
-        known = {*PARTS, "scheduling"}
-        wanted = known if tags is None else {*tags}
-        if isinstance(tags, str) or wanted - known:
+        known = (*PARTS, "scheduling")
+        is_list = isinstance(tags, Collection) and not isinstance(tags, str)
+        if tags is not None and not (is_list and all(tag in known for tag in tags)):
             raise InvalidOption(
                 f"tags is None or a list of {', '.join(sorted(known))}, not {tags!r}",
                 parameter="tags",
                 value=tags,
             )
+        wanted = {*known} if tags is None else {*tags}
         with self.turns.turn(needs_all=False):
             for part in PARTS:
                 if part in wanted & self.turns.asleep:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from quire.errors import NotSupported
+from quire.errors import InvalidRequest, NotSupported
 from quire.session.lists_attributes import ListsAttributes
 
 if TYPE_CHECKING:
@@ -137,6 +137,12 @@ class ExecutorView(RestingView, ListsAttributes):
         self._session.check()
         worker = self.driver_worker
         if not isinstance(method, str):
+            if not callable(method):
+                raise InvalidRequest(
+                    "collective_rpc takes the name of a method of the worker or a function, not a "
+                    f"{type(method).__name__}",
+                    parameter="method",
+                )
             return [method(worker, *args, **(kwargs or {}))]
         if method.startswith("_") or not callable(found := getattr(worker, method, None)):
             known = [

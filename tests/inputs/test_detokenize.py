@@ -116,6 +116,28 @@ def test_a_character_the_prompt_began_is_completed(sentencepiece: Tokenizer) -> 
     assert completion_text(sentencepiece, prompt, [second]) == "é"
 
 
+def test_a_character_the_prompt_broke_off_is_no_part_of_another_answer(
+    sentencepiece: Tokenizer,
+) -> None:
+    """Token ids that were cut after so many, as programs shorten long texts."""
+    two, first, second = (
+        sentencepiece.backend.token_to_id(t) for t in ("<0xE4>", "<0xBD>", "<0xA0>")
+    )
+    prompt = [*sentencepiece.encode("caf").tolist(), two, first]
+    word = sentencepiece.encode("yes", add_special_tokens=False).tolist()
+    detokenizer = Detokenizer(sentencepiece, prompt)
+    place = detokenizer.place
+    assert detokenizer.push(word) + detokenizer.finish() == completion_text(
+        sentencepiece, sentencepiece.encode("caf").tolist(), word
+    )
+    assert completion_text(sentencepiece, prompt, []) == ""
+    assert completion_text(sentencepiece, prompt, [second, *word]).startswith("\u4f60")
+    again = Detokenizer(sentencepiece, prompt)
+    assert again.num_completing(place, [second, *word], 1) == 1
+    # What the answer itself adds to it is the answer's.
+    assert completion_text(sentencepiece, prompt[:-1], [first, *word]).startswith("\ufffd")
+
+
 def test_special_tokens_are_shown_where_asked_for(byte_bpe: Tokenizer) -> None:
     row = byte_bpe.encode("yes<|im_end|>").tolist()
     assert completion_text(byte_bpe, [5], row) == "yes"

@@ -85,6 +85,20 @@ def test_the_scores_of_an_echo_are_those_of_the_whole_answer() -> None:
     assert chunk["choices"][0]["logprobs"]["top_logprobs"] == top
 
 
+def test_nothing_is_shown_of_the_token_drawn_where_only_the_prompt_is_wanted() -> None:
+    """Neither its id nor that it ended the answer, in a stream and without one."""
+    body = {"prompt": "Hi", "echo": True, "max_tokens": 0, "return_token_ids": True}
+    scores = (TokenScore(9, "!", -2.0, ()),)
+    answer = Answer(0, "", (9,), "stop", "!", logprobs=scores)
+    output = Output((answer,), True, prompt="Hi", prompt_token_ids=(5,))
+    about: Any = {"id": "x", "created": 0, "model": "m"}
+    whole: Any = response_body(read_body(COMPLETIONS, body), [output], **about)
+    [chunk] = Stream(read_body(COMPLETIONS, {**body, "stream": True}), **about).feed(0, output)
+    for choice in (whole["choices"][0], chunk["choices"][0]):
+        assert (choice["text"], choice["token_ids"]) == ("Hi", [])
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_the_ids_of_the_prompt_come_once_for_each_that_has_one(path: str) -> None:
     asked = read_body(path, {**BODIES[path], "return_token_ids": True, "n": 2, "stream": True})
