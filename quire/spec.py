@@ -318,6 +318,7 @@ class EncoderSpec:
     qk_norm: bool = False  # of each head of q and k
     scale: float | None = None  # of scores; None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
+    embedding_width: int = 0  # of embeddings and their norm, before a product; 0: the hidden size
     num_experts: int = 0  # feed-forwards of a layer that `has_experts`
     num_chosen: int = 0  # how many of them compute each token
     expert_period: int = 0
@@ -335,7 +336,7 @@ class EncoderSpec:
         inner = (3 if self.gated else 2) * self.intermediate_size
         mixtures = sum(map(self.has_experts, range(self.num_layers)))
         inner *= self.num_layers + mixtures * (self.num_chosen - 1)
-        return (self.num_layers * heads + inner) * self.hidden_size
+        return (self.num_layers * heads + inner + self.embedding_width) * self.hidden_size
 
     def flops(self, *, tokens: int, context: int, sampled: int) -> int:
         """Multiply-adds x 2 of a step, as in ModelSpec; but each token sees its whole text."""

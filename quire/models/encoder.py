@@ -162,6 +162,8 @@ class Encoder:
         }
         parts = _Parts(spec, weights, ops, max_len)
         self._embed_norm = parts.norm("embed_norm")
+        self._product = parts.linear("embed_product") if spec.embedding_width else None
+        self._dtype = parts.dtype
         self._layers = [parts.layer(i) for i in range(spec.num_layers)]
         self._norm = parts.norm("norm")
         # The scale is rounded to the dtype of the embeddings, as in training.
@@ -175,6 +177,8 @@ class Encoder:
     def __call__(self, texts: Texts) -> Tensor:
         """[T, H]"""
         x = self._embed_norm(self._embedded(texts))
+        if self._product is not None:
+            x = self._product(x.to(self._dtype)).float()
         turned = {}
         for theta, rotary in self._rotary.items():
             cos, sin = rotary(texts.positions)

@@ -32,19 +32,23 @@ class EncoderWeight:
 
 
 def encoder_weights(spec: EncoderSpec, family: EncoderFamily) -> Iterator[EncoderWeight]:
-    names, hidden = family.names_of(spec), spec.hidden_size
+    names, width = family.names_of(spec), spec.embedding_width or spec.hidden_size
     for name, stored, rows in (
         ("embed", names.words, spec.vocab_size),
         ("positions", names.positions, spec.num_positions),
         ("types", names.types, spec.num_types),
     ):
         if rows:
-            yield EncoderWeight(f"{name}.weight", (rows, hidden), (f"{stored}.weight",), (rows,))
+            yield EncoderWeight(f"{name}.weight", (rows, width), (f"{stored}.weight",), (rows,))
     if count := spec.num_distances:
         shape = (count, spec.num_heads)
         yield EncoderWeight("distances.weight", shape, (f"{names.distances}.weight",), (count,))
     if spec.embed_norm:
-        yield from _norm("embed_norm", names.embed_norm, spec)
+        yield from _norm("embed_norm", names.embed_norm, spec, width)
+    if spec.embedding_width:
+        for kind, columns in (("weight", (width,)), ("bias", ())):
+            stored, whole = f"{names.embed_product}.{kind}", (spec.hidden_size, *columns)
+            yield EncoderWeight(f"embed_product.{kind}", whole, (stored,), whole[:1])
     for i in range(spec.num_layers):
         yield from _layer(i, spec, names)
     if spec.norms != "after":

@@ -67,7 +67,7 @@ def test_texts_are_laid_out_by_length() -> None:
     "name",
     [
         *("bert", "xlm-roberta", "distilbert", "nomic_bert", "modernbert, every bias", "gte"),
-        *("jina v3", "mpnet", "electra", "eurobert", "eurobert, every bias"),
+        *("jina v3", "mpnet", "electra", "electra, narrow", "eurobert", "eurobert, every bias"),
     ],
 )
 def test_classes_are_those_of_transformers(name: str, labels: int, tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ PIECES_OF_PAIRS = {"general.architecture": "bert", "bert.attention.causal": Fals
 
 
 NOT_IN_GGUF = (
-    *("bert, other activation", "embedding gemma", "gte", "gte, no types", "mpnet", "electra"),
+    *("bert, other activation", "embedding gemma", "gte", "gte, no types", "mpnet"),
+    *("electra", "electra, narrow"),
 )
 
 

@@ -96,6 +96,7 @@ ENCODERS: dict[str, PretrainedConfig] = {
     "gte, no types": GteConfig(**SIZES, max_position_embeddings=64, type_vocab_size=0),
     "mpnet": MPNetConfig(**SIZES, max_position_embeddings=166, pad_token_id=0),
     "electra": ElectraConfig(**SIZES, embedding_size=48, max_position_embeddings=64),
+    "electra, narrow": ElectraConfig(**SIZES, embedding_size=32, max_position_embeddings=64),
     "eurobert": EuroBertConfig(
         **SIZES,
         num_key_value_heads=2,

@@ -1,6 +1,9 @@
-"""ELECTRA: BERT under another name, with a head of its own. No torch."""
+"""ELECTRA: BERT under another name, perhaps with narrower embeddings, and with a head of its own.
+No torch."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from quire.families.encoders import bert
 from quire.families.encoders.family import Dense, EncoderFamily, pooled_classifier
@@ -9,10 +12,8 @@ from quire.spec import EncoderSpec
 
 
 def read(fields: Fields) -> EncoderSpec:
-    spec = bert.read(fields)
-    if fields.count("embedding_size", 128) != spec.hidden_size:
-        raise fields.unsupported("embedding_size", f"hidden_size, {spec.hidden_size}")
-    return spec
+    spec, width = bert.read(fields), fields.count("embedding_size", 128)
+    return spec if width == spec.hidden_size else replace(spec, embedding_width=width)
 
 
 FAMILY = EncoderFamily(
@@ -21,7 +22,7 @@ FAMILY = EncoderFamily(
     model_types=("electra",),
     prefix="electra.",
     read=read,
-    names=bert.NAMES,
+    names=replace(bert.NAMES, embed_product="embeddings_project"),
     classifier=pooled_classifier(Dense("classifier.dense", "gelu"), Dense("classifier.out_proj")),
     only=bert.ONLY,
     without_effect={

@@ -78,6 +78,7 @@ class EncoderNames:
     mlp_norm: str
     positions: str = ""
     types: str = ""
+    embed_product: str = ""
     distances: str = ""
     norm: str = ""
     router: str = ""
