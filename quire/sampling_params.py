@@ -56,6 +56,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 LOWEST_TEMPERATURE = 0.01
 _FLAGS: tuple[str, ...] = ("ignore_eos", "flat_logprobs", "detokenize", "skip_clone")
 _FLAGS += ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
+_FLAGS += ("skip_reading_prefix_cache",)
 _NOT_HONOURED = [(name, s) for name, s in PARAMS_STATUS.items() if s.kind != "honoured"]
 
 
@@ -187,9 +188,8 @@ class SamplingParams:
 
     def _check_text(self) -> None:
         for name in _FLAGS:
-            truth(InvalidParams, name, getattr(self, name))
-        if self.skip_reading_prefix_cache is not None:
-            truth(InvalidParams, "skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+            if name != "skip_reading_prefix_cache" or getattr(self, name) is not None:
+                setattr(self, name, truth(InvalidParams, name, getattr(self, name)))
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         self.stop = [] if stop is None else words(InvalidParams, "stop", stop)
         if self.stop and not self.detokenize:

@@ -247,23 +247,6 @@ def test_how_tokens_are_drawn_is_told() -> None:
     assert SamplingParams(stop_token_ids=[7, 3, 7]).all_stop_token_ids == {3, 7}
 
 
-def test_values_are_kept_in_one_plain_form() -> None:
-    params = SamplingParams(
-        top_k=-1, seed=-1, stop="END", logprobs=True, prompt_logprobs=False, max_tokens=None
-    )
-    assert (params.top_k, params.seed, params.stop) == (0, None, ["END"])
-    assert (params.logprobs, params.prompt_logprobs) == (1, None)
-    assert (params.stop_token_ids, params.bad_words) == ([], [])
-    assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
-    assert SamplingParams(temperature=np.float64(0.5)).temperature == 0.5
-    small: Any = np.int32(5)
-    assert type(SamplingParams(max_tokens=small).max_tokens) is int
-    assert SamplingParams(stop_token_ids=np.array([3, 4])).stop_token_ids == [3, 4]  # type: ignore[arg-type]
-    assert SamplingParams(logit_bias={small: 1}).logit_bias == {5: 1.0}
-    lines = SamplingParams(prompt_logprob_token_ids=np.array([[3, -1]])).prompt_logprob_token_ids
-    assert lines == [[3, -1]]
-
-
 def test_a_tiny_temperature_is_raised_with_a_warning_at_the_callers_line() -> None:
     with pytest.warns(QuireWarning, match="raised to 0.01") as caught:
         params = SamplingParams(temperature=1e-6)

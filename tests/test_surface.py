@@ -40,7 +40,8 @@ BY_MODULE = {
     "GuidedDecodingParams RequestOutputKind RepetitionDetectionParams SamplingType",
     "outputs": "RequestOutput CompletionOutput PoolingOutput EmbeddingRequestOutput",
     "logprobs": "Logprob FlatLogprobs PromptLogprobs SampleLogprobs",
-    "inputs": "TextPrompt TokensPrompt PromptType",
+    "inputs": "TextPrompt TokensPrompt PromptType token_inputs zip_enc_dec_prompts",
+    "entrypoints.llm": "LLM RequestOutput PromptType UsageContext Counter SamplingParams",
     "lora.request": "LoRARequest",
     "exceptions": "VLLMValidationError",
     "v1.metrics.reader": "Metric Counter Gauge Histogram Vector",
@@ -75,6 +76,25 @@ def test_every_module_carries_the_names_scripts_import(module: str) -> None:
     for name in BY_MODULE[module].split():
         value = getattr(found, name)
         assert getattr(quire, name, value) is value
+
+
+def test_functions_that_make_dicts_of_prompts_make_what_prompts_may_be() -> None:
+    data: Any = importlib.import_module("quire.inputs.data")
+    from quire.inputs.encoder_prompts import as_one_prompt
+
+    assert data.PromptInputs is quire.PromptType
+    sound = {"prompt": "", "multi_modal_data": {"audio": "sound"}}
+    made = data.zip_enc_dec_prompts([sound, sound], ["a", [1, 2]], {"rate": 8})
+    assert data.to_enc_dec_tuple_list(made)[1][1] == [1, 2]
+    media = {"multi_modal_data": {"audio": "sound"}, "mm_processor_kwargs": {"rate": 8}}
+    assert as_one_prompt(made[0]) == {"prompt": "a", **media}
+    assert as_one_prompt(made[1]) == {"prompt_token_ids": [1, 2], **media}
+    assert sound == {
+        "prompt": "",
+        "multi_modal_data": {"audio": "sound"},
+    }  # of the caller, unchanged
+    with pytest.raises(ValueError, match="shorter"):
+        data.zip_enc_dec_prompts([sound, sound], ["a"])
 
 
 def test_the_llm_is_exported() -> None:

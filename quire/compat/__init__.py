@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _GROUPS = "cleanup_dist_env_and_memory destroy_distributed_environment destroy_model_parallel"
 _NOT_BUILT = "compat.not_built"
 _COMPILED = "CUDAGraphMode CompilationLevel CompilationMode"
+_MADE_PROMPTS = (
+    "build_explicit_enc_dec_prompt to_enc_dec_tuple_list token_inputs zip_enc_dec_prompts"
+)
 _NETWORK = "get_distributed_init_method get_ip get_open_port"
 _TOKENIZERS = "cached_get_tokenizer=get_tokenizer get_tokenizer"
 _PROCESSORS = "BatchUpdate LogitsProcessor MoveDirectionality"
@@ -32,6 +35,7 @@ OURS = {
         "compat.script_parts": _COMPILED,
         "session.model_config": "ModelConfig",
     },
+    "inputs": {"compat.prompt_kinds": _MADE_PROMPTS},
     "logprobs": {},
     "outputs": {},
     "sampling_params": {"compat.logits_process": "LogitsProcessor"},
@@ -73,13 +77,27 @@ MODULES = {
         "compat.chat_template": "ChatCompletionMessageParam ConversationMessage load_chat_template "
         "resolve_hf_chat_template=resolve_chat_template"
     },
-    "entrypoints.llm": {"llm": "LLM"},
+    "entrypoints.llm": {
+        "compat.script_parts": "Counter UsageContext init_logger",
+        "inputs": "PromptType TextPrompt TokensPrompt",
+        "llm": "LLM",
+        "outputs": "BeamSearchOutput BeamSearchSequence ClassificationRequestOutput "
+        "EmbeddingRequestOutput PoolingRequestOutput RequestOutput ScoringRequestOutput",
+        "params.lora": "LoRARequest",
+        "params.pooling": "PoolingParams",
+        "sampling_params": "BeamSearchParams GuidedDecodingParams RequestOutputKind SamplingParams "
+        "StructuredOutputsParams",
+    },
     "envs": {"compat.environment": " ".join(DEFAULTS)},
     "exceptions": {
         "errors": "VLLMError=QuireError VLLMNotFoundError=ModelNotFound "
         "VLLMValidationError=InvalidRequest"
     },
-    "inputs.data": {"inputs": "EmbedsPrompt PromptType SingletonPrompt TextPrompt TokensPrompt"},
+    "inputs.data": {
+        "compat.prompt_kinds": _MADE_PROMPTS,
+        "inputs": "EmbedsPrompt PromptInputs=PromptType PromptType SingletonPrompt TextPrompt "
+        "TokensPrompt",
+    },
     "inputs.llm": {"inputs": "EmbedsPrompt MultiModalDataDict PromptType TextPrompt TokensPrompt"},
     "logger": {"compat.script_parts": "init_logger"},
     "logits_process": {"compat.logits_process": "LogitsProcessor"},

@@ -7,7 +7,6 @@ are any iterable of these, also a lazy one. Nothing is encoded here and nothing 
 from __future__ import annotations
 
 import difflib
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
@@ -18,10 +17,12 @@ import numpy as np
 from quire.base.boundary import refusing
 from quire.errors import InvalidPrompt, InvalidRequest, NotSupported
 from quire.inputs.quoting import ChatText
+from quire.inputs.token_ids import as_numpy, checked_ids
 from quire.inputs.tokenizer import check_text
 from quire.request import Ints
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_TYPES = {"token": "prompt_token_ids", "text": "prompt"}  # what "type" may say, as in vLLM's dicts
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 _HOLD_MEDIA = {"multi_modal_data", "encoder_prompt"}  # keys of a prompt that hold media
 _REFUSED = {
@@ -81,7 +82,7 @@ def split_prompts(prompts: Any) -> Iterable[Any]:
     split_prompts("a") gives ["a"], split_prompts([1, 2]) gives [[1, 2]], split_prompts([[1], "a"])
     is given back as it is. A column of texts (a numpy array, a Series) is taken as a list.
     """
-    prompts = _as_numpy(_column_as_list(prompts))
+    prompts = as_numpy(_column_as_list(prompts))
     if is_single(prompts):
         return [prompts]
     if not isinstance(prompts, Iterable):
@@ -107,13 +108,6 @@ def _column_as_list(prompts: Any) -> Any:
     if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype.kind in "UOT":
         return prompts.tolist()
     return prompts
-
-
-def _as_numpy(given: Any) -> Any:
-    """A tensor as an array; whatever else it is, as it is."""
-    if isinstance(given, np.ndarray) or not hasattr(given, "__array__"):
-        return given
-    return np.asarray(given.cpu() if callable(getattr(given, "cpu", None)) else given)
 
 
 def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
@@ -155,11 +149,11 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
         return _from_mapping(
             given, vocab_size, _media_of(given) if with_media else None, with_media
         )
-    given = _as_numpy(given)
+    given = as_numpy(given)
     if isinstance(given, np.ndarray | list | tuple) or (
         isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
     ):
-        return ParsedPrompt(None, _checked_ids(given, vocab_size))
+        return ParsedPrompt(None, checked_ids(given, vocab_size))
     hint = "; decode bytes to text first" if isinstance(given, bytes | bytearray) else ""
     raise InvalidPrompt(
         f"a prompt is text, a list of token ids or a dict, not a {type(given).__name__}{hint}",
@@ -172,6 +166,9 @@ def _from_mapping(
 ) -> ParsedPrompt:
     for key, value in given.items():
         if with_media and key in _MEDIA_KEYS:
+            continue
+        if key == "type":
+            _check_type(value, given)
             continue
         if key in _REFUSED and value is not None and not _is_empty(value):
             raise NotSupported(f"prompt has {key!r}: {_REFUSED[key]}")
@@ -204,8 +201,21 @@ def _from_mapping(
     if text is not None:
         check_text(text)
     if token_ids is not None:
-        return ParsedPrompt(text, _checked_ids(token_ids, vocab_size), salt or "", media=media)
+        return ParsedPrompt(text, checked_ids(token_ids, vocab_size), salt or "", media=media)
     return ParsedPrompt(_checked_text(text), None, salt or "", media=media)
+
+
+def _check_type(kind: object, given: Mapping[Any, Any]) -> None:
+    """The key beside "type" says the same again, so the two must agree."""
+    key = _TYPES.get(kind) if isinstance(kind, str) else None
+    if key is None or given.get(key) is None:
+        meant = " or ".join(f'"{name}" (with "{key}")' for name, key in _TYPES.items())
+        raise InvalidPrompt(
+            f'"type" is {kind!r} in a prompt with {", ".join(map(str, given))}; it may be {meant}, '
+            "or be left out",
+            parameter="type",
+            value=kind,
+        )
 
 
 def _media_of(given: Mapping[Any, Any]) -> GivenMedia | None:
@@ -233,88 +243,6 @@ def _checked_text(text: Any) -> str:
         )
     check_text(text)
     return str.__str__(text)  # of an enum its value, and not its name
-
-
-def _checked_ids(given: Any, vocab_size: int) -> Ints:
-    """Token ids as int32, each one of the vocabulary."""
-    if isinstance(given, Mapping) and "input_ids" in given:
-        given = given["input_ids"]  # what apply_chat_template of Transformers 5 returns
-    given = _as_numpy(given)
-    packed = _from_list(given) if isinstance(given, list | tuple) else None
-    ids: np.ndarray[Any, np.dtype[Any]]
-    if packed is not None:
-        ids = packed
-    else:
-        ids = given if isinstance(given, np.ndarray) else _as_array(given)
-    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-        raise InvalidPrompt(
-            f"token ids are an array of {ids.dtype} with {ids.ndim} dimensions; they should be "
-            "whole numbers in one dimension",
-            parameter="prompt_token_ids",
-        )
-    if not ids.size:
-        raise InvalidPrompt(
-            "the prompt has no tokens; give it at least one", parameter="prompt_token_ids"
-        )
-    # Read as unsigned, what is below 0 is far above.
-    highest = ids.max() if packed is None else packed.view(np.uint32).max()
-    if highest >= vocab_size or (packed is None and ids.min() < 0):
-        bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise _bad_id(bad, int(ids[bad]), f"not in 0 .. {vocab_size - 1}")
-    return np.array(ids, np.int32) if packed is None else packed
-
-
-def _from_list(given: list[Any] | tuple[Any, ...]) -> Ints | None:
-    """A copy, as int32; None if something in it is no int, or no token id of any model.
-
-    Takes a third of the time of looking at each number first, and there may be millions.
-    """
-    ids = np.empty(len(given), np.int32)
-    try:
-        struct.pack_into(f"{len(given)}i", ids.data, 0, *given)
-    except struct.error:
-        return None
-    # True and False pass for 1 and 0, and so do those of numpy below 2.
-    small = np.flatnonzero(ids <= 1).tolist() if len(ids) and ids.min() <= 1 else ()
-    return None if any(isinstance(given[at], bool | np.bool_) for at in small) else ids
-
-
-def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray):
-        raise InvalidPrompt(
-            f"token ids are a list of ints, not a {type(given).__name__}",
-            parameter="prompt_token_ids",
-        )
-    if not all(
-        issubclass(kind, int | np.integer) and kind is not bool for kind in {*map(type, given)}
-    ):
-        at, value = next(
-            (at, value)
-            for at, value in enumerate(given)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer)
-        )
-        shown = repr(value) if isinstance(value, bool | float) else "a " + type(value).__name__
-        rule = "token ids are ints, and a list that begins with a number is one prompt of token ids"
-        if isinstance(value, str):
-            rule = "a list in the list of prompts is token ids; texts stand in one flat list"
-        raise InvalidPrompt(
-            f"token {at} is {shown}; {rule}",
-            parameter="prompt_token_ids",
-            value=value,
-        )
-    try:
-        return np.array(given, np.int64)
-    except OverflowError:
-        at = next(at for at, value in enumerate(given) if not -(2**63) <= int(value) < 2**63)
-        raise _bad_id(at, int(given[at]), "far too large") from None
-
-
-def _bad_id(at: int, value: int, what: str) -> InvalidPrompt:
-    return InvalidPrompt(
-        f"token {at} is {value}, which is {what}; ids come from the model's own tokenizer",
-        parameter="prompt_token_ids",
-        value=value,
-    )
 
 
 _reading = refusing(lambda why: InvalidPrompt(f"the prompt cannot be read: {why}"))

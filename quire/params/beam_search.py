@@ -32,7 +32,7 @@ class BeamSearchParams:
         self.temperature = number(e, "temperature", self.temperature, low=0.0, high=2.0)
         self.length_penalty = number(e, "length_penalty", self.length_penalty, low=-1e3, high=1e3)
         for name in ("ignore_eos", "include_stop_str_in_output"):
-            truth(e, name, getattr(self, name))
+            setattr(self, name, truth(e, name, getattr(self, name)))
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             fail(e, "early_stopping", "True, False or 'never'", self.early_stopping)
         if self.n is not None:

@@ -39,7 +39,7 @@ class PoolingParams:
             self.dimensions = whole(InvalidParams, "dimensions", self.dimensions, low=1)
         for name in ("use_activation", "skip_reading_prefix_cache"):
             if getattr(self, name) is not None:
-                truth(InvalidParams, name, getattr(self, name))
+                setattr(self, name, truth(InvalidParams, name, getattr(self, name)))
         if self.truncate_prompt_tokens is not None:
             whole(InvalidParams, "truncate_prompt_tokens", self.truncate_prompt_tokens, low=-1)
         if self.task is not None:

@@ -100,14 +100,18 @@ def number(
 
 
 def truth(error: ErrorType, name: str, value: Any) -> bool:
-    """True or False only; 0, 1 and "false" are more often mistakes than meant."""
+    """True or False only, also numpy's; 0, 1 and "false" are more often mistakes than meant."""
     if not isinstance(value, bool):
-        fail(error, name, "True or False", value)
-    return value
+        if getattr(getattr(value, "dtype", None), "kind", "") != "b" or value.shape:
+            fail(error, name, "True or False", value)
+        value = bool(value)
+    truth: bool = value
+    return truth
 
 
 def words(error: ErrorType, name: str, value: Any, hint: str = "") -> list[str]:
     """A list of non-empty strings that a tokenizer can read, each once."""
+    value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         fail(error, name, "a list of strings", value, hint)
     for word in value:

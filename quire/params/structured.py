@@ -93,7 +93,7 @@ class StructuredOutputsParams:
         if self.json_object is not None and self.json_object is not True:
             fail(InvalidParams, "json_object", "True or None", self.json_object)
         for name in ("disable_any_whitespace", "disable_additional_properties"):
-            truth(InvalidParams, name, getattr(self, name))
+            setattr(self, name, truth(InvalidParams, name, getattr(self, name)))
         if self.backend is not None:
             behind = read_backend(InvalidParams, "backend", self.backend)
             self.disable_any_whitespace |= behind.disable_any_whitespace
