@@ -50,9 +50,9 @@ class ModelNames:
     layer_embed: Name = Name("model.embed_tokens_per_layer", "per_layer_token_embd")
     layer_embed_product: Name = Name("model.per_layer_model_projection", "per_layer_model_proj")
     layer_embed_norm: Name = Name("model.per_layer_projection_norm", "per_layer_proj_norm")
-    # Stream {} + 1 before the first layer, and behind the last.
-    spread: Name = Name("model.altup_projections.{}", "altup_proj.{}")
-    joined: Name = Name("model.altup_unembed_projections.{}", "altup_unembd_proj.{}")
+    # Stream {} + 1 before the first layer, and behind the last; GGUF files have all in one tensor.
+    spread: Name = Name("model.altup_projections.{}", "altup_proj")
+    joined: Name = Name("model.altup_unembed_projections.{}", "altup_unembd_proj")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ last ones, and embeddings for single layers. No torch."""
 
 from __future__ import annotations
 
+from quire.families import streams
 from quire.families.by_kind import kv_source
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
@@ -16,7 +17,6 @@ from quire.families.reading import (
 )
 from quire.families.rope_config import read_ropes_by_kind
 from quire.families.sparse import read_sparse
-from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
     Activation,
     AttentionPlan,
@@ -28,7 +28,6 @@ from quire.spec import LayerEmbeddingsPlan, LogitsPlan, ModelSpec
 
 ACTIVATION: Activation = "gelu_tanh"
 FULL, SLIDING = "full_attention", "sliding_attention"
-MOST_STREAMS = 64
 PERIOD = 5  # one layer in each period has no window: its last
 THETAS = {FULL: 1e6, SLIDING: 1e4}  # defaults
 
@@ -62,19 +61,9 @@ def read(fields: Fields) -> ModelSpec:
         tied_embeddings=fields.flag("tie_word_embeddings", True),
         embedding_scale=fields.count("hidden_size") ** 0.5,
         layer_embeddings=LayerEmbeddingsPlan(rows, width, norm),
-        streams=_streams(fields),
+        streams=streams.read_streams(fields),
         logits=LogitsPlan(softcap=fields.optional("final_logit_softcapping")),
     )
-
-
-def _streams(fields: Fields) -> StreamsPlan:
-    count, active = (
-        fields.count("altup_num_inputs", 4, most=MOST_STREAMS),
-        fields.whole("altup_active_idx", 0),
-    )
-    if active >= count:
-        raise fields.wrong("altup_active_idx", f"below {count}, the number of streams")
-    return StreamsPlan(count, active, fields.count("laurel_rank", 64))
 
 
 FAMILY = Family(
@@ -87,6 +76,8 @@ FAMILY = Family(
         "final_logit_softcapping": 30.0,
         "num_kv_shared_layers": 15,
     },
+    gguf="gemma3n",
+    **streams.IN_GGUF,
     names=LayerNames(mlp_norm=Name("pre_feedforward_layernorm", "ffn_norm")),
     without_effect={"altup_coef_clip": "training"},
     only={"hidden_activation": ("gelu_pytorch_tanh",), "altup_correct_scale": (True,)},

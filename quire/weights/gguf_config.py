@@ -54,6 +54,11 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "classifier.output_labels": "what is scored, which is read with the head",
     "rope.scaling.finetuned": "how the model was trained",
 }
+# Sizes that only the rows of a tensor tell.
+_ROWS_OF = {
+    "laurel_rank": "blk.0.laurel_l.weight",
+    "vocab_size_per_layer_input": "per_layer_token_embd.weight",
+}
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
 _MAY_BE_BIASED = (
     *("attn_q", "attn_qkv", "attn_output"),
@@ -183,7 +188,13 @@ def _of_first_layer(fields: Fields, arch: str, family: Family) -> Fields:
 
 def _read_off_the_tensors(file: GgufFile) -> dict[str, Any]:
     """Config values that metadata do not have, under the keys that families read."""
+    sizes = {
+        key: file.tensors[name].shape[0]
+        for key, name in _ROWS_OF.items()
+        if name in file.tensors and file.tensors[name].shape
+    }
     return {
+        **sizes,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "lm_head_bias": "output.bias" in file.tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,

@@ -10,6 +10,7 @@ from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import NormPlan
 from quire.spec import ModelSpec
 from quire.weights.parts import LayerParts, Weight, single
+from quire.weights.within import Within
 
 
 def outer_stream_weights(spec: ModelSpec, names: ModelNames) -> Iterator[Weight]:
@@ -18,8 +19,9 @@ def outer_stream_weights(spec: ModelSpec, names: ModelNames) -> Iterator[Weight]
     square = spec.hidden_size, spec.hidden_size
     for ours, name in (("spread", names.spread), ("joined", names.joined)):
         for i in range(spec.streams.count - 1):
-            stored = replace(name, hf=name.hf.format(i), gguf=name.gguf.format(i))
-            yield single(f"streams.{ours}.{i}", square, stored)
+            weight = single(f"streams.{ours}.{i}", square, replace(name, hf=name.hf.format(i)))
+            parts = (replace(weight.parts[0], gguf_within=Within(expert=i)),)
+            yield replace(weight, parts=parts)
 
 
 def stream_weights(layer: LayerParts, norm: NormPlan, plan: StreamsPlan) -> Iterator[Weight]:

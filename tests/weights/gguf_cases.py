@@ -3,6 +3,7 @@ say."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -12,6 +13,7 @@ from transformers.models.nemotron_h import NemotronHConfig
 from transformers.models.olmo import OlmoConfig
 from transformers.models.phimoe import PhimoeConfig
 
+from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
 from tests.parity.later_families import LATER, NORMED
 from tests.parity.newest_families import LLAMA4, NEWEST, PHIMOE
@@ -55,7 +57,25 @@ NOTHING_BESIDE_STATES: dict[str, Any] = {
     "ssm.time_step_rank": 8,
     "ssm.inner_size": 32,
 }
+# Of the shares 0.8, 0, 0.3, 0, 0.95 and 0, in float32 as files have them.
+CUTOFFS = [0.8416212, -math.inf, -0.5244005, -math.inf, 1.6448536, -math.inf]
 LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
+    "gemma3n": (
+        "gemma3n",
+        BY_KIND["gemma3n"],
+        {
+            **(RMS | WIDE),
+            "feed_forward_length": [80] * 6,
+            "rope.freq_base": 1e6,
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, True, False] * 2,
+            "attention.shared_kv_layers": 3,
+            "altup.active_idx": 0,
+            "altup.num_inputs": 4,
+            "embedding_length_per_layer_input": 12,
+            "activation_sparsity_scale": CUTOFFS,
+        },
+    ),
     "ernie4_5": (
         "ernie4_5",
         LATER["ernie4_5"],

@@ -3,6 +3,7 @@ rows and metadata as each architecture has them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ PERMUTED = (
     *("arcee", "llama", "granite", "granitemoe", "granitehybrid"),
     *("smollm3", "mistral3", "olmo"),
 )
+# One of several tensors that a file has on top of each other.
+_OF_A_STACK = re.compile(r"(.*(?:\.experts|altup_(?:unembed_)?projections))\.(\d+)\.(.+)")
 Stored = Iterator[tuple[str, np.ndarray]]
 
 
@@ -34,16 +37,15 @@ class Converter:
     config: Any
 
     def tensors(self, stored: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """By the names of GGUF, experts on top of each other."""
+        """By the names of GGUF, experts and products of streams on top of each other."""
         kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == self.arch)
         names = gguf.get_tensor_name_map(kind, self.config.num_hidden_layers)
         made: dict[str, np.ndarray] = {}
         experts: dict[str, dict[int, np.ndarray]] = {}
         for name, values in self._changed(stored):
-            head, dot, rest = name.partition(".experts.")
-            if dot and rest.split(".")[0].isdigit():
-                number, inner = rest.split(".", 1)
-                experts.setdefault(f"{head}.experts.{inner}", {})[int(number)] = values
+            if numbered := _OF_A_STACK.fullmatch(name):
+                head, number, inner = numbered.groups()
+                experts.setdefault(f"{head}.{inner}", {})[int(number)] = values
                 continue
             made[_named(names, name)] = values
         for name, found in experts.items():
@@ -65,7 +67,7 @@ class Converter:
         if self.arch in PERMUTED and name.endswith(("q_proj.bias", "k_proj.bias")):
             count = heads if "q_proj" in name else config.num_key_value_heads
             values = rearranged(values, count)
-        if self.arch == "gemma4":
+        if self.arch in ("gemma3n", "gemma4"):
             yield from self._of_gemma4(name, values)
             return
         if (self.arch.startswith("gemma") or self.arch == "nemotron") and name.endswith(
@@ -160,12 +162,14 @@ class Converter:
         yield name.replace(".dt_bias", ".dt_proj.bias"), values
 
     def _of_gemma4(self, name: str, values: np.ndarray) -> Stored:
-        if name == "model.norm.weight":  # once: only the layers without a window read them
+        # Once: only the layers without a window read them.
+        if self.arch == "gemma4" and name == "model.norm.weight":
             pairs = self.config.per_layer_config[-1].head_dim // 2  # the last has no window
             rope = self.config.rope_parameters["full_attention"]
             turning = int(pairs * rope["partial_rotary_factor"])
             yield "rope_freqs.weight", np.array([1.0] * turning + [1e30] * (pairs - turning), "f")
-        if name.endswith((".layer_scalar", ".experts.gate_up_proj", ".experts.down_proj")):
+        bare = (".layer_scalar", ".correct_output_scale")
+        if name.endswith((*bare, ".experts.gate_up_proj", ".experts.down_proj")):
             name += ".weight"
         if name.endswith(".router.scale"):
             name = name.replace(".router.scale", ".router.proj.scale")

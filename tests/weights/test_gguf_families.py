@@ -459,6 +459,20 @@ def test_heads_of_gemma_4_without_pairs_are_refused_by_key(tmp_path: Path) -> No
         spec_from_gguf(GgufFile(path))
 
 
+@pytest.mark.parametrize("said", [None, 1.5, [1, 2]])
+def test_cutoffs_of_gemma_3n_are_a_number_for_each_layer(said: Any, tmp_path: Path) -> None:
+    from tests.weights.gguf_families import write
+
+    arch, config, usual = CASES["gemma3n"]
+    random_model(config).save_pretrained(tmp_path)
+    key = "activation_sparsity_scale"
+    usual = {name: value for name, value in usual.items() if name != key}
+    more = {} if said is None else {key: said}
+    write(tmp_path, path := tmp_path / "m.gguf", config, arch, usual | more)
+    with pytest.raises(CorruptModel, match=f"{key} must be a list of numbers"):
+        spec_from_gguf(GgufFile(path))
+
+
 def weights(path: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
     return load_weights(locate(path), spec, dtype=torch.float32, device="cpu")
 
