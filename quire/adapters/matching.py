@@ -11,13 +11,14 @@ from quire.adapters.changes import Change, Copy, Own, Scale
 from quire.adapters.config import MERGE, AdapterConfig
 from quire.adapters.forms import Form, formed
 from quire.adapters.names import Kind, TensorName
-from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites, is_of_expert
+from quire.adapters.sites import EMBEDDING, HEAD, SitePart, Sites, is_of_expert, is_of_pairs
 from quire.errors import InvalidAdapter
 from quire.weights.formats import StoredTensor
 
 _OF_LINEAR: frozenset[Kind] = frozenset({"A", "B"})
 _OF_EMBEDDING: frozenset[Kind] = frozenset({"embedding_A", "embedding_B"})
 _CLASSIFIERS = ("score", "classifier")
+_PAIRS = "makes keys and values of latents, which would change"
 _NOT_THERE = "Set device='cpu', or merge it into its base with peft's merge_and_unload()."
 
 
@@ -41,6 +42,8 @@ class Matcher:
         self.check_kinds(name, found, kinds)
         if self.config.use_dora and part.site == EMBEDDING:
             raise self.wrong(name.module, "is an embedding with DoRA: not built", MERGE)
+        if self.config.use_dora and is_of_pairs(part.site):
+            raise self.wrong(name.module, f"{_PAIRS} with DoRA: not built", MERGE)
         a, b = (found[kind] for kind in sorted(kinds))
         rank = a.shape[0] if len(a.shape) == 2 else 0
         rows, columns = part.within.of or part.rows, part.columns
@@ -112,6 +115,8 @@ class Matcher:
                 "has more for an expert than A and B, which is not built for a GPU",
                 _NOT_THERE,
             )
+        if any(is_of_pairs(one.part.site) for one in made):
+            raise self.wrong(name.module, f"{_PAIRS} by more than A and B: not built", MERGE)
         return made
 
     def copy(self, name: TensorName, stored: StoredTensor) -> Copy:

@@ -12,7 +12,7 @@ from quire.adapters.changes import Scale
 from quire.adapters.config import MERGE
 from quire.adapters.matching import Matcher
 from quire.adapters.names import Kind, TensorName
-from quire.adapters.sites import EMBEDDING, SitePart, Sites, is_of_expert
+from quire.adapters.sites import EMBEDDING, SitePart, Sites, is_of_expert, is_of_pairs
 from quire.weights.formats import StoredTensor
 
 _BEHIND_GATE, _GATED = ".down", ".gate_up"
@@ -24,7 +24,7 @@ def scales_of(
     """An adapter's factors at one module: [rows, 1] for results, [1, columns] for inputs."""
     parts = matcher.parts_of(name)
     first = parts[0]
-    if found.keys() != {"ia3_l"} or first.site == EMBEDDING or is_of_expert(first.site):
+    if found.keys() != {"ia3_l"} or _adds_only(first.site):
         what = ", ".join(sorted(found))
         raise matcher.wrong(name.module, f"has {what}: not built for ia3", MERGE)
     stored, rows = found["ia3_l"], first.within.of or first.rows
@@ -42,6 +42,10 @@ def scales_of(
             MERGE,
         )
     return [Scale(up, stored, f"{up.module}.bias" in biases, of_last_rows=True)]
+
+
+def _adds_only(site: str) -> bool:
+    return site == EMBEDDING or is_of_expert(site) or is_of_pairs(site)
 
 
 def _up_before(sites: Sites, down: SitePart) -> SitePart | None:

@@ -30,6 +30,8 @@ _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 _UNCHANGED = re.compile(r"layer_embed|layers\.\d+\.beside\.experts\..*")
 # Norms around branches, and of queries and keys.
 _NORM = re.compile(r"(layers\.\d+\.((attn|mlp|cross)(_post)?_|attn\.[qk]_|attn\.q_a_))?norm")
+# Keys and values of latents, which are never computed: their products are used in two ways.
+_PAIRS = re.compile(r"layers\.\d+\.attn\.kv_b")
 _OF_HEADS = re.compile(r"layers\.(\d+)\.attn\.[qk]_norm")
 
 
@@ -86,9 +88,14 @@ def is_of_expert(site: str) -> bool:
     return _OF_EXPERT.fullmatch(site) is not None
 
 
+def is_of_pairs(site: str) -> bool:
+    """Whether an adapter may change this product by A and B alone."""
+    return _PAIRS.fullmatch(site) is not None
+
+
 def is_seldom(site: str) -> bool:
     """Whether only few adapters change this site."""
-    return site == HEAD or any(word in site for word in _EXPERTS)
+    return site == HEAD or is_of_pairs(site) or any(word in site for word in _EXPERTS)
 
 
 def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool = False) -> Sites:
@@ -108,7 +115,7 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
             made = _norm(name, weight)
             norms[made.module] = made
             continue
-        if weight.is_plain or len(weight.shape) != 2 or _is_unchanged(spec, name):
+        if not is_of_pairs(name) and (weight.is_plain or _is_unchanged(spec, weight)):
             not_built |= {one for part in weight.parts for one in _modules(part.hf)}
             continue
         columns = weight.shape[1]
@@ -132,9 +139,10 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
     )
 
 
-def _is_unchanged(spec: ModelSpec, name: str) -> bool:
-    """Whether this is a matrix that adapters cannot change."""
-    if name == "positions" or _UNCHANGED.fullmatch(name):
+def _is_unchanged(spec: ModelSpec, weight: Weight) -> bool:
+    """Whether this is no matrix, or one that adapters cannot change."""
+    name = weight.name.removesuffix(_WEIGHT)
+    if len(weight.shape) != 2 or name == "positions" or _UNCHANGED.fullmatch(name):
         return True
     found = _OF_EXPERT.fullmatch(name)
     plan = None if found is None else spec.layers[int(found[1])].mlp

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire.adapters.sites import EMBEDDING, is_of_expert, is_seldom
+from quire.adapters.sites import EMBEDDING, is_of_expert, is_of_pairs, is_seldom
 
 if TYPE_CHECKING:
     from quire.adapters.read import AdapterWeights
@@ -42,7 +42,9 @@ def needs_of(weights: AdapterWeights, num_slots: int, rank: int) -> list[Need]:
             continue
         sides = sum(one.a.shape[1] + len(one.b) for one in some)
         num_bytes = sides * rank * some[0].a.element_size()
-        if is_of_expert(site):
+        if is_of_pairs(site):
+            found.append(Need((site, sum(len(one.a) for one in some)), num_bytes))
+        elif is_of_expert(site):
             found.append(Need((site, "A and B"), num_bytes))
         else:
             found.append(Need((site, "A and B"), num_bytes * num_slots, for_all=True))

@@ -87,6 +87,26 @@ class AdaptedProduct(Protocol):
         """Which kernels `add` launches, as far as loaded adapters decide that; 0: none."""
 
 
+class AdaptedPairs(Protocol):
+    """The slots of a weight [heads * (plain + value), K] that is used in two ways: the first rows
+    of a head multiply its queries into the space of rows (of latents), x (W + B A); the others make
+    values of rows, (W + B A) x. So A and B change sides in the former."""
+
+    def load(self, slot: int, added: Sequence[Added]) -> None:
+        """Put an adapter into a slot. An empty `added` clears it."""
+
+    def add_to_rows(self, x: Tensor, y: Tensor, lines: AdapterLines) -> None:
+        """Add to y [T, heads, K] of x [T, heads, plain] what adapters add, in place."""
+
+    def add_to_values(self, x: Tensor, y: Tensor, lines: AdapterLines) -> None:
+        """Add to y [T, heads, value] of x [T, heads, K] what adapters add, in place."""
+
+    def release(self) -> None: ...
+
+    @property
+    def variant(self) -> Hashable: ...
+
+
 class ExpertSlots(Protocol):
     def load(
         self,
@@ -128,6 +148,9 @@ class AdapterKernels(Protocol):
         self, with_weight: Callable[[Tensor], Callable[[Tensor], Tensor]], weight: Tensor
     ) -> AdaptedProduct:
         """Slots of a norm with this weight; `with_weight` makes the norm with another weight."""
+
+    def pairs(self, heads: int, plain: int, value: int) -> AdaptedPairs:
+        """Slots of the products of so many heads, each with these numbers of rows."""
 
     def experts(
         self,

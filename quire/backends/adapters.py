@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.backends.adapted_pairs import LoopedPairs
 from quire.backends.adapter_ops import (
+    AdaptedPairs,
     AdaptedProduct,
     AdapterLines,
     Added,
@@ -48,6 +50,12 @@ class LoopedAdapters:
 
     def norm(self, with_weight: Callable[[Tensor], RowOp], weight: Tensor) -> AdaptedProduct:
         return LoopedNorm(with_weight)
+
+    def pairs(self, heads: int, plain: int, value: int) -> AdaptedPairs:
+        def make(rows: int, columns: int) -> AdaptedProduct:
+            return self.product((rows,), columns, None, seldom=True)
+
+        return LoopedPairs(make, (heads, plain, value))
 
     def experts(self, base: ExpertsOp, up_rows: tuple[int, ...], hidden: int) -> ExpertSlots | None:
         return None

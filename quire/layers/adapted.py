@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quire.backends.adapter_ops import (
+    AdaptedPairs,
     AdaptedProduct,
     AdapterKernels,
     AdapterLines,
@@ -22,7 +23,7 @@ from quire.backends.adapter_ops import (
 )
 from quire.backends.experts import EveryExpert, LoopedExperts
 from quire.backends.linear import Gate, LinearOp
-from quire.backends.ops import ExpertsOp, HeadShape, RowOp
+from quire.backends.ops import ExpertsOp, HeadShape, HeadsOp, RowOp
 from quire.layers.heads import NormedHeads
 from quire.layers.linear import Linear
 from quire.layers.norm import LayerNorm, Norm, RMSNorm
@@ -107,6 +108,23 @@ class AdaptedExperts:
         return self._slots.compute(x, chosen, scores, lines)
 
 
+class AdaptedHeadProducts:
+    """A product for each head, plus what adapters add to its result."""
+
+    def __init__(
+        self,
+        base: HeadsOp,
+        add: Callable[[Tensor, Tensor, AdapterLines], None],
+        current: Current,
+    ) -> None:
+        self._base, self._add, self._current = base, add, current
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        self._base(x, out)
+        if self._current.lines is not None:
+            self._add(x, out, self._current.lines)
+
+
 class AdapterSites:
     """All products of a model that have slots, by name."""
 
@@ -128,6 +146,7 @@ class AdapterSites:
         self._changes_experts = False
         self._linears: dict[str, AdaptedLinear] = {}
         self._products: dict[str, AdaptedProduct] = {}
+        self._pairs: dict[str, AdaptedPairs] = {}
         self._experts: dict[str, ExpertSlots] = {}  # all experts of a layer together
         self._variants: dict[Hashable, int] = {}
         self.variant = 0  # which kernels run: another number where loaded adapters change that
@@ -153,6 +172,18 @@ class AdapterSites:
         """Norms of q and k with slots, for use in place of those in the kernel that rotates."""
         apart = NormedHeads(shape, *map(self.around_norm, names, norms))
         return AdaptedHeads(apart, [self._products[name] for name in names], self._current)
+
+    def around_pairs(
+        self, name: str, base: tuple[HeadsOp, HeadsOp], sizes: tuple[int, int, int]
+    ) -> tuple[HeadsOp, HeadsOp]:
+        """The products of latents of this name, with slots; `sizes`: heads, and the rows of each
+        that make keys and values."""
+        made, (to_rows, to_values) = self.kernels.pairs(*sizes), base
+        self._pairs[name] = made
+        return (
+            AdaptedHeadProducts(to_rows, made.add_to_rows, self._current),
+            AdaptedHeadProducts(to_values, made.add_to_values, self._current),
+        )
 
     def experts(
         self,
@@ -234,6 +265,8 @@ class AdapterSites:
         """Put an adapter into a slot, in place of what was there."""
         for name, product in self._products.items():
             product.load(slot, added.get(name, ()))
+        for name, pairs in self._pairs.items():
+            pairs.load(slot, added.get(name, ()))
         for name, numbers in (own or {}).items():
             self._products[name].load_own(slot, numbers)
         for name, experts in self._experts.items():
@@ -244,8 +277,8 @@ class AdapterSites:
         self._changes_experts = any(one.variant for name, one in products if ".experts." in name)
 
     @property
-    def _slots(self) -> tuple[AdaptedProduct | ExpertSlots, ...]:
-        return (*self._products.values(), *self._experts.values())
+    def _slots(self) -> tuple[AdaptedProduct | AdaptedPairs | ExpertSlots, ...]:
+        return (*self._products.values(), *self._pairs.values(), *self._experts.values())
 
     @property
     def changes_head(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from quire.backends.ops import HeadNorms, HeadShape, Kernels, LatentRows, RowNorm, RowOp
+from quire.backends.ops import HeadNorms, HeadShape, HeadsOp, Kernels, LatentRows, RowNorm, RowOp
 from quire.layer_plan import LatentPlan
 from quire.layers.attention import Kind, Pass
 from quire.layers.linear import Linear
@@ -72,8 +72,8 @@ class LatentParts:
     queries: RowOp
     down: Linear
     norm: RowNorm
-    to_rows: HeadProducts
-    to_values: HeadProducts
+    to_rows: HeadsOp
+    to_values: HeadsOp
     out: Linear
 
 

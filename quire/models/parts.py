@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.backends.ops import HeadNorms, RowOp
+from quire.backends.ops import HeadNorms, HeadsOp, RowOp
 from quire.errors import UnsupportedModel
 from quire.layer_plan import AttentionPlan, LatentPlan, LayerPlan
 from quire.layers.attention import Attention, Values, unchanged
@@ -223,13 +223,16 @@ class Parts(WeightParts):
             for weights in (keys.transpose(1, 2), values)
         )
         self.places[f"{name}.kv_b.weight"] = (LatentPairs(latent, to_rows, to_values),)
+        ops: tuple[HeadsOp, HeadsOp] = (to_rows, to_values)
+        if self.adapters is not None:
+            sizes = heads, latent.plain_dims, latent.value_dims
+            ops = self.adapters.around_pairs(f"{name}.kv_b", ops, sizes)
         rows = latent.kv_rank + latent.rope_dims
         parts = LatentParts(
             self._latent_queries(name, plan, latent),
             self.linear(f"{name}.kv_a", rows, hidden, bias=plan.qkv_bias),
             self.row_norm(f"{name}.kv_a_norm", latent.norm, latent.kv_rank),
-            to_rows,
-            to_values,
+            *ops,
             self.linear(f"{name}.o", hidden, heads * latent.value_dims, bias=plan.o_bias),
         )
         rope = self.spec.rotations.index(plan.rotation)

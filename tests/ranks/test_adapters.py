@@ -59,6 +59,7 @@ def written(added: tuple[Added, ...], shape: tuple[int, ...]) -> tuple[Tensor, T
     "name",
     [
         *("qwen3", "phi3, window 9", "qwen2 moe", "gpt2", "gpt neox", "qwen3_next", "qwen3_5"),
+        "deepseek v2 lite",
         *("bamba, every bias, one group, tied, all turned", "lfm2"),
     ],
 )

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.adapter_ops import (
+    AdaptedPairs,
     AdaptedProduct,
     AdapterLines,
     AdapterRoom,
@@ -30,6 +31,7 @@ from quire.backends.ops import ExpertsOp, RowOp
 from quire.backends.own_places import OwnOffsets, OwnPlaces, where
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.adapted_experts import StackedExperts
+from quire.backends.triton.adapted_pairs import PlacedPairs
 from quire.backends.triton.adapter_lines import TiledLines
 from quire.backends.triton.adapter_stacks import Expands, Stacks, stacked_rank
 from quire.backends.triton.experts import FusedExperts
@@ -70,6 +72,9 @@ class StackedAdapters:
 
     def norm(self, with_weight: Callable[[Tensor], RowOp], weight: Tensor) -> AdaptedProduct:
         return StackedNorm(self.room, with_weight, weight)
+
+    def pairs(self, heads: int, plain: int, value: int) -> AdaptedPairs:
+        return PlacedPairs(self.room.device, (heads, plain, value))
 
     def experts(self, base: ExpertsOp, up_rows: tuple[int, ...], hidden: int) -> ExpertSlots | None:
         if not isinstance(base, FusedExperts):
