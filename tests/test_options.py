@@ -62,7 +62,7 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "max_num_seqs": [(3, 3)],
     "max_num_batched_tokens": [(77, 77)],
     "enable_prefix_caching": [(False, False)],
-    "block_size": [(1, 1), (256, 256)],
+    "block_size": [(1, 1), (64, 64), (384, 384), (2176, 2176), (65_536, 65_536)],
     "kv_cache_dtype": [
         *(("auto", "auto"), ("half", "float16"), ("bfloat16", "bfloat16")),
         *(("fp8", "fp8"), ("fp8_e4m3", "fp8"), ("fp8_per_token_head", "fp8")),
@@ -155,7 +155,7 @@ BAD: dict[str, list[Any]] = {
     "max_num_seqs": [0, 2**21, 1.0, NAN],
     "max_num_batched_tokens": [0, 2**63, INF],
     "enable_prefix_caching": ["on"],
-    "block_size": [0, 3, 512, 16.0],
+    "block_size": [0, 3, 192, 500, 65_664, 16.0],
     **dict.fromkeys(("mamba_cache_dtype", "mamba_ssm_cache_dtype"), ["float8", 32]),
     "num_gpu_blocks_override": [0, -4],
     "async_scheduling": [1],

@@ -14,7 +14,7 @@ from quire.errors import InvalidOption
 from quire.executor.memory import block_bytes
 from quire.layer_parts.state import DeltaNetPlan
 from quire.layer_plan import NormPlan
-from quire.options import DeviceFacts, Options, resolve
+from quire.options import DeviceFacts, Options, parse_options, resolve
 from quire.options.decide import least_block_size
 from quire.ranks.shares import RankShare, of_rank
 from quire.session.hf_config import config_of
@@ -56,6 +56,9 @@ def test_a_block_is_as_large_as_a_state() -> None:
     assert resolve(Options(block_size=64), tiny, CPU).block_size == 64
     with pytest.raises(InvalidOption, match="at least 640.*state of a layer"):
         resolve(Options(block_size=256, dtype="float32"), spec(), CPU)
+    for size in (wide, narrow):  # what a model sets is a size that may be asked for
+        asked = parse_options({"block_size": size, "dtype": "float32"})
+        assert resolve(asked, spec(), CPU).block_size == size
 
 
 def test_without_keys_blocks_are_made_for_states_alone() -> None:

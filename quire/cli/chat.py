@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.paths import named
 from quire.cli.terminal import answer as say_answer
 from quire.cli.terminal import say, say_json
 
@@ -20,7 +21,9 @@ Messages = list[dict[str, str]]
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="An alias (smollm2), a path or a Hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="An alias (smollm2), a path or a Hub id.", callback=named)
+    ],
     question: Annotated[
         str | None, typer.Argument(help="What to ask; without it, stdin or a conversation.")
     ] = None,

@@ -10,6 +10,7 @@ import typer
 
 from quire.cli import exits
 from quire.cli import job_options as o
+from quire.cli.paths import named, path
 from quire.cli.tables import score_facts, score_table
 from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
@@ -26,16 +27,19 @@ def evaluate(
             "humaneval."
         ),
     ],
-    model: Annotated[str, typer.Option("--model", "-m", help="An alias, a path or a Hub id.")],
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="An alias, a path or a Hub id.", callback=named)
+    ],
     limit: Annotated[
         int | None, typer.Option(help="So many questions of a task; of mmlu, shared out evenly.")
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Examples before each question.")] = None,
     examples: Annotated[
-        Path | None, typer.Option(help="For gsm8k: its training questions as JSON lines.")
+        Path | None,
+        typer.Option(help="For gsm8k: its training questions as JSON lines.", parser=path),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="[default: TASK-MODEL.jsonl]")
+        Path | None, typer.Option("--output", "-o", help="[default: TASK-MODEL.jsonl]", parser=path)
     ] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
     seed: Annotated[int, typer.Option(help="Of the job.")] = 0,

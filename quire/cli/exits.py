@@ -2,24 +2,26 @@
 
 0 done · 1 a bug of ours · 2 usage, or a job that changed · 3 finished, some rows failed ·
 69 model or device not usable · 73 another writer holds the job · 74 read or write error ·
-75 stopped, the same command continues · 130 interrupted. The message of an error already names
-the rule, the value and the way out.
+75 stopped, the same command continues · 130 interrupted · 141 stdout's reader has left. The message
+of an error already names the rule, the value and the way out.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from quire.cli.terminal import leave_nothing_unsaid, say
+from quire.cli.terminal import drop_from_now_on, leave_nothing_unsaid, reader_is_gone, say
 from quire.errors import EngineError, JobLocked, JobStopped, ModelError, QuireError
 from quire.safe_text import without_secrets
 
 BUG, USAGE, SOME_FAILED, UNAVAILABLE, IO_ERROR, INTERRUPTED = 1, 2, 3, 69, 74, 130
 LOCKED, STOPPED = 73, 75
+READER_LEFT = 141  # as a shell reports a program that SIGPIPE ended
 
 
 def code_of(error: QuireError) -> int:
@@ -36,7 +38,7 @@ def fail(message: str, code: int) -> NoReturn:
     cluster = sys.modules.get("quire.replicas.ray_engine")
     if cluster is not None and cluster.head_is_lost():
         # Ray's exit handler waits for the head, and then ends the process with its own code.
-        sys.stdout.flush()
+        leave_nothing_unsaid()
         os._exit(code)
     sys.exit(code)
 
@@ -64,6 +66,14 @@ def _described(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
+def _fail_to_write(error: OSError) -> NoReturn:
+    """Nothing is said to a pipe whose reader has left, as in `quire show JOB | head -1`."""
+    if error.errno == errno.EPIPE and reader_is_gone():
+        drop_from_now_on(1)
+        sys.exit(READER_LEFT)
+    fail(_described(error), IO_ERROR)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Turn every exception inside the block into a line on stderr and an exit code."""
@@ -74,7 +84,13 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("interrupted", INTERRUPTED)
     except OSError as error:
-        fail(_described(error), IO_ERROR)
+        _fail_to_write(error)
+    except SystemExit as ended:
+        # The library of the command line ends with 1, in silence, at any pipe that breaks.
+        cause = ended.__context__
+        if ended.code == BUG and isinstance(cause, OSError) and cause.errno == errno.EPIPE:
+            _fail_to_write(cause)
+        raise
     except Exception as error:  # an unexpected error must be readable, too
         fail(
             f"a bug: {type(error).__name__}: {error} (please report it with {save_traceback()})",

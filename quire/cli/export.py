@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.paths import path
 from quire.cli.terminal import say, say_json
 from quire.errors import InvalidOption
 
 
 def export(
     run: Annotated[str, typer.Argument(help="An OUTPUT or a job directory.")],
-    to: Annotated[Path | None, typer.Option(help="A .parquet, .jsonl or .csv file.")] = None,
+    to: Annotated[
+        Path | None, typer.Option(help="A .parquet, .jsonl or .csv file.", parser=path)
+    ] = None,
     push_to_hub: Annotated[
         str | None, typer.Option(help="A data set of the Hub: owner/name.")
     ] = None,

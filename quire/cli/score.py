@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.cli import job_options as o
+from quire.cli.paths import named, path
 from quire.cli.tables import score_facts, score_table
 from quire.cli.terminal import say, say_json
 from quire.errors import Interrupted, InvalidOption, JobStopped
@@ -34,14 +35,18 @@ def score(
     extract: Annotated[str | None, typer.Option(help="Regular expression to read with.")] = None,
     last: Annotated[bool, typer.Option("--last", help="Its last match, not its first.")] = False,
     choices: Annotated[str | None, typer.Option(help="For choice: their column.")] = None,
-    schema: Annotated[Path | None, typer.Option(help="For json: a file with a schema.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="For json: a file with a schema.", parser=path)
+    ] = None,
     group: Annotated[list[str] | None, typer.Option(help="Break down by this column.")] = None,
     pass_at: Annotated[list[int] | None, typer.Option(help="The k of a pass@k.")] = None,
     skip_failed: Annotated[
         bool, typer.Option("--skip-failed", help="Leave failed rows out; else they score 0.")
     ] = False,
     output_column: Annotated[str | None, typer.Option(help="Of a table: the answers.")] = None,
-    judge_model: Annotated[str | None, typer.Option(help="The model that judges.")] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(help="The model that judges.", callback=named)
+    ] = None,
     judge_prompt: Annotated[
         str | None, typer.Option(help="Jinja over prompt, answer, truth, row and words.")
     ] = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quire.cli import job_options as o
+from quire.cli.paths import directory, named, path
 from quire.cli.terminal import say
 from quire.jobs.run_options import SAMPLING_FLAGS
 from quire.session.collector import lasts_from_now_on, rare_full_collections
@@ -18,9 +19,13 @@ from quire.session.collector import lasts_from_now_on, rare_full_collections
 if TYPE_CHECKING:
     from quire.server.serve import Serving
 
+_MODEL_HELP = "An alias (smollm2), a path or a Hub id."
+Model = Annotated[str, typer.Argument(help=_MODEL_HELP, callback=named)]
 Names = list[str] | None
 _FOLDER_HELP = "Adapters in it may be loaded over HTTP while it runs."
-LoraFolder = Annotated[Path | None, typer.Option(help=_FOLDER_HELP, exists=True, file_okay=False)]
+_DATA_HELP = "Folder of keys, files and batches."
+DataFolder = Annotated[Path | None, typer.Option(help=_DATA_HELP, parser=path)]
+LoraFolder = Annotated[Path | None, typer.Option(help=_FOLDER_HELP, parser=directory)]
 GIB = 1 << 30
 # Not in QUIRE_HOME, which may be deleted at any time: these are files of users.
 DATA = Path.home() / ".local" / "share" / "quire" / "serve"
@@ -29,11 +34,11 @@ SWITCH_SECONDS = 0.0005
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="An alias (smollm2), a path or a Hub id.")],
+    model: Model,
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     name: Annotated[Names, typer.Option(help="What requests call the model; repeatable.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of keys, files and batches.")] = None,
+    data: DataFolder = None,
     api_key: Annotated[Names, typer.Option(help="A further key of your own; repeatable.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Make one more key.")] = False,
     no_key: Annotated[bool, typer.Option("--no-key", help="All on this machine may call.")] = False,

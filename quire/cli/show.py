@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.paths import path
 from quire.cli.tables import figures, printed, score_table
 from quire.cli.terminal import say, say_coloured, say_json
 from quire.errors import CorruptJob, InvalidOption
@@ -28,7 +29,7 @@ _LONGEST = 2000  # characters of a text on the terminal
 
 
 def ls(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help="Where to look.", parser=path)] = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List the runs in a folder and below."""
@@ -54,10 +55,10 @@ def _job_dirs(folder: Path) -> Iterator[Path]:
     from quire.jobs.store.manifest import NAME
 
     for depth in range(_DEEPEST + 1):
-        for path in folder.glob("*/" * depth + "*.quire/"):
+        for home in folder.glob("*/" * depth + "*.quire/"):
             # A job of another user cannot be read: it is listed as unreadable.
-            if not os.access(path, os.R_OK | os.X_OK) or (path / NAME).exists():
-                yield path
+            if not os.access(home, os.R_OK | os.X_OK) or (home / NAME).exists():
+                yield home
 
 
 def _listed(job_dir: Path) -> dict[str, Any]:

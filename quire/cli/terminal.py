@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 
@@ -25,13 +26,36 @@ def say(text: str, *, err: bool = False) -> None:
         typer.echo(shown(text))
 
 
-def leave_nothing_unsaid() -> None:
-    """Drop output that stderr did not accept: else Python would exit with its own code."""
+def reader_is_gone() -> bool:
+    """Whether the process that read our stdout has left, as `head` does after its last line."""
+    if not hasattr(select, "poll"):  # on Windows: only a failing write tells
+        return True
     try:
-        if sys.stderr is not None:
-            sys.stderr.flush()
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(seen & (select.POLLERR | select.POLLHUP) for _, seen in watched.poll(0))
+    except (AttributeError, OSError, ValueError):  # there is no stdout, or it is no file
+        return False
+
+
+def leave_nothing_unsaid() -> None:
+    """Drop output that stdout or stderr did not accept: else Python would try it once more at its
+    end, complain, and exit with its own code."""
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        _flush_or_drop(stream, number)
+
+
+def _flush_or_drop(stream: TextIO | None, number: int) -> None:
+    try:
+        if stream is not None:
+            stream.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        drop_from_now_on(number)
+
+
+def drop_from_now_on(number: int) -> None:
+    """Of stdout (1) or stderr (2), also what is still in its buffer."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def say_coloured(text: str) -> None:
@@ -46,4 +70,4 @@ def say_json(value: Any) -> None:
 
 def answer(text: str) -> None:
     """Print a model's text: unchanged into a file or a pipe, made safe on a terminal."""
-    print(shown(text) if sys.stdout.isatty() else text)
+    print(shown(text) if sys.stdout.isatty() else text, flush=True)

@@ -93,13 +93,15 @@ class Fields:
             raise self.wrong(key, "a whole number from 0")
         return value
 
-    def positive(self, key: str, default: Any = _REQUIRED) -> float:
-        """A finite number above 0."""
+    def positive(self, key: str, default: Any = _REQUIRED, *, most: float | None = None) -> float:
+        """A finite number above 0, at most `most`."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, "a number")
         if not 0 < value < math.inf or abs(value) > 1e300:
             raise self.wrong(key, "a finite number above 0")
+        if most is not None and value > most:
+            raise self.wrong(key, f"a number above 0, at most {most:g}")
         return float(value)
 
     def optional(self, key: str) -> float | None:

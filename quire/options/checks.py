@@ -16,6 +16,7 @@ from quire.params.rules import MAX_SEED, MIN_SEED, fail, number, one_of, show, t
 
 Check = Callable[[str, Any], Any]
 
+MOST_BLOCK, _TILE = 65_536, 128  # tokens
 FIT_TO_MEMORY = -1  # max_model_len: what the model and the KV cache allow
 
 DTYPES = {
@@ -131,9 +132,12 @@ def device(name: str, value: Any) -> str | None:
 
 
 def block_size(name: str, value: Any) -> int:
-    size = whole(InvalidOption, name, value, low=1, high=256)
-    if size & (size - 1):
-        fail(InvalidOption, name, "a power of two from 1 to 256", value)
+    """Tiles of attention (128 keys, or a power of two below) begin where blocks do, or these where
+    tiles do."""
+    size = whole(InvalidOption, name, value, low=1, high=MOST_BLOCK)
+    if size % _TILE and (size > _TILE or size & (size - 1)):
+        rule = f"a power of two up to {_TILE}, or a multiple of {_TILE} up to {MOST_BLOCK:,}"
+        fail(InvalidOption, name, rule, value)
     return size
 
 

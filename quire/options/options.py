@@ -126,7 +126,9 @@ class Options:
     )
     enable_prefix_caching: bool | None = honoured(None, checks.flag, "On unless False.")
     block_size: int | None = honoured(
-        None, checks.block_size, "Tokens per KV block: 16; a power of two."
+        None,
+        checks.block_size,
+        "Tokens per KV block: 16; a power of two up to 128, or a multiple of 128.",
     )
     kv_cache_dtype: str = honoured(
         "auto",

@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from quire.errors import InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.log_mel import log_mel
+from quire.families.media.log_mel import (
+    MOST_BINS,
+    MOST_FFT,
+    MOST_RATE,
+    MOST_SAMPLES,
+    MOST_STEPS,
+    log_mel,
+)
 from quire.families.media.rules import Placed, Samples
 
 
@@ -81,13 +88,14 @@ class ClippedSounds:
 
 def read(config: MediaConfig) -> ClippedSounds:
     said, tower = config.processor, config.model.inner("audio_config")
+    frames = 2 * tower.count("max_source_positions", 1500, most=MOST_STEPS)
     return ClippedSounds(
         pad=config.token("audio_token_index", "audio_token_id", unsaid="<|AUDIO|>"),
-        rate=said.count("sampling_rate", 16_000),
-        bins=said.count("feature_size", tower.count("num_mel_bins", 128)),
-        fft=said.count("n_fft", 400),
-        hop=said.count("hop_length", 160),
-        frames=2 * tower.count("max_source_positions", 1500),
+        rate=said.count("sampling_rate", 16_000, most=MOST_RATE),
+        bins=said.count("feature_size", tower.count("num_mel_bins", 128), most=MOST_BINS),
+        fft=said.count("n_fft", 400, most=MOST_FFT),
+        hop=said.count("hop_length", 160, most=MOST_SAMPLES // frames),
+        frames=frames,
         rows=None,
     )
 
@@ -97,7 +105,9 @@ def read_voxtral(config: MediaConfig) -> ClippedSounds:
     width, inner = tower.count("hidden_size", 1280), tower.count("intermediate_size", 5120)
     pad = config.token("audio_token_id", unsaid="[AUDIO]")
     # A step is two frames. intermediate_size / hidden_size steps become one row.
-    return replace(made, pad=pad, rows=made.frames // 2 * width // inner)
+    if not (rows := made.frames // 2 * width // inner):
+        raise tower.wrong("intermediate_size", f"at most {made.frames // 2 * width:,}: one row")
+    return replace(made, pad=pad, rows=rows)
 
 
 QWEN2_AUDIO = MediaFamily(

@@ -9,6 +9,9 @@ from typing import Any
 from quire.families.fields import Fields
 from quire.families.media.rules import MediaRules, SoundRules
 
+MOST_SIDE = 4096  # pixels of a square that is prepared as it is
+MOST_OF_ROW = 1024  # pixels along the square that becomes one row, and is an image at least
+
 
 @dataclass(frozen=True, slots=True)
 class MediaConfig:
@@ -48,7 +51,9 @@ class MediaConfig:
                 return self.token_text(found[0]) or unsaid
         return unsaid
 
-    def side(self, key: str, unsaid: int, *edges: str, number: bool = True) -> int:
+    def side(
+        self, key: str, unsaid: int, *edges: str, number: bool = True, most: int = MOST_SIDE
+    ) -> int:
         """The side of a square, or one of these `edges`, at this key of the processor's config;
         `number`: also written as a number alone."""
         self.processor.refuse_null(key)
@@ -61,9 +66,9 @@ class MediaConfig:
             names = (*edges, *(("height",) if number else ()))
             found = next((name for name in names if value.get(name) is not None), None)
             if found is not None:
-                return Fields(value, f"{self.processor.source}, {key}").count(found)
+                return Fields(value, f"{self.processor.source}, {key}").count(found, most=most)
         elif number:
-            return self.processor.count(key)
+            return self.processor.count(key, most=most)
         kinds = [*edges, "height and width"] if number else edges
         raise self.processor.wrong(key, f"an object with {' or '.join(kinds)}")
 

@@ -83,7 +83,8 @@ class SquareImages:
 
 
 def read(config: MediaConfig) -> SquareImages:
-    said = config.processor
+    said, side = config.processor, config.side("size", 224)
+    config.patches_along(side, config.model.inner("vision_config").count("patch_size", 16), "size")
     pieces = PanAndScan(
         said.count("pan_and_scan_min_crop_size", 256),
         said.count("pan_and_scan_max_num_crops", 4),
@@ -93,7 +94,7 @@ def read(config: MediaConfig) -> SquareImages:
         pad=config.token("image_token_index", "image_token_id", unsaid="<image_soft_token>"),
         begin=config.token("boi_token_index", "boi_token_id", unsaid="<start_of_image>"),
         end=config.token("eoi_token_index", "eoi_token_id", unsaid="<end_of_image>"),
-        side=config.side("size", 224),
+        side=side,
         count=config.model.count("mm_tokens_per_image", 256),
         resample=filter_of(said, BILINEAR),
         normalised=Normalised.of(said, 0.5, 0.5),

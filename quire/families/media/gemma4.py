@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import Normalised, PaddedImages, Placed
 
@@ -57,6 +57,8 @@ def read(config: MediaConfig, *, unsaid: str = "") -> PooledImages:
     """`unsaid`: which tokens see later ones where the config leaves it out."""
     said = config.processor.under({}, do_normalize=False)
     vision, text = config.model.inner("vision_config"), config.model.inner("text_config")
+    patch = vision.count("patch_size", 16, most=MOST_OF_ROW)
+    pooled = vision.count("pooling_kernel_size", 3, most=MOST_OF_ROW // patch)
     sides = {"patch_size": 16, "pooling_kernel_size": 3}
     for key, usual in sides.items():
         if said.count(key, usual) != (own := vision.count(key, usual)):
@@ -68,7 +70,7 @@ def read(config: MediaConfig, *, unsaid: str = "") -> PooledImages:
         pad=config.token("image_token_id", unsaid="<|image|>"),
         begin=config.token("boi_token_id", unsaid="<|image>"),
         end=config.token("eoi_token_id", unsaid="<image|>"),
-        unit=vision.count("patch_size", 16) * vision.count("pooling_kernel_size", 3),
+        unit=patch * pooled,
         most=most,
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, 0.0, 1.0),

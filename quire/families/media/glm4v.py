@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.glm_videos import OPTIONS, known, reader
-from quire.families.media.qwen_vl import ShapedImages, shape_of
+from quire.families.media.qwen_vl import ShapedImages, grouped_of, shape_of
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD
 
 BOUNDS = 112 * 112, 28 * 28 * 15_000  # pixels of all frames together
@@ -26,7 +26,7 @@ class GroupedImages(ShapedImages):
 def read(config: MediaConfig) -> GroupedImages:
     vision, said = config.model.inner("vision_config"), known(config.processor)
     pad = config.token("image_token_id", unsaid="<|image|>")
-    times = said.count("temporal_patch_size", vision.count("temporal_patch_size", 2))
+    times = grouped_of(said, vision)
     shape = shape_of(config, said, pad, BOUNDS, (CLIP_MEAN, CLIP_STD))
     return GroupedImages(**shape, times=times)
 

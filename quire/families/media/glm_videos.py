@@ -12,7 +12,14 @@ import numpy as np
 
 from quire.families.fields import Fields
 from quire.families.media.family import MediaConfig
-from quire.families.media.qwen_vl import GIVEN_RATE, ShapedImages, ShapedVideos, shape_of
+from quire.families.media.qwen_vl import (
+    GIVEN_RATE,
+    MOST_RATE,
+    ShapedImages,
+    ShapedVideos,
+    grouped_of,
+    shape_of,
+)
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, VideoShape
 
 BOUNDS = 112 * 112, 28 * 28 * 2 * 30_000  # pixels of all frames together
@@ -69,8 +76,10 @@ def _by_rate(total: int, rate: float, wanted: float, longest: int) -> list[int]:
     seconds = total / rate
     if seconds <= longest:
         count = max(int(seconds * wanted), 1)
+        if count > 2 * total:  # every one, several times
+            return list(range(min(total, ceil((count - 1) * rate / wanted) + 1)))
         return [min(total - 1, ceil(one * rate / wanted)) for one in range(count)]
-    if (most := int(longest * wanted)) >= total:
+    if (most := max(int(longest * wanted), 1)) >= total:
         return list(range(total))
     return [min(total - 1, ceil(at * rate)) for at in np.linspace(0, seconds, most).tolist()]
 
@@ -112,8 +121,8 @@ def reader(unsaid: str) -> Any:
         shape = shape_of(config, said, pad, BOUNDS, (CLIP_MEAN, CLIP_STD))
         return TimedVideos(
             images=ShapedImages(**shape),
-            times=said.count("temporal_patch_size", vision.count("temporal_patch_size", 2)),
-            rate=said.positive("fps", GIVEN_RATE),
+            times=grouped_of(said, vision),
+            rate=said.positive("fps", GIVEN_RATE, most=MOST_RATE),
             fewest=1,
             most=_MOST,
             ticks=None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.families.fields import MAX_COUNT
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import LANCZOS, filter_of, pixels_of, resized
 from quire.families.media.rules import Normalised, PaddedImages, Placed
@@ -107,10 +108,10 @@ def read(config: MediaConfig) -> TiledImages:
     patches = config.patches_along(tile, patch, "max_image_size")
     if patches != whole // patch:
         raise said.wrong("max_image_size", f"{whole}, the side of what the encoder takes")
-    scale = config.model.count("scale_factor", 2)
+    scale = config.model.count("scale_factor", 2, most=patches)
     return TiledImages(
         pad=config.token("image_token_id", unsaid="<image>"),
-        edge=config.side("size", 4 * 364, "longest_edge", number=False),
+        edge=config.side("size", 4 * 364, "longest_edge", number=False, most=MAX_COUNT),
         tile=tile,
         count=patches**2 // scale**2,
         splits=said.flag("do_image_splitting", True),

@@ -77,14 +77,18 @@ def read(config: MediaConfig) -> StretchedImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("size", 384)
     patches = config.patches_along(tile, _side(vision, "patch_size", 14), "size")
+    along = int(patches * config.model.positive("downsample_ratio", 0.5, most=1.0))
+    if not along:
+        raise config.model.wrong("downsample_ratio", f"at least 1/{patches}, or a tile has no row")
     # Only the caller decides this: Transformers ignores the processor's files here.
     cut = config.asked.flag("crop_to_patches", True)
+    most = said.count("max_patches", 12, most=MOST_TILES) if cut else 1
     return StretchedImages(
         pad=config.token("image_token_id", unsaid="<IMG_CONTEXT>"),
         tile=tile,
-        count=int(patches * config.model.positive("downsample_ratio", 0.5)) ** 2,
-        fewest=said.count("min_patches", 1, most=MOST_TILES) if cut else 1,
-        most=said.count("max_patches", 12, most=MOST_TILES) if cut else 1,
+        count=along**2,
+        fewest=said.count("min_patches", 1, most=most) if cut else 1,
+        most=most,
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )

@@ -80,13 +80,17 @@ def read(config: MediaConfig) -> LlavaImages:
     pads = kind.startswith(_OWN_PROCESSOR) and said.flag("do_pad", False)
     key = "crop_size" if "crop_size" in said.values else "size"
     patches = config.patches_along(crop, vision.count("patch_size", 14), key) ** 2
+    count = patches + num_more_rows(config, "clip", "default")
+    if count < 1:
+        rule = "'full': without its first row a square of one patch has none"
+        raise config.model.wrong(_KEPT, rule)
     return LlavaImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
         edge=edge,
         stretched=stretched,
         crop=crop,
         resample=filter_of(said, BICUBIC),
-        count=patches + num_more_rows(config, "clip", "default"),
+        count=count,
         background=background_of(said, mean) if pads else None,
         normalised=Normalised.of(said, mean, std),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.families.fields import Fields
 from quire.families.media import square_videos
 from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.llava import CLIP_SIDE, num_more_rows
@@ -39,7 +40,9 @@ from quire.families.media.rules import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_GRIDS, _MOST_PIXELS = "image_grid_pinpoints", 1 << 16
+_GRIDS, _MOST_ALONG = "image_grid_pinpoints", 1 << 16
+_MOST_PIXELS = 1 << 26  # of a grid: 200 MB
+_MOST_TILES = 4096  # of anyres_max_N
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION_SIDES = range(384, 2305, 384)
 SHRUNK_ABOVE = 1.1  # times the side of `most_tiles` tiles
@@ -151,16 +154,22 @@ def tiles_of(image: Image, grid: tuple[int, int], tile: int, resample: int) -> l
     ]
 
 
-def read_grids(config: MediaConfig, unsaid: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+def read_grids(
+    config: MediaConfig, unsaid: Iterable[Any], tile: int
+) -> tuple[tuple[int, int], ...]:
     said = next((x for x in (config.processor, config.model) if x.values.get(_GRIDS)), None)
     if said is None:
-        return tuple((int(high), int(wide)) for high, wide in unsaid)
+        said = Fields({_GRIDS: [list(grid) for grid in unsaid]}, config.processor.source)
     given = said.values[_GRIDS]
     grids: list[Any] = given if isinstance(given, list) else [None]
     if not all(isinstance(one, list) and len(one) == 2 for one in grids) or not all(
-        type(side) is int and 0 < side <= _MOST_PIXELS for one in grids for side in one
+        type(side) is int and 0 < side <= _MOST_ALONG for one in grids for side in one
     ):
-        raise said.wrong(_GRIDS, f"a list of heights and widths, from 1 to {_MOST_PIXELS:,}")
+        raise said.wrong(_GRIDS, f"a list of heights and widths, from 1 to {_MOST_ALONG:,}")
+    if any(min(grid) < tile for grid in grids):
+        raise said.wrong(_GRIDS, f"grids of at least one tile, whose side (size) is {tile}")
+    if any(high * wide > _MOST_PIXELS for high, wide in grids):
+        raise said.wrong(_GRIDS, f"grids of at most {_MOST_PIXELS:,} pixels")
     return tuple((high, wide) for high, wide in grids)
 
 
@@ -174,8 +183,10 @@ def read(config: MediaConfig) -> GridImages:
 
 def read_onevision(config: MediaConfig) -> GridImages:
     named = config.model.word("vision_aspect_ratio", "anyres_max_9")
-    if not (most := named.removeprefix("anyres_max_")).isdecimal():
-        raise config.model.wrong("vision_aspect_ratio", "anyres_max_ and a number")
+    most = named.removeprefix("anyres_max_")
+    if not (most.isdecimal() and len(most) <= 4 and 1 <= int(most) <= _MOST_TILES):
+        rule = f"anyres_max_ and a number from 1 to {_MOST_TILES:,}"
+        raise config.model.wrong("vision_aspect_ratio", rule)
     grids = product(ONEVISION_SIDES, ONEVISION_SIDES)
     rules = _read(config, "siglip", "full", grids, ONEVISION_SIDES.start)
     if config.processor.flag("do_center_crop", False):
@@ -198,7 +209,7 @@ def _read(
     patches = config.patches_along(tile, vision.count("patch_size", 14), "size")
     return GridImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
-        grids=read_grids(config, grids),
+        grids=read_grids(config, grids, tile),
         tile=tile,
         patches=patches,
         resample=filter_of(said, BICUBIC),

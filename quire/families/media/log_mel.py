@@ -14,6 +14,8 @@ Doubles = npt.NDArray[np.float64]
 
 LEAST_POWER = 1e-10
 LOUDEST_OVER_SILENCE = 8.0  # powers of ten; quieter parts are raised to it
+# Of what processors' files may say: a clip of 2^24 samples takes 128 MiB while it is transformed.
+MOST_RATE, MOST_BINS, MOST_FFT, MOST_SAMPLES, MOST_STEPS = 384_000, 1024, 1 << 14, 1 << 24, 1 << 20
 _FRAMES = 3000  # frames transformed at a time
 # Slaney's mel scale: linear up to 1,000 Hz, logarithmic above.
 _EVEN_STEP, _EVEN_UP_TO, _LOG_STEP = 200 / 3, 1000.0, np.log(6.4) / 27.0

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.fields import MAX_COUNT
+from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import CLIP_MEAN, CLIP_STD, Normalised, PaddedImages, Placed
 
@@ -52,13 +53,14 @@ class LinedImages(PaddedImages):
 
 
 def read(config: MediaConfig) -> LinedImages:
-    said, patch = config.processor, config.model.inner("vision_config").count("patch_size", 16)
+    said, vision = config.processor, config.model.inner("vision_config")
+    patch = vision.count("patch_size", 16, most=MOST_OF_ROW)
     if said.flag("do_center_crop", False):
         raise said.wrong("do_center_crop", "false: every image is read whole")
     return LinedImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="[IMG]"),
-        unit=patch * config.model.count("spatial_merge_size", 1),
-        edge=config.side("size", 1024, "longest_edge"),
+        unit=patch * config.model.count("spatial_merge_size", 1, most=MOST_OF_ROW // patch),
+        edge=config.side("size", 1024, "longest_edge", most=MAX_COUNT),
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
     )

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.errors import InvalidPrompt
-from quire.families.fields import Fields
-from quire.families.media.family import MediaConfig, MediaFamily
+from quire.families.fields import MAX_COUNT, Fields
+from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import (
     CLIP_MEAN,
@@ -28,6 +28,9 @@ from quire.families.media.rules import (
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_GROUPED = 64  # frames of a group: models have 2, and a group is filled up to its number
+MOST_RATE = 1000.0  # frames per second
+MOST_LEAST = 1 << 26  # pixels that small images are enlarged to: 200 MB
 GIVEN_RATE = 2.0  # frames per second if frames came without a rate: that at which files are sampled
 
 
@@ -98,28 +101,37 @@ def shape_of(
     """The fields of ShapedImages. Defaults: `bounds` of an image's pixels, and `colours` (means,
     deviations)."""
     vision, (least, most) = config.model.inner("vision_config"), bounds
+    patch = vision.count("patch_size", 14, most=MOST_OF_ROW)
+    patch = said.count("patch_size", patch, most=MOST_OF_ROW)
+    usual = vision.count("spatial_merge_size", 2)
     return {
         "pad": pad,
-        "patch": said.count("patch_size", vision.count("patch_size", 14)),
-        "merge": said.count("merge_size", vision.count("spatial_merge_size", 2)),
-        "least": _bound(config.asked, said, "min_pixels", "shortest_edge", least),
-        "most": _bound(config.asked, said, "max_pixels", "longest_edge", most),
+        "patch": patch,
+        "merge": said.count("merge_size", usual, most=MOST_OF_ROW // patch),
+        "least": _bound(config.asked, said, "min_pixels", "shortest_edge", least, MOST_LEAST),
+        "most": _bound(config.asked, said, "max_pixels", "longest_edge", most, MAX_COUNT),
         "resample": filter_of(said, BICUBIC),
         "normalised": Normalised.of(said, *colours),
     }
 
 
-def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int) -> int:
+def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int, largest: int) -> int:
     """What callers asked for counts before what files say, which have it under either name."""
     for fields in (asked, said):
         size = fields.inner("size") if fields.values.get("size") is not None else None
         if fields.values.get(key) is not None:
             if fields is asked and size is not None and size.count(edge) != fields.count(key):
                 raise fields.wrong(key, f"the {edge} of size, which is given too")
-            return fields.count(key)
+            return fields.count(key, most=largest)
         if size is not None:
-            return size.count(edge)
+            return size.count(edge, most=largest)
     return unsaid
+
+
+def grouped_of(said: Fields, vision: Fields) -> int:
+    """How many frames are a group."""
+    key = "temporal_patch_size"
+    return said.count(key, vision.count(key, 2), most=MOST_GROUPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +253,8 @@ def reader(*, stamped: bool, ticked: bool) -> Any:
         ticks = float(vision.count("tokens_per_second", 4)) if ticked else None
         return ShapedVideos(
             images=ShapedImages(**shape),
-            times=said.count("temporal_patch_size", vision.count("temporal_patch_size", 2)),
-            rate=said.positive("fps", GIVEN_RATE),
+            times=grouped_of(said, vision),
+            rate=said.positive("fps", GIVEN_RATE, most=MOST_RATE),
             fewest=said.count("min_frames", 4),
             most=said.count("max_frames", 768),
             ticks=ticks,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.families.media.family import MediaConfig
+from quire.families.media.family import MOST_SIDE, MediaConfig
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import (
     CLIP_MEAN,
@@ -56,11 +56,13 @@ class SquareVideos(PaddedImages):
 
 def read(config: MediaConfig) -> SquareVideos:
     said, vision = config.videos, config.model.inner("vision_config")
-    side = vision.count("image_size", 384)
+    side = vision.count("image_size", 384, most=MOST_SIDE // 2)  # of many frames
+    if side < (patch := vision.count("patch_size", 14)):
+        raise vision.wrong("image_size", f"at least {patch}, the side of a patch")
     return SquareVideos(
         pad=config.token("video_token_index", "video_token_id", unsaid="<video>"),
         side=side,
-        patches=side // vision.count("patch_size", 14),
+        patches=side // patch,
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),
         most=said.count("num_frames", MOST_FRAMES),

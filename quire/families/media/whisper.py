@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from quire.errors import CorruptModel, InvalidPrompt
 from quire.families.media.family import MediaConfig, MediaFamily
-from quire.families.media.log_mel import log_mel
+from quire.families.media.log_mel import MOST_BINS, MOST_FFT, MOST_RATE, MOST_SAMPLES, log_mel
 from quire.families.media.rules import Placed, Samples
 
 
@@ -58,9 +58,12 @@ class HeardSounds:
 
 def read(config: MediaConfig) -> HeardSounds:
     said, model = config.processor, config.model
-    rate, hop = said.count("sampling_rate", 16_000), said.count("hop_length", 160)
-    num_samples = said.count("chunk_length", 30) * rate
-    count, bins = model.count("max_source_positions", 1500), model.count("num_mel_bins", 80)
+    rate, hop = said.count("sampling_rate", 16_000, most=MOST_RATE), said.count("hop_length", 160)
+    num_samples = said.count("chunk_length", 30, most=MOST_SAMPLES // rate) * rate
+    count, bins = (
+        model.count("max_source_positions", 1500),
+        model.count("num_mel_bins", 80, most=MOST_BINS),
+    )
     if num_samples // hop != 2 * count:
         raise CorruptModel(
             f"{said.source}: {num_samples:,} samples make {num_samples // hop:,} steps, and the "
@@ -68,7 +71,7 @@ def read(config: MediaConfig) -> HeardSounds:
         )
     if said.count("feature_size", bins) != bins:
         raise CorruptModel(f"{said.source}: feature_size is not {bins}, the model's num_mel_bins")
-    return HeardSounds(bins, rate, said.count("n_fft", 400), hop, num_samples, count)
+    return HeardSounds(bins, rate, said.count("n_fft", 400, most=MOST_FFT), hop, num_samples, count)
 
 
 FAMILY = MediaFamily(

@@ -47,14 +47,16 @@ def test_prefill_with_and_without_a_past(
 
 @pytest.mark.parametrize("place", small_places())
 @pytest.mark.parametrize("window", [None, 150])
-@pytest.mark.parametrize("slots", [1, 256])  # tiles of many blocks, blocks of many tiles
+# Tiles of many blocks, blocks of many tiles, and of a number that is no power of two.
+@pytest.mark.parametrize("slots", [1, 256, 384])
 def test_blocks_may_be_smaller_and_larger_than_tiles(
     place: Place, window: int | None, slots: int
 ) -> None:
     shape = HeadShape(2, 1, 16, slots, place.dtype)
     check_decode(place, shape, [300, 0, 256, 1], window=window)
     check_prefill(place, shape, [(30, 290), (5, 0)], window=window)
-    check_decode(place, shape, [300, 600, 257], window=window, shared=((256 // slots, (0, 1, 2)),))
+    shared = ((-(-256 // slots), (0, 1, 2)),)
+    check_decode(place, shape, [400, 600, 457], window=window, shared=shared)
 
 
 @pytest.mark.parametrize("place", small_places())

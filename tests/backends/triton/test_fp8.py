@@ -116,6 +116,15 @@ def test_prefill_with_and_without_a_past(
     check_prefill(place, shape, [(50, 0), (1, 70), (33, 21), (4, 0)], window=window)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_blocks_may_have_a_number_of_slots_that_is_no_power_of_two(place: Place) -> None:
+    test_widened(place, 4, 2, 16, 384)
+    shape = HeadShape(4, 2, 16, 384, place.dtype, True)
+    check_decode(place, shape, [400, 0, 1, 900, 384], window=450)
+    check_decode(place, shape, [400, 390, 1000], shared=((1, (0, 1, 2)),))
+    check_prefill(place, shape, [(30, 370), (5, 0)])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "heads"), real_cases())
 def test_decode_at_real_shapes(dtype: torch.dtype, heads: tuple[int, int, int]) -> None:

@@ -89,6 +89,13 @@ def test_decode_rows_and_slices(
     check_slices(place, shape, [(20, 0), (1, 35), (9, 13)])
 
 
+@pytest.mark.parametrize("place", small_places())
+def test_blocks_of_a_number_of_rows_that_is_no_power_of_two(place: Place) -> None:
+    shape = shape_of(place, 4, 32, 16, 384)
+    check_rows(place, shape, [400, 0, 1, 900, 384])
+    check_slices(place, shape, [(20, 370), (5, 0)])
+
+
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("place", small_places())
 def test_rows_go_to_their_slots_and_queries_are_turned(place: Place, wide: bool) -> None:

@@ -118,6 +118,13 @@ def test_windows_and_sinks(place: Place, window: int, sinks: bool) -> None:
     check_steady_prefill(place, shape, [(50, 0), (1, 511), (40, 490), (5, 1100)], window)
 
 
+@pytest.mark.parametrize("place", small_places())
+def test_a_piece_need_not_end_where_a_block_does(place: Place) -> None:
+    shape = HeadShape(4, 2, 16, 384, place.dtype)
+    check_steady_decode(place, shape, [600, 383, 1030], window=500)
+    check_steady_prefill(place, shape, [(40, 490), (5, 700)], window=500)
+
+
 def test_pieces_are_counted_and_begin_where_positions_say() -> None:
     """The device's own arithmetic against the host's, at every kind of boundary."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
