@@ -76,8 +76,9 @@ class LayerNames:
 
     `qkv` and `gate_up` are one tensor in quire, made of the stored tensors named here, in this
     order. A single stored `qkv` may be ordered `by_group`: the queries of a KV head, its key, its
-    value, then the next KV head. With output gates, each head of q is followed by its gate, unless
-    `attn_gate` names them."""
+    value, then the next KV head. It may be in `qvk_blocks`: the queries of some heads, their
+    values, their keys, then the next block. With output gates, each head of q is followed by its
+    gate, unless `attn_gate` names them."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -87,6 +88,7 @@ class LayerNames:
         Name("self_attn.v_proj", "attn_v"),
     )
     qkv_by_group: bool = False
+    qvk_blocks: int = 0
     attn_gate: Name | None = None  # the product of output gates, where these are apart from q
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")

@@ -8,6 +8,7 @@ from quire.families import (
     apertus,
     arcee,
     bamba,
+    codegen,
     cohere,
     cohere2,
     cohere2_moe,
@@ -39,6 +40,7 @@ from quire.families import (
     gpt_bigcode,
     gpt_neox,
     gpt_oss,
+    gptj,
     granite,
     granite_swa,
     granitemoe,
@@ -183,6 +185,8 @@ FAMILIES: tuple[Family, ...] = (
     afmoe.FAMILY,
     cohere2_moe.FAMILY,
     nanochat.FAMILY,
+    gptj.FAMILY,
+    codegen.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -51,6 +51,8 @@ NEEDED: dict[str, dict[str, Any]] = {
     "helium": {"num_attention_heads": 20},
     "mamba2": {"hidden_size": 4096},
     "gemma3n": {"num_hidden_layers": 35},
+    "gptj": {"n_head": 16},
+    "codegen": {"n_head": 16},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
 }
 # Whose classes do not say the kinds of layers.

@@ -1,0 +1,32 @@
+"""Tiny configs of families that are older than most, and were added late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from tests.parity.families import known
+from tests.parity.more_families import GPT2
+
+# A rope on half of each head, of 16 and of 12 numbers.
+GPTJ: dict[str, Any] = {**GPT2, "rotary_dim": 8}
+CODEGEN: dict[str, Any] = {**GPTJ, "n_head": 8}
+_MADE: dict[str, PretrainedConfig | None] = {
+    "gptj": known("GPTJConfig", **GPTJ),
+    "gptj, wide, all turned, relu, tied": known(
+        "GPTJConfig",
+        **{**GPT2, "n_inner": 70, "layer_norm_epsilon": 1e-2},
+        rotary_dim=16,
+        activation_function="relu",
+        tie_word_embeddings=True,
+    ),
+    "codegen": known("CodeGenConfig", **CODEGEN),
+    "codegen, wide, all turned, exact gelu, tied": known(
+        "CodeGenConfig",
+        **{**CODEGEN, "n_inner": 70, "layer_norm_epsilon": 1e-2, "rotary_dim": 12},
+        activation_function="gelu",
+        tie_word_embeddings=True,
+    ),
+}
+OLDER = {name: config for name, config in _MADE.items() if config is not None}
