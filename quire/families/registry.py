@@ -38,6 +38,7 @@ from quire.families import (
     glm_ocr,
     gpt2,
     gpt_bigcode,
+    gpt_neo,
     gpt_neox,
     gpt_oss,
     gptj,
@@ -187,6 +188,7 @@ FAMILIES: tuple[Family, ...] = (
     nanochat.FAMILY,
     gptj.FAMILY,
     codegen.FAMILY,
+    gpt_neo.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

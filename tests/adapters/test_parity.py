@@ -77,6 +77,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out", "lm_head"),
         {},
     ),
+    "windows in some layers, scores not scaled": (
+        "gpt_neo",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj", "wte"),
+        {},
+    ),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

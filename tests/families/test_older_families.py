@@ -21,6 +21,10 @@ from tests.parity.older_families import OLDER
         ("gptj", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
         ("gptj", {"rope_theta": 500.0}),
         ("codegen", {"n_head": 6}),
+        ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}),
+        ("gpt_neo", {"attention_types": [[["global", "near"], 1], [["local"], 1]]}),
+        ("gpt_neo", {"attention_types": [["global"], 3]}),
+        ("gpt_neo", {"window_size": 0}),
     ],
 )
 def test_what_would_make_another_model_is_refused_by_key(name: str, said: dict[str, Any]) -> None:

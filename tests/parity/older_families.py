@@ -12,6 +12,16 @@ from tests.parity.more_families import GPT2
 # A rope on half of each head, of 16 and of 12 numbers.
 GPTJ: dict[str, Any] = {**GPT2, "rotary_dim": 8}
 CODEGEN: dict[str, Any] = {**GPTJ, "n_head": 8}
+# Windows of 9 tokens in two of three layers, which prompts exceed.
+GPT_NEO: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 96,
+    "num_layers": 3,
+    "num_heads": 6,
+    "max_position_embeddings": 256,
+    "attention_types": [[["local", "global"], 1], [["local"], 1]],
+    "window_size": 9,
+}
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
     "gptj, wide, all turned, relu, tied": known(
@@ -27,6 +37,19 @@ _MADE: dict[str, PretrainedConfig | None] = {
         **{**CODEGEN, "n_inner": 70, "layer_norm_epsilon": 1e-2, "rotary_dim": 12},
         activation_function="gelu",
         tie_word_embeddings=True,
+    ),
+    "gpt_neo": known("GPTNeoConfig", **GPT_NEO),
+    "gpt_neo, wide, in turn, relu, untied": known(
+        "GPTNeoConfig",
+        **{
+            **GPT_NEO,
+            "num_layers": 4,
+            "attention_types": [[["global", "local"], 2]],
+            "layer_norm_epsilon": 1e-2,
+        },
+        intermediate_size=70,
+        activation_function="relu",
+        tie_word_embeddings=False,
     ),
 }
 OLDER = {name: config for name, config in _MADE.items() if config is not None}
