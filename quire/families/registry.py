@@ -74,6 +74,7 @@ from quire.families import (
     olmoe,
     opt,
     paddleocr_vl,
+    persimmon,
     phi,
     phi3,
     phimoe,
@@ -189,6 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     gptj.FAMILY,
     codegen.FAMILY,
     gpt_neo.FAMILY,
+    persimmon.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

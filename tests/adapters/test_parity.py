@@ -82,6 +82,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj", "wte"),
         {},
     ),
+    "LayerNorms of heads that one module has side by side": (
+        "persimmon",
+        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+        {},
+    ),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

@@ -25,6 +25,7 @@ from tests.parity.older_families import OLDER
         ("gpt_neo", {"attention_types": [[["global", "near"], 1], [["local"], 1]]}),
         ("gpt_neo", {"attention_types": [["global"], 3]}),
         ("gpt_neo", {"window_size": 0}),
+        ("persimmon", {"hidden_act": "silu"}),
     ],
 )
 def test_what_would_make_another_model_is_refused_by_key(name: str, said: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from tests.parity.families import known
+from tests.parity.families import LINEAR, known
 from tests.parity.more_families import GPT2
 
 # A rope on half of each head, of 16 and of 12 numbers.
@@ -21,6 +21,14 @@ GPT_NEO: dict[str, Any] = {
     "max_position_embeddings": 256,
     "attention_types": [[["local", "global"], 1], [["local"], 1]],
     "window_size": 9,
+}
+PERSIMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 96,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 256,
 }
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
@@ -50,6 +58,16 @@ _MADE: dict[str, PretrainedConfig | None] = {
         intermediate_size=70,
         activation_function="relu",
         tie_word_embeddings=False,
+    ),
+    "persimmon": known("PersimmonConfig", **PERSIMMON),
+    "persimmon, no norms of heads, a quarter turned, gelu, tied, linear rope": known(
+        "PersimmonConfig",
+        **PERSIMMON,
+        qk_layernorm=False,
+        hidden_act="gelu",
+        layer_norm_eps=1e-2,
+        tie_word_embeddings=True,
+        rope_parameters={**LINEAR, "partial_rotary_factor": 0.25},
     ),
 }
 OLDER = {name: config for name, config in _MADE.items() if config is not None}
