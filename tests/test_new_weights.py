@@ -94,7 +94,11 @@ def test_new_weights_are_those_of_a_fresh_llm_and_of_the_trainer(name: str, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "falcon, newer", "gpt neox", "granite moe, every factor and bias", "codegen"]
+    "name",
+    [
+        *("gpt2", "falcon, newer", "gpt neox", "granite moe, every factor and bias"),
+        *("codegen", "dbrx"),
+    ],
 )
 def test_weights_that_are_cut_out_of_stored_tensors_are_exchanged_too(
     name: str, tmp_path: Path

@@ -17,7 +17,8 @@ class Name:
 
     In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
     `bare`: no `.weight`, and the bias ends with `_bias`; `transposed`: stored as [in, out];
-    `stacked`: the tensors of all experts in one. If two parts have the same name there, one tensor
+    `stacked`: the tensors of all experts in one; `piled`: in one matrix, each below the one before
+    (and `transposed` by itself). If two parts have the same name there, one tensor
     holds both, one after the other, or `alternating` row by row. `hf_also`: another name there."""
 
     hf: str
@@ -25,6 +26,7 @@ class Name:
     bare: bool = False
     transposed: bool = False
     stacked: bool = False
+    piled: bool = False
     alternating: bool = False
     gguf_bare: bool = False
     hf_also: str = ""

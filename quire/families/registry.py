@@ -13,6 +13,7 @@ from quire.families import (
     cohere2,
     cohere2_moe,
     cwm,
+    dbrx,
     deepseek_v2,
     deepseek_v3,
     dots1,
@@ -191,6 +192,7 @@ FAMILIES: tuple[Family, ...] = (
     codegen.FAMILY,
     gpt_neo.FAMILY,
     persimmon.FAMILY,
+    dbrx.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from quire.families.family import Name
 from quire.layer_plan import AttentionPlan, LatentPlan
@@ -111,7 +112,8 @@ def _by_group(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[St
 
 
 def _by_block(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[Stored]:
-    blocks = layer.names.qvk_blocks
+    # For a rank's heads, of which there may be fewer than blocks, the shapes alone are asked.
+    blocks = gcd(layer.names.qvk_blocks, plan.num_heads)
     heads = plan.num_heads // blocks
     q, v, k = layer.by_head(name, blocks, (heads * plan.head_dim,) * 3)
     yield from (_turned(layer, one, heads, plan) for one in (*q, *k))

@@ -87,6 +87,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         {},
     ),
+    "limited heads, and a router": ("dbrx", ("Wqkv", "out_proj", "router.layer"), {}),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

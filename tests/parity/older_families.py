@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from tests.parity.families import LINEAR, known
+from tests.parity.families import LINEAR, YARN, known
 from tests.parity.more_families import GPT2
 
 # A rope on half of each head, of 16 and of 12 numbers.
@@ -29,6 +29,15 @@ PERSIMMON: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "max_position_embeddings": 256,
+}
+DBRX: dict[str, Any] = {
+    "vocab_size": 96,
+    "d_model": 96,
+    "n_heads": 6,
+    "n_layers": 3,
+    "max_seq_len": 256,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0},
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 3},
 }
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
@@ -68,6 +77,16 @@ _MADE: dict[str, PretrainedConfig | None] = {
         layer_norm_eps=1e-2,
         tie_word_embeddings=True,
         rope_parameters={**LINEAR, "partial_rotary_factor": 0.25},
+    ),
+    "dbrx": known("DbrxConfig", **DBRX),
+    "dbrx, not renormalised, one kv head, another theta, yarn": known(
+        "DbrxConfig",
+        **{
+            **DBRX,
+            "attn_config": {"kv_n_heads": 1, "clip_qkv": 1.5, "rope_theta": 300.0},
+            "ffn_config": {**DBRX["ffn_config"], "moe_normalize_expert_weights": None},
+            "rope_parameters": {**YARN, "rope_theta": 300.0},
+        },
     ),
 }
 OLDER = {name: config for name, config in _MADE.items() if config is not None}
