@@ -8,6 +8,7 @@ from quire.families import (
     apertus,
     arcee,
     bamba,
+    biogpt,
     codegen,
     cohere,
     cohere2,
@@ -193,6 +194,7 @@ FAMILIES: tuple[Family, ...] = (
     gpt_neo.FAMILY,
     persimmon.FAMILY,
     dbrx.FAMILY,
+    biogpt.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

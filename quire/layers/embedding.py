@@ -63,16 +63,23 @@ class NormedEmbedding(Embedding):
 
 
 class PositionedEmbedding(Embedding):
-    """Rows, plus the learned row of each token's position from a second table."""
+    """Rows times a number, plus the row of each token's position from a second table."""
 
     def __init__(
-        self, kernels: Kernels, table: Matrix | Rows, positions: Tensor, offset: int
+        self,
+        kernels: Kernels,
+        table: Matrix | Rows,
+        positions: Tensor,
+        offset: int,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(kernels, table)
-        self.positions, self.offset = positions, offset
+        self.positions, self.offset, self.scale = positions, offset, scale
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         rows = super().__call__(token_ids, positions)
+        if self.scale != 1.0:
+            rows = rows.mul_(self.scale)
         return rows.add_(self.positions.index_select(0, positions + self.offset))
 
 

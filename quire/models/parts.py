@@ -59,15 +59,15 @@ class Parts(WeightParts):
 
     def _embedding(self, table: Matrix | Rows) -> Embedding:
         spec, learned = self.spec, self.spec.learned_positions
-        changes = (spec.embedding_scale != 1.0, learned is not None, spec.embed_norm is not None)
-        if sum(changes) > 1:
-            raise UnsupportedModel("an embedding that is more than one of scaled, placed, normed.")
         if spec.embed_norm is not None:
+            if spec.embedding_scale != 1.0 or learned is not None:
+                raise UnsupportedModel("an embedding that is normed, and scaled or placed.")
             norm = self.norm("embed_norm", spec.embed_norm, spec.hidden_size)
             return NormedEmbedding(self.kernels, table, norm)
         if learned is not None:
             rows = self.tensor("positions.weight", learned.count, spec.hidden_size)
-            return PositionedEmbedding(self.kernels, table, rows, learned.offset)
+            scale = spec.embedding_scale
+            return PositionedEmbedding(self.kernels, table, rows, learned.offset, scale)
         if spec.embedding_scale != 1.0:
             return ScaledEmbedding(self.kernels, table, spec.embedding_scale)
         return Embedding(self.kernels, table)

@@ -88,6 +88,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         {},
     ),
     "limited heads, and a router": ("dbrx", ("Wqkv", "out_proj", "router.layer"), {}),
+    "a head of another name, dora": (
+        "biogpt, not scaled, relu, untied",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "output_projection"),
+        {"use_dora": True},
+    ),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

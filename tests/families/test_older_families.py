@@ -31,6 +31,7 @@ from tests.parity.older_families import DBRX, OLDER
         ("gpt_neo", {"attention_types": [["global"], 3]}),
         ("gpt_neo", {"window_size": 0}),
         ("persimmon", {"hidden_act": "silu"}),
+        ("biogpt", {"hidden_act": "silu"}),
         ("dbrx", {"attn_config": {"rope_theta": 500000.0}}),
         ("dbrx", {"attn_config": {"clip_qkv": -1.0}}),
         ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}),

@@ -272,6 +272,8 @@ def changes() -> dict[str, ModelSpec]:
     made |= several_streams(replace(branched, norms="both"))
     scaled = replace(PLAIN, norms="both", branch_scale=0.3)
     add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
+    placed = replace(SPEC, embedding_scale=5.7, learned_positions=LearnedPositions(40, 2))
+    made["embedding_scale beside learned_positions"] = placed
     for name, values in MODEL.items():
         made |= {f"{name}: {v}": replace(SPEC, **{name: v}) for v in values}
     return made

@@ -39,6 +39,7 @@ DBRX: dict[str, Any] = {
     "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.5, "rope_theta": 10000.0},
     "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 3},
 }
+BIOGPT = {**PERSIMMON, "pad_token_id": 0}
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
     "gptj, wide, all turned, relu, tied": known(
@@ -87,6 +88,14 @@ _MADE: dict[str, PretrainedConfig | None] = {
             "ffn_config": {**DBRX["ffn_config"], "moe_normalize_expert_weights": None},
             "rope_parameters": {**YARN, "rope_theta": 300.0},
         },
+    ),
+    "biogpt": known("BioGptConfig", **BIOGPT),
+    "biogpt, not scaled, relu, untied": known(
+        "BioGptConfig",
+        **BIOGPT,
+        scale_embedding=False,
+        hidden_act="relu",
+        tie_word_embeddings=False,
     ),
 }
 OLDER = {name: config for name, config in _MADE.items() if config is not None}
