@@ -97,6 +97,7 @@ from quire.families import (
     starcoder2,
     vaultgemma,
     whisper,
+    xglm,
     youtu,
 )
 from quire.families.family import Family
@@ -195,6 +196,7 @@ FAMILIES: tuple[Family, ...] = (
     persimmon.FAMILY,
     dbrx.FAMILY,
     biogpt.FAMILY,
+    xglm.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -60,6 +61,14 @@ class NormedEmbedding(Embedding):
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         return self.norm(super().__call__(token_ids, positions))
+
+
+def waves(count: int, width: int, offset: int) -> Tensor:
+    """The table of Waves (layer_parts/embeddings.py) for so many positions. [count, width]"""
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
+    angles = torch.arange(offset, offset + count).float()[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class PositionedEmbedding(Embedding):

@@ -93,6 +93,11 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "output_projection"),
         {"use_dora": True},
     ),
+    "positions as waves": (
+        "xglm",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+        {},
+    ),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

@@ -32,6 +32,8 @@ from tests.parity.older_families import DBRX, OLDER
         ("gpt_neo", {"window_size": 0}),
         ("persimmon", {"hidden_act": "silu"}),
         ("biogpt", {"hidden_act": "silu"}),
+        ("xglm", {"pad_token_id": 2}),
+        ("xglm", {"add_cross_attention": True}),
         ("dbrx", {"attn_config": {"rope_theta": 500000.0}}),
         ("dbrx", {"attn_config": {"clip_qkv": -1.0}}),
         ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2.0}}),

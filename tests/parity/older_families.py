@@ -40,6 +40,14 @@ DBRX: dict[str, Any] = {
     "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 3},
 }
 BIOGPT = {**PERSIMMON, "pad_token_id": 0}
+XGLM: dict[str, Any] = {
+    "vocab_size": 96,
+    "d_model": 96,
+    "ffn_dim": 80,
+    "num_layers": 3,
+    "attention_heads": 6,
+    "max_position_embeddings": 256,
+}
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
     "gptj, wide, all turned, relu, tied": known(
@@ -95,6 +103,14 @@ _MADE: dict[str, PretrainedConfig | None] = {
         **BIOGPT,
         scale_embedding=False,
         hidden_act="relu",
+        tie_word_embeddings=False,
+    ),
+    "xglm": known("XGLMConfig", **XGLM),
+    "xglm, not scaled, relu, untied": known(
+        "XGLMConfig",
+        **XGLM,
+        scale_embedding=False,
+        activation_function="relu",
         tie_word_embeddings=False,
     ),
 }
