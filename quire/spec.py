@@ -12,6 +12,7 @@ from math import lcm
 from typing import Any, ClassVar, Literal
 
 from quire.layer_parts.embeddings import LayerEmbeddingsPlan as LayerEmbeddingsPlan
+from quire.layer_parts.embeddings import Waves as Waves
 from quire.layer_parts.state import StatePlan
 from quire.layer_parts.streams import StreamsPlan
 from quire.layer_plan import (
@@ -56,6 +57,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     embed_norm: NormPlan | None = None  # of every token's embedding
     learned_positions: LearnedPositions | None = None
+    waves: Waves | None = None
     layer_embeddings: LayerEmbeddingsPlan | None = None
     streams: StreamsPlan | None = None  # None: there is one
     # The layers in which tokens of an image see each other, if any of the model's do.

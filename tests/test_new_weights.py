@@ -24,6 +24,7 @@ from quire import (
 from tests.parity.families import make_pair
 from tests.parity.families_with_states import WITH_STATES
 from tests.parity.more_families import MORE, random_model
+from tests.parity.older_families import OLDER
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=0)
@@ -93,14 +94,18 @@ def test_new_weights_are_those_of_a_fresh_llm_and_of_the_trainer(name: str, tmp_
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt2", "falcon, newer", "gpt neox", "granite moe, every factor and bias"]
+    "name",
+    [
+        *("gpt2", "falcon, newer", "gpt neox", "granite moe, every factor and bias"),
+        *("codegen", "dbrx"),
+    ],
 )
 def test_weights_that_are_cut_out_of_stored_tensors_are_exchanged_too(
     name: str, tmp_path: Path
 ) -> None:
     """Matrices stored [in, out], q, k and v by head, all experts in one tensor: by the names and
     shapes that files have, from memory and from other files."""
-    oracle = random_model(MORE[name])
+    oracle = random_model({**MORE, **OLDER}[name])
     oracle.save_pretrained(tmp_path / "old")
     trained(oracle, 1).save_pretrained(tmp_path / "new")
     with open_llm(tmp_path / "new", batch_invariant=True) as fresh:

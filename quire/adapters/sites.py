@@ -246,6 +246,6 @@ def _add_stacks(
 
 def _site_part(part: Part, site: str, place: tuple[int, int, int, int], within: Within) -> SitePart:
     # For any layout of the weight, an adapter's A is [rank, in] and its B [out, rank].
-    inside = replace(within, transposed=False, expert=None)
+    inside = replace(within, transposed=False, expert=None, piled=0)
     order = (part.order, inside, within.transposed)
     return SitePart(_module(part.hf), site, *place, *order, expert=within.expert)

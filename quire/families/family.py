@@ -17,7 +17,8 @@ class Name:
 
     In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
     `bare`: no `.weight`, and the bias ends with `_bias`; `transposed`: stored as [in, out];
-    `stacked`: the tensors of all experts in one. If two parts have the same name there, one tensor
+    `stacked`: the tensors of all experts in one; `piled`: in one matrix, each below the one before
+    (and `transposed` by itself). If two parts have the same name there, one tensor
     holds both, one after the other, or `alternating` row by row. `hf_also`: another name there."""
 
     hf: str
@@ -25,6 +26,7 @@ class Name:
     bare: bool = False
     transposed: bool = False
     stacked: bool = False
+    piled: bool = False
     alternating: bool = False
     gguf_bare: bool = False
     hf_also: str = ""
@@ -76,8 +78,9 @@ class LayerNames:
 
     `qkv` and `gate_up` are one tensor in quire, made of the stored tensors named here, in this
     order. A single stored `qkv` may be ordered `by_group`: the queries of a KV head, its key, its
-    value, then the next KV head. With output gates, each head of q is followed by its gate, unless
-    `attn_gate` names them."""
+    value, then the next KV head. It may be in `qvk_blocks`: the queries of some heads, their
+    values, their keys, then the next block. With output gates, each head of q is followed by its
+    gate, unless `attn_gate` names them."""
 
     attn_norm: Name = Name("input_layernorm", "attn_norm")
     attn_post_norm: Name = Name("post_attention_layernorm", "post_attention_norm")
@@ -87,6 +90,7 @@ class LayerNames:
         Name("self_attn.v_proj", "attn_v"),
     )
     qkv_by_group: bool = False
+    qvk_blocks: int = 0
     attn_gate: Name | None = None  # the product of output gates, where these are apart from q
     q_norm: Name = Name("self_attn.q_norm", "attn_q_norm")
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")

@@ -126,23 +126,24 @@ def read_decoder_with_table(
     norm_eps: float,
     before: int = 0,
     cross: CrossPlan | None = None,
+    facts: Mapping[str, Any] | None = None,
     **attention: Any,
 ) -> ModelSpec:
     """As read_decoder, with a learned table of positions that has `before` rows ahead of the first
     token's; LayerNorm before each branch. There are as many KV heads as heads
-    unless `attention`, fields of AttentionPlan, says another number."""
+    unless `attention`, fields of AttentionPlan, says another number. `facts` are other fields of
+    the spec."""
     heads = read_heads(fields)
     sizes = {"num_heads": heads.heads, "num_kv_heads": heads.heads, "head_dim": heads.head_dim}
     usual = {**sizes, "scale": heads.head_dim**-0.5, "rope": None}
     plan = AttentionPlan(**{**usual, **attention})
     layer = LayerPlan(plan, mlp, NormPlan(norm_eps, kind="layer", bias=True), cross=cross)
-    return read_decoder(
-        fields,
-        [layer] * num_layers(fields),
-        max_len=max_len,
-        learned_positions=LearnedPositions(max_len + before, before),
-        tied_embeddings=fields.flag("tie_word_embeddings", True),
-    )
+    usual_facts = {
+        "learned_positions": LearnedPositions(max_len + before, before),
+        "tied_embeddings": fields.flag("tie_word_embeddings", True),
+    }
+    layers = [layer] * num_layers(fields)
+    return read_decoder(fields, layers, max_len=max_len, **{**usual_facts, **(facts or {})})
 
 
 def num_layers(fields: Fields) -> int:

@@ -1,10 +1,18 @@
-"""LayerEmbeddingsPlan: embeddings of tokens for single layers. Knows nothing of torch."""
+"""Positions as waves, and embeddings of tokens for single layers. Knows nothing of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from quire.layer_parts.norm import NormPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """To the embedding of the token at position p, of H numbers, the sines and then the cosines of
+    (`offset` + p) * 10000^(-i / (H / 2 - 1)) for i from 0 to H / 2 - 1 are added."""
+
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

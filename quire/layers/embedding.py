@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -62,17 +63,32 @@ class NormedEmbedding(Embedding):
         return self.norm(super().__call__(token_ids, positions))
 
 
+def waves(count: int, width: int, offset: int) -> Tensor:
+    """The table of Waves (layer_parts/embeddings.py) for so many positions. [count, width]"""
+    half = width // 2
+    rates = torch.exp(torch.arange(half) * -(math.log(10_000) / max(half - 1, 1)))
+    angles = torch.arange(offset, offset + count).float()[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
 class PositionedEmbedding(Embedding):
-    """Rows, plus the learned row of each token's position from a second table."""
+    """Rows times a number, plus the row of each token's position from a second table."""
 
     def __init__(
-        self, kernels: Kernels, table: Matrix | Rows, positions: Tensor, offset: int
+        self,
+        kernels: Kernels,
+        table: Matrix | Rows,
+        positions: Tensor,
+        offset: int,
+        scale: float = 1.0,
     ) -> None:
         super().__init__(kernels, table)
-        self.positions, self.offset = positions, offset
+        self.positions, self.offset, self.scale = positions, offset, scale
 
     def __call__(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         rows = super().__call__(token_ids, positions)
+        if self.scale != 1.0:
+            rows = rows.mul_(self.scale)
         return rows.add_(self.positions.index_select(0, positions + self.offset))
 
 

@@ -15,6 +15,7 @@ from quire.layers.embedding import (
     PositionedEmbedding,
     Rows,
     ScaledEmbedding,
+    waves,
 )
 from quire.layers.heads import ClippedHeads, DividedWidths, NormedHeads, NormedWidths
 from quire.layers.latent import (
@@ -58,18 +59,22 @@ class Parts(WeightParts):
         return made
 
     def _embedding(self, table: Matrix | Rows) -> Embedding:
-        spec, learned = self.spec, self.spec.learned_positions
-        changes = (spec.embedding_scale != 1.0, learned is not None, spec.embed_norm is not None)
-        if sum(changes) > 1:
-            raise UnsupportedModel("an embedding that is more than one of scaled, placed, normed.")
+        spec, learned, scale = self.spec, self.spec.learned_positions, self.spec.embedding_scale
+        if learned is not None and spec.waves is not None:
+            raise UnsupportedModel("an embedding with two kinds of positions.")
         if spec.embed_norm is not None:
+            if scale != 1.0 or learned is not None or spec.waves is not None:
+                raise UnsupportedModel("an embedding that is normed, and scaled or placed.")
             norm = self.norm("embed_norm", spec.embed_norm, spec.hidden_size)
             return NormedEmbedding(self.kernels, table, norm)
         if learned is not None:
             rows = self.tensor("positions.weight", learned.count, spec.hidden_size)
-            return PositionedEmbedding(self.kernels, table, rows, learned.offset)
-        if spec.embedding_scale != 1.0:
-            return ScaledEmbedding(self.kernels, table, spec.embedding_scale)
+            return PositionedEmbedding(self.kernels, table, rows, learned.offset, scale)
+        if spec.waves is not None:
+            rows = waves(spec.max_model_len, spec.hidden_size, spec.waves.offset).to(self.device)
+            return PositionedEmbedding(self.kernels, table, rows, 0, scale)
+        if scale != 1.0:
+            return ScaledEmbedding(self.kernels, table, scale)
         return Embedding(self.kernels, table)
 
     def norm_before(self, index: int) -> Norm:

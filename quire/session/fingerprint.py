@@ -44,7 +44,7 @@ def _facts(spec: ModelSpec) -> tuple[object, ...]:
     if spec.is_plain and not rope.interleaved:
         return facts
     around = (spec.norm, spec.embedding_scale, spec.embed_norm, spec.learned_positions, spec.logits)
-    later = () if spec.streams is None else (spec.streams,)
+    later = tuple(one for one in (spec.streams, spec.waves) if one is not None)
     return (*facts, spec.layers, *around, spec.layer_embeddings, *later)
 
 

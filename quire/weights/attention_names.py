@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import gcd
 
 from quire.families.family import Name
 from quire.layer_plan import AttentionPlan, LatentPlan
@@ -81,6 +82,8 @@ def _qkv(layer: LayerParts, plan: AttentionPlan) -> tuple[Stored, ...]:
     heads = (plan.num_heads, plan.num_kv_heads, plan.num_kv_heads)[: plan.num_parts]
     if names.qkv_by_group:
         return tuple(_by_group(layer, names.qkv[0], plan))
+    if names.qvk_blocks:
+        return tuple(_by_block(layer, names.qkv[0], plan))
     stored = names.qkv[: len(heads)] if len(names.qkv) > 1 else names.qkv
     qkv = layer.parts(stored, tuple(count * size for count in heads))
     if plan.output_gate and names.attn_gate is None:
@@ -106,6 +109,15 @@ def _by_group(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[St
     q = tuple(_turned(layer, one, queries, plan) for one in q)
     k = tuple(_turned(layer, one, 1, plan) for one in k)
     yield from layer.in_gguf((*q, *k, *v), name)
+
+
+def _by_block(layer: LayerParts, name: Name, plan: AttentionPlan) -> Iterator[Stored]:
+    # For a rank's heads, of which there may be fewer than blocks, the shapes alone are asked.
+    blocks = gcd(layer.names.qvk_blocks, plan.num_heads)
+    heads = plan.num_heads // blocks
+    q, v, k = layer.by_head(name, blocks, (heads * plan.head_dim,) * 3)
+    yield from (_turned(layer, one, heads, plan) for one in (*q, *k))
+    yield from v
 
 
 def _turned(layer: LayerParts, stored: Stored, heads: int, plan: AttentionPlan) -> Stored:

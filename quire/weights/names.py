@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from quire.families.family import ModelNames, Name
 from quire.families.registry import family_named
@@ -139,16 +140,18 @@ def _feed_forward(
     first: tuple[Name, ...],
     last: Name,
     expert: int | None = None,
+    experts: int = 0,
 ) -> Iterator[Weight]:
     """Of gate and up, in the tensors named `first`, or of up alone; and of down."""
     rows, name = (plan.width,) * (1 + plan.gated), "gate_up" if plan.gated else "up"
-    up, down = layer.parts(first if plan.gated else first[-1:], rows, expert=expert), (last,)
+    stored = partial(layer.parts, expert=expert, experts=experts)
+    up, down = stored(first if plan.gated else first[-1:], rows), (last,)
     yield from layer.linear(f"{ours}.{name}", layer.hidden, up, bias=plan.bias)
     if plan.activation == "xielu":
         numbers = layer.parts(layer.names.curve, (1,) * len(layer.names.curve))
         named = tuple(one.named("weight") for one in numbers)
         yield Weight(layer.ours(f"{ours}.curve.weight"), (len(named),), named, is_wide=True)
-    out = layer.parts(down, (layer.hidden,), expert=expert)
+    out = stored(down, (layer.hidden,))
     yield from layer.linear(f"{ours}.down", plan.width, out, bias=plan.bias)
 
 
@@ -156,7 +159,7 @@ def _experts(layer: LayerParts, ours: str, plan: ExpertsPlan) -> Iterator[Weight
     names = layer.names
     yield from _router(layer, ours, plan)
     for i in range(plan.count):
-        stored = (names.expert_gate_up, names.expert_down, i)
+        stored = (names.expert_gate_up, names.expert_down, i, plan.count)
         yield from _feed_forward(layer, f"{ours}.experts.{i}", plan.expert, *stored)
     if plan.shared is not None:
         shared = (names.shared_gate_up, names.shared_down)

@@ -121,16 +121,23 @@ class LayerParts:
                 yield Weight(f"{self.ours(name)}.{kind}", shape, named)
 
     def parts(
-        self, names: tuple[Name, ...], rows: tuple[int, ...], *, expert: int | None = None
+        self,
+        names: tuple[Name, ...],
+        rows: tuple[int, ...],
+        *,
+        expert: int | None = None,
+        experts: int = 0,
     ) -> tuple[Stored, ...]:
         """The stored tensors with so many rows each, or the one with all rows. With `expert`, those
-        of this expert; GGUF files may have all experts in one tensor."""
+        of this one of so many `experts`; GGUF files may have all experts in one tensor."""
         if len(names) == 1:
             rows = (sum(rows),)
         made = []
         in_one = len({name.hf for name in names}) < len(names)  # of Hugging Face
         for number, (name, count) in enumerate(zip(names, rows, strict=True)):
-            within = Within(expert=expert if name.stacked else None, transposed=name.transposed)
+            within = Within(transposed=name.transposed, piled=experts if name.piled else 0)
+            if name.stacked or name.piled:
+                within = replace(within, expert=expert)
             if in_one and name.alternating:
                 within = replace(within, first=number, step=len(names), of=sum(rows))
             elif in_one:

@@ -20,7 +20,8 @@ class Within:
     """The part of a stored tensor that fills a weight: of a tensor for all experts that of
     `expert`; then, if `transposed`, changed from [in, out] to [out, in]; then, of its `of` rows
     (None: as many as are wanted), every `step`-th from `first` on. With `groups` the file has them
-    as so many rows of equal length. With `either_way` its shape shows whether it is transposed; a
+    as so many rows of equal length. With `piled` it has so many experts, one below the other in one
+    matrix. With `either_way` its shape shows whether it is transposed; a
     square is not, as for Transformers."""
 
     expert: int | None = None
@@ -30,11 +31,12 @@ class Within:
     of: int | None = None
     groups: int = 1
     either_way: bool = False
+    piled: int = 0
 
     def of_stored(self, source: StoredTensor, shape: tuple[int, ...], where: str) -> StoredTensor:
         """The part of a stored tensor, which must have this shape."""
         if self.expert is not None:
-            source = of_expert(source, self.expert, where)
+            source = of_expert(self._apart(source), self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
         grouped = (self.groups, whole[0] // self.groups, *whole[1:])
         if _without_ones(source.shape) == _without_ones(grouped):  # some files leave out or add 1s
@@ -52,8 +54,17 @@ class Within:
             return source
         return source.rows(self.first, shape[0], self.step)
 
+    def _apart(self, source: StoredTensor) -> StoredTensor:
+        """The stored tensor, with a dimension for experts; as it is if they do not divide it."""
+        rows = source.shape[0]
+        if not self.piled or rows % self.piled:
+            return source
+        return replace(source, shape=(self.piled, rows // self.piled, *source.shape[1:]))
+
     def of_tensor(self, tensor: Tensor, count: int) -> Tensor:
         """The part of a tensor in memory: `count` rows."""
+        if self.piled:
+            tensor = tensor.reshape(self.piled, -1, *tensor.shape[1:])
         if self.expert is not None:
             tensor = tensor[self.expert]
         if self.transposed:
@@ -64,6 +75,8 @@ class Within:
         """The shape of the tensor from which a part of this shape is cut, with so many experts."""
         rows = (self.of or shape[0], *shape[1:])
         rows = rows[::-1] if self.transposed else rows
+        if self.piled:
+            return (self.piled * rows[0], *rows[1:])
         return rows if self.expert is None else (experts, *rows)
 
 

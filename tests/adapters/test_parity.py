@@ -29,6 +29,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES, skip_if_normed_together
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
+from tests.parity.older_families import OLDER
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -71,6 +72,37 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "beside experts": ("gemma4, experts, every bias, untied, other ropes", ALL, {}),
     "heads normed behind their rotation": ("hunyuan dense", ALL, {}),
     "heads side by side in one module": ("gpt neox", ("query_key_value", "dense"), {}),
+    "interleaved pairs, side by side": (
+        "gptj",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out", "lm_head"),
+        {},
+    ),
+    "windows in some layers, scores not scaled": (
+        "gpt_neo",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj", "wte"),
+        {},
+    ),
+    "LayerNorms of heads that one module has side by side": (
+        "persimmon",
+        ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+        {},
+    ),
+    "limited heads, and a router": ("dbrx", ("Wqkv", "out_proj", "router.layer"), {}),
+    "a head of another name, dora": (
+        "biogpt, not scaled, relu, untied",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "output_projection"),
+        {"use_dora": True},
+    ),
+    "positions as waves": (
+        "xglm",
+        ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+        {},
+    ),
+    "values before keys in blocks of one module, dora": (
+        "codegen",
+        ("qkv_proj", "out_proj", "fc_in", "fc_out"),
+        {"use_dora": True},
+    ),
     "states, heads of keys side by side, dora": (
         "qwen3_next",
         ("in_proj_qkvz", "in_proj_ba", "out_proj", *ATTENTION, "shared_expert.gate_proj"),
@@ -142,7 +174,8 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
     skip_if_normed_together(name)
-    model = random_model({**FAMILIES, **MORE, **BY_KIND, **LATER, **LATENTS, **WITH_STATES}[name])
+    every = {**FAMILIES, **MORE, **BY_KIND, **LATER, **LATENTS, **WITH_STATES, **OLDER}
+    model = random_model(every[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)
     second = make_peft(model, targets[:1], seed=2, rank=3)

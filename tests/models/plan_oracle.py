@@ -47,6 +47,11 @@ class PlanOracle:
         embeddings, self.kept = self._layer_embeddings(text, x), {}
         if spec.learned_positions is not None:
             x = x + w["positions.weight"][spec.learned_positions.offset :][: len(text)]
+        if spec.waves is not None:
+            half = spec.hidden_size // 2
+            rates = 10_000.0 ** (-torch.arange(half).double() / (half - 1))
+            angles = (torch.arange(len(text)) + spec.waves.offset)[:, None] * rates
+            x = x + torch.cat([angles.sin(), angles.cos()], dim=1)
         joined: Tensor | None = None
         if spec.streams is not None:
             return self._finished(self._through_streams(spec.streams, x, embeddings))

@@ -34,7 +34,14 @@ from quire.layer_plan import (
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
-from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, for_kernels
+from quire.spec import (
+    LayerEmbeddingsPlan,
+    LearnedPositions,
+    LogitsPlan,
+    ModelSpec,
+    Waves,
+    for_kernels,
+)
 from quire.weights.names import weights_of
 from tests.backends.reference import ReferenceKernels
 from tests.models.plan_oracle import PlanOracle
@@ -179,6 +186,7 @@ MODEL: dict[str, list[Any]] = {
     "embedding_scale": [5.7],
     "embed_norm": [NormPlan(1e-3, learned=False), NORM],
     "learned_positions": [LearnedPositions(40), LearnedPositions(40, 2)],
+    "waves": [Waves(), Waves(2)],
     "logits": [LogitsPlan(0.3), LogitsPlan(softcap=9.0), LogitsPlan(bias=True)],
     "norm": [NormPlan(1e-3, "layer", bias=True)],
 }
@@ -272,6 +280,9 @@ def changes() -> dict[str, ModelSpec]:
     made |= several_streams(replace(branched, norms="both"))
     scaled = replace(PLAIN, norms="both", branch_scale=0.3)
     add("both and scaled", "", scaled, replace(scaled, norms="parallel"))
+    placed = replace(SPEC, embedding_scale=5.7, learned_positions=LearnedPositions(40, 2))
+    made["embedding_scale beside learned_positions"] = placed
+    made["embedding_scale beside waves"] = replace(SPEC, embedding_scale=5.7, waves=Waves(2))
     for name, values in MODEL.items():
         made |= {f"{name}: {v}": replace(SPEC, **{name: v}) for v in values}
     return made

@@ -1,4 +1,5 @@
-"""Tiny configs of the newest families, as far as the installed Transformers has their classes."""
+"""Tiny configs of the families that came last, as far as the installed Transformers has their
+classes."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from transformers import PretrainedConfig
 from tests.parity.families import LINEAR, LLAMA3, SIZES, YARN, known
 from tests.parity.later_families import FACTORS, NORMED
 from tests.parity.more_families import BY_HIDDEN, EXPERTS, GEMMA2, LATENT, ROUTED, STRETCHED
+from tests.parity.older_families import OLDER
 
 # Chunks that no text here exceeds, and queries that grow within its length.
 LLAMA4: dict[str, Any] = {
@@ -221,4 +223,4 @@ _MADE: dict[str, PretrainedConfig | None] = {
         tie_word_embeddings=True,
     ),
 }
-NEWEST = {name: config for name, config in _MADE.items() if config is not None}
+NEWEST = {name: config for name, config in _MADE.items() if config is not None} | OLDER

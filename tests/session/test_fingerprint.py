@@ -22,7 +22,7 @@ from quire.layer_plan import (
     SparsePlan,
 )
 from quire.session.fingerprint import _facts
-from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec
+from quire.spec import LayerEmbeddingsPlan, LearnedPositions, LogitsPlan, ModelSpec, Waves
 from tests.specs import small_spec
 
 SPEC = small_spec()
@@ -62,6 +62,7 @@ SPEC_FIELDS = {
     "logits": LogitsPlan(scale=2.0),
     "layer_embeddings": LayerEmbeddingsPlan(96, 8, NormPlan(1e-6)),
     "streams": StreamsPlan(2, 0, 4),
+    "waves": Waves(),
 }
 # Sizes and parts show in the weights; lengths, ids and the stored type change no verdict.
 SEEN_IN_WEIGHTS = {

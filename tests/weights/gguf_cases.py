@@ -17,6 +17,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import GRANITE, NEMOTRON, WITH_STATES
 from tests.parity.later_families import LATER, NORMED
 from tests.parity.newest_families import LLAMA4, NEWEST, PHIMOE
+from tests.parity.older_families import OLDER
 
 RMS = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.head_count_kv": 2}
 WIDE = {"attention.key_length": 16, "attention.value_length": 16}
@@ -265,6 +266,15 @@ LATER_CASES: dict[str, tuple[str, PretrainedConfig, dict[str, Any]]] = {
         "phimoe",
         PhimoeConfig(**PHIMOE, attention_bias=True, lm_head_bias=True),
         RMS | FEED | {"expert_count": 8, "expert_used_count": 2, "rope.freq_base": 1e6},
+    ),
+    "dbrx": (
+        "dbrx",
+        OLDER["dbrx"],
+        {
+            **(LAYER | EIGHT | THETA),
+            "feed_forward_length": 32,
+            "attention.clamp_kqv": 0.5,
+        },
     ),
     "jais2": ("jais2", NEWEST["jais2"], LAYER | FEED | THETA),
     "afmoe": (

@@ -114,7 +114,8 @@ class Converter:
         if self.arch == "llama4":
             yield from self._of_llama4(name, values)
             return
-        if ".experts.gate_up_proj" in name or ".experts.down_proj" in name:
+        stacks = (".experts.gate_up_proj", ".experts.down_proj", ".experts.mlp.")
+        if any(one in name for one in stacks):
             yield from self._of_oss(name, values)
             return
         yield name, values
@@ -201,6 +202,10 @@ class Converter:
             yield f"{base.format(kind)}.weight", part
 
     def _of_oss(self, name: str, values: np.ndarray) -> Stored:
+        if self.arch == "dbrx":
+            values = values.reshape(self.config.ffn_config.moe_num_experts, -1, values.shape[1])
+            yield name, values.swapaxes(1, 2) if name.endswith("w2") else values
+            return
         kind = "bias" if name.endswith("_bias") else "weight"
         base = name.removesuffix("_bias")
         if kind == "weight":
@@ -218,7 +223,7 @@ def _named(names: Any, name: str) -> str:
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(".expert_bias"):
         name += ".bias"
-    for bare in (".sinks",):
+    for bare in (".sinks", ".mlp.w1", ".mlp.v1", ".mlp.w2"):
         if name.endswith(bare):
             name += ".weight"
     if name == "rope_freqs.weight":
