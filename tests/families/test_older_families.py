@@ -28,6 +28,7 @@ from tests.parity.older_families import DBRX, OLDER
         ("gptj", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
         ("gptj", {"rope_theta": 500.0}),
         ("codegen", {"n_head": 6}),
+        ("codegen", {"head_dim": 128}),
         ("gpt_neo", {"attention_types": [[["global", "local"], 1]]}),
         ("gpt_neo", {"attention_types": [[["global", "near"], 1], [["local"], 1]]}),
         ("gpt_neo", {"attention_types": [["global"], 3]}),
