@@ -81,7 +81,8 @@ class AttentionPlan:
     `kv_from`: a layer before this one, whose keys and values this one reads; it makes queries only.
     `values_are_keys`: values are the keys before their norm and rotation. `value_norm`: each head's
     values are divided by the root of their mean square, with this eps. `clip`: numbers of queries,
-    of keys, behind their norms, and of values are limited to -clip .. clip."""
+    of keys, behind their norms, and of values are limited to -clip .. clip. `inner_norm`: of what
+    was attended, all heads as one row, before the product back."""
 
     num_heads: int
     num_kv_heads: int
@@ -107,6 +108,7 @@ class AttentionPlan:
     values_are_keys: bool = False
     value_norm: float | None = None
     clip: float | None = None
+    inner_norm: NormPlan | None = None
 
     @property
     def num_parts(self) -> int:
@@ -175,7 +177,8 @@ class SparsePlan:
 @dataclass(frozen=True, slots=True)
 class MlpPlan:
     """A feed-forward: down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
-    `gate_scale` is multiplied with gate(x). `sparse`: applied to gate(x).
+    `gate_scale` is multiplied with gate(x). `sparse`: applied to gate(x). `inner_norm`: of what
+    down reads.
     "clamped_silu" is for gated ones: with g = min(gate, CLAMP) and u = up within -CLAMP .. CLAMP it
     is down(g * sigmoid(CLAMPED_SLOPE * g) * (u + 1)). "xielu" is for those without gates: a curve
     made of four learned numbers (layers/mlp.py)."""
@@ -186,6 +189,7 @@ class MlpPlan:
     bias: bool = False
     gate_scale: float = 1.0
     sparse: SparsePlan | None = None
+    inner_norm: NormPlan | None = None
 
     @property
     def product_width(self) -> int:

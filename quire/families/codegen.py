@@ -10,10 +10,13 @@ from quire.families.family import Family, Name
 from quire.families.fields import Fields
 from quire.spec import ModelSpec
 
-BLOCKS = 4  # whatever a model's size
+BLOCKS = 4
 
 
 def read(fields: Fields) -> ModelSpec:
+    # The 1B and 3.7B of CodeGen 2 say it, and have 8 blocks; their class in Transformers takes 4.
+    if fields.values.get("head_dim") is not None:
+        raise fields.wrong("head_dim", "left out: models that say it have q, v and k in 8 blocks")
     spec = gptj.read(fields)
     if spec.num_heads % BLOCKS:
         raise fields.wrong("n_head", f"a multiple of {BLOCKS}: the blocks of q, v and k")

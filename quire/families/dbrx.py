@@ -1,13 +1,12 @@
-"""DBRX: LayerNorms without biases, numbers of q, k and v that are limited, and experts in matrices
-in which each lies under the one before. No torch."""
+"""DBRX: LayerNorms without biases, limited q, k and v, and experts in piles. No torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from quire.families.family import Family, LayerNames, ModelNames, Name
+from quire.families.family import Family, LayerNames, ModelNames, Name, sizes
 from quire.families.fields import Fields
-from quire.families.mixtures import MAX_EXPERTS, ROUTER_KEYS, with_experts
+from quire.families.mixtures import MAX_EXPERTS, ROUTER_KEYS
 from quire.families.reading import read_heads, read_plain_decoder
 from quire.families.rope_config import DEFAULT_THETA, read_rope
 from quire.layer_plan import ExpertsPlan, MlpPlan, NormPlan
@@ -21,8 +20,7 @@ WORDS = {
     # Not read: Transformers sets it to what attn_config says.
     "num_key_value_heads": "attn_config.kv_n_heads",
 }
-EPS = 1e-5  # configs do not have it
-CLIP = "attention.clamp_kqv"
+EPS, CLIP = 1e-5, "attention.clamp_kqv"  # configs do not have the former
 
 
 def read(fields: Fields) -> ModelSpec:
@@ -30,47 +28,37 @@ def read(fields: Fields) -> ModelSpec:
     said = fields.under(WORDS, num_key_value_heads=inner.count("kv_n_heads", 1))
     heads = read_heads(said)
     # Where the first files have it; what newer ones say beside it must be the same.
-    theta = inner.positive("rope_theta", DEFAULT_THETA)
-    rope = read_rope(said, heads.head_dim, theta=theta)
-    if rope.theta != theta and inner.values.get("rope_theta") is not None:
+    rope = read_rope(said, heads.head_dim, theta=inner.positive("rope_theta", DEFAULT_THETA))
+    if rope.theta != inner.positive("rope_theta", rope.theta):
         rule = f'{rope.theta:g}, as beside attn_config; hf_overrides={{"rope_theta": ...}} decides'
         raise inner.wrong("rope_theta", rule)
-    spec = read_plain_decoder(
+    return read_plain_decoder(
         said,
         heads,
         rope=rope,
         norm=NormPlan(EPS, kind="layer"),
-        mlp=MlpPlan(1),  # with_experts exchanges it in every layer
+        mlp=_read_experts(fields.inner("ffn_config")),
         clip=inner.optional("clip_qkv"),
     )
-    return with_experts(spec, said, _read_experts(fields.inner("ffn_config")))
 
 
 def _read_experts(fields: Fields) -> ExpertsPlan:
-    activation = fields.inner("ffn_act_fn")
-    activation.check_only({"name": ("silu", "swish")})
+    fields.inner("ffn_act_fn").check_only({"name": ("silu", "swish")})
     # A null means that weights stay as they are; left out it is 1: they add up to 1.
-    key = "moe_normalize_expert_weights"
-    renormalise = key not in fields.values or fields.values[key] is not None
-    fields.check_only({key: (1,)})
+    fields.check_only({"moe_normalize_expert_weights": (1,)})
+    scaled = fields.values.get("moe_normalize_expert_weights", 1) is not None
     count = fields.count("moe_num_experts", 4, most=MAX_EXPERTS)
-    return ExpertsPlan(
-        count,
-        fields.count("moe_top_k", 1, most=count),
-        MlpPlan(fields.count("ffn_hidden_size", 3584)),
-        renormalise=renormalise,
-    )
+    expert = MlpPlan(fields.count("ffn_hidden_size", 3584))
+    return ExpertsPlan(count, fields.count("moe_top_k", 1, most=count), expert, renormalise=scaled)
 
 
 def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     if config["layer_norm_eps"] != EPS:
         raise fields.unsupported("dbrx.attention.layer_norm_epsilon", f"{EPS}")
+    clip = fields.values.get(f"dbrx.{CLIP}")
     return {
         **{own: config[word] for word, own in WORDS.items()},
-        "attn_config": {
-            "kv_n_heads": config["num_key_value_heads"],
-            "clip_qkv": fields.values.get(f"dbrx.{CLIP}"),
-        },
+        "attn_config": {"kv_n_heads": config["num_key_value_heads"], "clip_qkv": clip},
         "ffn_config": {
             "ffn_hidden_size": config["intermediate_size"],
             "moe_num_experts": config["num_experts"],
@@ -79,18 +67,11 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-EXPERTS = "ffn.experts.mlp"
 FAMILY = Family(
     name="dbrx",
     architectures=("DbrxForCausalLM",),
     read=read,
-    unsaid={
-        "vocab_size": 32_000,
-        "d_model": 2048,
-        "n_layers": 24,
-        "n_heads": 16,
-        "max_seq_len": 2048,
-    },
+    unsaid={WORDS.get(k, k): v for k, v in sizes(32_000, 2048, 0, 24, 16, 2048).items()},
     gguf="dbrx",
     gguf_experts=True,
     gguf_words=_gguf_words,
@@ -107,14 +88,13 @@ FAMILY = Family(
         mlp_norm=Name("norm_attn_norm.norm_2", "attn_output_norm"),
         router=Name("ffn.router.layer", "ffn_gate_inp"),
         expert_gate_up=(
-            Name(f"{EXPERTS}.w1", "ffn_gate_exps", bare=True, piled=True),
-            Name(f"{EXPERTS}.v1", "ffn_up_exps", bare=True, piled=True),
+            Name("ffn.experts.mlp.w1", "ffn_gate_exps", bare=True, piled=True),
+            Name("ffn.experts.mlp.v1", "ffn_up_exps", bare=True, piled=True),
         ),
-        expert_down=Name(f"{EXPERTS}.w2", "ffn_down_exps", bare=True, piled=True, transposed=True),
+        expert_down=Name(
+            "ffn.experts.mlp.w2", "ffn_down_exps", bare=True, piled=True, transposed=True
+        ),
     ),
-    without_effect={
-        **ROUTER_KEYS,
-        **dict.fromkeys(("resid_pdrop", "emb_pdrop"), "training"),
-    },
+    without_effect={**ROUTER_KEYS, "resid_pdrop": "training", "emb_pdrop": "training"},
     only={"tie_word_embeddings": (False,)},
 )

@@ -96,6 +96,7 @@ class LayerNames:
     k_norm: Name = Name("self_attn.k_norm", "attn_k_norm")
     sinks: Name = Name("self_attn.sinks", "attn_sinks", bare=True)
     latent: LatentNames = LatentNames()
+    attn_inner_norm: Name = Name("self_attn.attn_sub_norm", "attn_sub_norm")
     o: Name = Name("self_attn.o_proj", "attn_output")
     # Of a layer that keeps a state: q, k, v and the gate; rates and decays. In files of Hugging
     # Face one tensor may hold all of `qkvz` or of `rates`, ordered by head of k, or q, k and v.
@@ -125,6 +126,7 @@ class LayerNames:
     mlp_post_norm: Name = Name("post_feedforward_layernorm", "post_ffw_norm")
     gate_up: tuple[Name, ...] = (Name("mlp.gate_proj", "ffn_gate"), Name("mlp.up_proj", "ffn_up"))
     up: Name = Name("mlp.up_proj", "ffn_up")  # in a layer without gate
+    mlp_inner_norm: Name = Name("mlp.ffn_sub_norm", "ffn_sub_norm")
     down: Name = Name("mlp.down_proj", "ffn_down")
     # The numbers of a learned activation, one behind the other.
     curve: tuple[Name, ...] = tuple(

@@ -9,6 +9,7 @@ from quire.families import (
     arcee,
     bamba,
     biogpt,
+    bitnet,
     codegen,
     cohere,
     cohere2,
@@ -197,6 +198,7 @@ FAMILIES: tuple[Family, ...] = (
     dbrx.FAMILY,
     biogpt.FAMILY,
     xglm.FAMILY,
+    bitnet.FAMILY,
     whisper.FAMILY,
 )
 # The family of the text of an image model whose config does not name it.

@@ -124,17 +124,19 @@ class Attention:
         gate: Linear | None = None,
         adapted: AdaptedHeads | None = None,
         values: Values | None = None,
+        inner: RowOp = unchanged,
     ) -> None:
         """`rope`: index into the model's ropes. `norms`: norms of q and k that the kernel applies
         before it rotates. `heads`: applied to q and k before that kernel. `growth`: makes queries
         at far positions larger. `weights`: of norms of q and k behind the rotation, whose division
         `norms` makes before it. `gate`: its sigmoid is multiplied with the attended values.
         `adapted`: norms q and k in place of `norms` where adapters have norms of their own.
-        `values`: how values are made, where not as a third part of the first product."""
+        `values`: how values are made, where not as a third part of the first product. `inner`:
+        applied to what was attended, before the last product."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
-        self.weights = weights
+        self.weights, self.inner = weights, inner
         self.table = 0  # its block table, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
         self.values = values or Values(self.num_turned)
@@ -164,4 +166,4 @@ class Attention:
         attended = step.attend(q, keys, values, self.sinks)
         if self.gate is not None:
             attended = attended * self.gate(x).float().sigmoid().to(x.dtype)
-        return self.tp.all_reduce(self.out(attended))
+        return self.tp.all_reduce(self.out(self.inner(attended)))

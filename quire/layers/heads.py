@@ -8,6 +8,7 @@ from torch import Tensor
 from quire.backends.ops import HeadNorms, HeadShape, RowOp
 from quire.layer_plan import WholeHeads
 from quire.layers.norm import Norm, weighted
+from quire.layers.sums import in_halves
 from quire.layers.tp import TensorParallel
 
 
@@ -39,6 +40,21 @@ class ClippedHeads:
 
     def __call__(self, heads: Tensor) -> Tensor:
         return self.behind(heads).clamp(-self.most, self.most)
+
+
+class DividedNorm:
+    """An RMSNorm of rows of which each rank has some numbers: squares and the counts of numbers are
+    summed over ranks."""
+
+    def __init__(self, weight: Tensor, eps: float, tp: TensorParallel) -> None:
+        self.weight, self.eps, self.tp = weight, eps, tp
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        counts = wide.new_full((len(wide), 1), wide.shape[1])
+        sums = self.tp.all_reduce(torch.cat([in_halves(wide.square()), counts], dim=1))
+        scale = torch.rsqrt(sums[:, :1] / sums[:, 1:] + self.eps)
+        return weighted(wide * scale, self.weight, x.dtype)
 
 
 class DividedWidths:

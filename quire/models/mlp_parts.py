@@ -26,8 +26,8 @@ def experts(parts: WeightParts, name: str, plan: ExpertsPlan) -> Experts:
     hidden, kernels, one = parts.spec.hidden_size, parts.kernels, plan.expert
     if one.activation == "xielu":
         raise UnsupportedModel(f"{name}: {one.activation} in experts.")
-    if one.gate_scale != 1.0 or one.sparse is not None:
-        raise UnsupportedModel(f"{name}: experts with a scaled gate or a cutoff.")
+    if one.gate_scale != 1.0 or one.sparse is not None or one.inner_norm is not None:
+        raise UnsupportedModel(f"{name}: experts with a scaled gate, a cutoff or a norm inside.")
     make, each, first = parts.bare_linear, f"{name}.experts", first_of(one)
     pairs = [
         (
@@ -79,17 +79,25 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     first = first_of(plan)
     up = parts.linear(f"{name}.{first}", (1 + plan.gated) * inner, hidden, bias=bias)
     down = parts.linear(f"{name}.down", hidden, inner, bias=bias)
+    norm = parts.inner_norm(f"{name}.inner_norm", plan.inner_norm, inner)
     if plan.gated and (plan.gate_scale != 1.0 or plan.sparse is not None):
-        return GatedMLP(_scaled(parts, plan, up), up, down, parts.tp)
+        return GatedMLP(_behind(_scaled(parts, plan, up), norm), up, down, parts.tp)
     if plan.sparse is not None:
         raise UnsupportedModel(f"{name}: a cutoff without a gate.")
     if plan.gated:
         gate = Gate(plan.activation, kernels.gate(plan.activation))
-        return GatedMLP(_opened(parts, f"{name}.gate_up", gate, up), up, down, parts.tp)
+        opened = _opened(parts, f"{name}.gate_up", gate, up)
+        return GatedMLP(_behind(opened, norm), up, down, parts.tp)
     if plan.activation == "xielu":
         curve = LearnedCurve(parts.tensor(f"{name}.curve.weight", 4))
-        return PlainMLP(curve, up, down, parts.tp)
-    return PlainMLP(kernels.activate(plan.activation), up, down, parts.tp)
+        return PlainMLP(_behind(curve, norm), up, down, parts.tp)
+    activate = kernels.activate(plan.activation)
+    return PlainMLP(_behind(activate, norm), up, down, parts.tp)
+
+
+def _behind(op: RowOp, norm: RowOp | None) -> RowOp:
+    """The op, followed by a norm if there is one."""
+    return op if norm is None else lambda x: norm(op(x))
 
 
 def _scaled(parts: WeightParts, plan: MlpPlan, product: Linear) -> RowOp:

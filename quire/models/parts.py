@@ -186,6 +186,7 @@ class Parts(WeightParts):
             else None,
             adapted=adapted,
             values=self._values(plan),
+            inner=self.inner_norm(f"{name}.inner_norm", plan.inner_norm, attended) or unchanged,
         )
 
     def _values(self, plan: AttentionPlan) -> Values:
@@ -200,7 +201,7 @@ class Parts(WeightParts):
 
     def _reading_attention(self, name: str, plan: AttentionPlan) -> ReadingAttention:
         others = (plan.query_growth, plan.sinks, plan.output_gate, plan.qk_norm_behind, plan.clip)
-        if any(others) or plan.qk_norm_over == "width":
+        if any(others) or plan.qk_norm_over == "width" or plan.inner_norm is not None:
             raise UnsupportedModel(f"{name}: keys of another layer beside sinks, gates or growth.")
         hidden, width = self.spec.hidden_size, plan.num_heads * plan.head_dim
         norm: RowOp = unchanged
@@ -219,6 +220,8 @@ class Parts(WeightParts):
     def latent_attention(
         self, name: str, plan: AttentionPlan, latent: LatentPlan
     ) -> LatentAttention:
+        if plan.inner_norm is not None:
+            raise UnsupportedModel(f"{name}: a norm before the last product beside latents.")
         hidden, heads = self.spec.hidden_size, plan.num_heads
         pairs = self.tensor(f"{name}.kv_b.weight", heads * latent.pair_dims, latent.kv_rank)
         by_head = pairs.view(heads, latent.pair_dims, latent.kv_rank)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from quire.backends.linear import WeightRows
-from quire.backends.ops import HeadShape, Kernels, RowNorm
+from quire.backends.ops import HeadShape, Kernels, RowNorm, RowOp
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.layer_plan import AttentionPlan, NormPlan
 from quire.layers.adapted import AdapterSites
+from quire.layers.heads import DividedNorm
 from quire.layers.linear import Linear, Matrix, PlainRows
 from quire.layers.norm import LayerNorm, Norm, RMSNorm
 from quire.layers.tp import TensorParallel
@@ -99,6 +100,14 @@ class WeightParts:
         """A norm of the stream, or of what is added to it, in layer `index`."""
         plan = self.spec.layers[index].norm
         return self.norm(f"layers.{index}.{name}", plan, self.spec.hidden_size)
+
+    def inner_norm(self, name: str, plan: NormPlan | None, size: int) -> RowOp | None:
+        """A norm of what a last product reads, of which ranks have `size` numbers each."""
+        if plan is None or self.tp.size == 1:
+            return None if plan is None else self.norm(name, plan, size)
+        if plan.kind != "rms":
+            raise UnsupportedModel(f"{name}: a LayerNorm of numbers that ranks divide.")
+        return DividedNorm(self.norm_weight(name, plan, size), plan.eps, self.tp)
 
     def row_norm(self, name: str, plan: NormPlan, size: int) -> RowNorm:
         if plan.kind != "rms" or plan.bias:

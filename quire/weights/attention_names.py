@@ -39,6 +39,9 @@ def attention_weights(layer: LayerParts, plan: AttentionPlan) -> Iterator[Weight
         else:
             gates = layer.parts((names.attn_gate,), (plan.num_heads * size,))
         yield from layer.linear("attn.gate", layer.hidden, gates, bias=plan.qkv_bias)
+    if plan.inner_norm is not None:
+        width = plan.num_heads * size
+        yield from layer.norm("attn.inner_norm", names.attn_inner_norm, plan.inner_norm, width)
     out = layer.parts((names.o,), (layer.hidden,))
     yield from layer.linear("attn.o", plan.num_heads * size, out, bias=plan.o_bias)
 

@@ -129,7 +129,8 @@ class _LayerCut:
 
     def of(self, name: str) -> Cut | None:
         whole = name in _WHOLE_IN_LAYER or name.startswith(_WHOLE_ROOMS)
-        if whole or (name.endswith("_norm") and not name.startswith("attn.")):
+        inside = name.startswith("attn.") or name.endswith(".inner_norm")
+        if whole or (name.endswith("_norm") and not inside):
             return whole_of(self.weight)
         if name.startswith("attn."):
             name = name.removeprefix("attn.")
@@ -154,7 +155,7 @@ class _LayerCut:
             return self._of_rows(*(_times(one, size, first) for first, one in pairs))
         if name == "o":
             return self._of_columns(_times(heads, size))
-        if name == "gate":
+        if name in ("gate", "inner_norm"):
             return self._of_rows(_times(heads, size))
         if name == "sinks":
             return self._of_rows(heads)
@@ -221,7 +222,7 @@ class _LayerCut:
 
     def _feed_forward(self, name: str, width: int) -> Cut | None:
         own = self.share.inner(width)
-        if name == "up":
+        if name in ("up", "inner_norm"):
             return self._of_rows(own)
         if name == "gate_up":
             return self._of_rows(own, _behind(width, own))

@@ -151,6 +151,9 @@ def _feed_forward(
         numbers = layer.parts(layer.names.curve, (1,) * len(layer.names.curve))
         named = tuple(one.named("weight") for one in numbers)
         yield Weight(layer.ours(f"{ours}.curve.weight"), (len(named),), named, is_wide=True)
+    if plan.inner_norm is not None:
+        inner = layer.names.mlp_inner_norm, plan.inner_norm, plan.width
+        yield from layer.norm(f"{ours}.inner_norm", *inner)
     out = stored(down, (layer.hidden,))
     yield from layer.linear(f"{ours}.down", plan.width, out, bias=plan.bias)
 

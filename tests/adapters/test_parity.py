@@ -98,6 +98,7 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
         {},
     ),
+    "norms before last products": ("bitnet", ALL, {}),
     "values before keys in blocks of one module, dora": (
         "codegen",
         ("qkv_proj", "out_proj", "fc_in", "fc_out"),

@@ -53,7 +53,11 @@ ALSO = {
     "cohere2": {"families/cohere2_moe.py"},
     "arcee": {"families/afmoe.py"},
     "exaone4": {"families/exaone_moe.py"},
-    "gpt2": {"families/gpt_bigcode.py"},
+    "gpt2": {
+        f"families/{name}.py" for name in ("gpt_bigcode", "gptj", "gpt_neo", "biogpt", "xglm")
+    },
+    "gptj": {"families/codegen.py"},
+    "opt": {"families/biogpt.py", "families/xglm.py"},
     "phi": {"families/phi3.py", "families/phimoe.py"},  # as "Phi-3"
     "phi3": {"families/phimoe.py"},
     "nemotron": {"families/nemotron_h.py"},  # as "Nemotron 3"

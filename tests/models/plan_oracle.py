@@ -212,6 +212,8 @@ class PlanOracle:
         made = (scores.softmax(-1)[..., :count] @ v).transpose(0, 1).flatten(1)
         if plan.output_gate:
             made = made * self._linear(f"{name}gate", x).sigmoid()
+        if plan.inner_norm is not None:
+            made = self._normed(f"{name}inner_norm", plan.inner_norm, made)
         return self._linear(f"{name}o", made)
 
     def _short_convolution(self, name: str, x: Tensor) -> Tensor:
@@ -317,13 +319,18 @@ class PlanOracle:
         wide = self._normed(name, plan.qk_norm, y.transpose(0, 1).flatten(1))
         return wide.view(len(wide), -1, plan.head_dim).transpose(0, 1)
 
+    def _down(self, name: str, plan: MlpPlan, made: Tensor) -> Tensor:
+        if plan.inner_norm is not None:
+            made = self._normed(f"{name}inner_norm", plan.inner_norm, made)
+        return self._linear(f"{name}down", made)
+
     def _mlp(self, name: str, plan: MlpPlan, x: Tensor) -> Tensor:
         if plan.activation == "xielu":
             opened = xielu(self._linear(f"{name}up", x), self.weights[f"{name}curve.weight"])
-            return self._linear(f"{name}down", opened)
+            return self._down(name, plan, opened)
         activation = ACTIVATIONS[plan.activation]
         if not plan.gated:
-            return self._linear(f"{name}down", activation(self._linear(f"{name}up", x)))
+            return self._down(name, plan, activation(self._linear(f"{name}up", x)))
         gate, up = self._linear(f"{name}gate_up", x).chunk(2, -1)
         if plan.sparse is not None:
             assert plan.sparse.width == plan.width
@@ -332,7 +339,7 @@ class PlanOracle:
         gate = gate * plan.gate_scale
         if plan.activation == "clamped_silu":
             gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
-        return self._linear(f"{name}down", activation(gate) * up)
+        return self._down(name, plan, activation(gate) * up)
 
     def _experts(
         self, name: str, plan: ExpertsPlan, x: Tensor, routed_by: Tensor | None = None

@@ -72,6 +72,7 @@ ATTENTION: dict[str, list[Any]] = {
     "value_norm": [1e-3],
     "values_are_keys": [True],
     "clip": [0.4],
+    "inner_norm": [NORM, NormPlan(1e-3, "layer", bias=True)],
     "qk_norm": [
         NormPlan(1e-3, learned=False),
         NORM,
@@ -106,6 +107,7 @@ MLP: dict[str, list[Any]] = {
     "bias": [True],
     "gate_scale": [0.3],
     "sparse": [SparsePlan(0.4, 40), SparsePlan(-0.6, 40)],
+    "inner_norm": [NormPlan(0.3)],
 }
 EXPERTS: dict[str, list[Any]] = {
     "count": [7],
@@ -259,6 +261,8 @@ def changes() -> dict[str, ModelSpec]:
     learned = MlpPlan(40, "xielu", gated=False)
     add("activation", "xielu", replace(PLAIN, mlp=learned), PLAIN)
     plain_mlp = MlpPlan(40, "gelu_tanh", gated=False, bias=True)
+    normed_inside = replace(plain_mlp, inner_norm=NormPlan(1e-3, "layer", bias=True))
+    add("mlp", "plain, normed inside", replace(PLAIN, mlp=normed_inside), PLAIN)
     add("mlp", "plain", replace(PLAIN, mlp=plain_mlp, norms="parallel"), PLAIN)
     for name, values in LAYER.items():
         for value in values:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from tests.parity.families import LINEAR, YARN, known
-from tests.parity.more_families import GPT2
+from tests.parity.more_families import BY_HIDDEN, GPT2
 
 # A rope on half of each head, of 16 and of 12 numbers.
 GPTJ: dict[str, Any] = {**GPT2, "rotary_dim": 8}
@@ -48,6 +48,7 @@ XGLM: dict[str, Any] = {
     "attention_heads": 6,
     "max_position_embeddings": 256,
 }
+BITNET = {**BY_HIDDEN, "rms_norm_eps": 1e-3}
 _MADE: dict[str, PretrainedConfig | None] = {
     "gptj": known("GPTJConfig", **GPTJ),
     "gptj, wide, all turned, relu, tied": known(
@@ -112,6 +113,14 @@ _MADE: dict[str, PretrainedConfig | None] = {
         scale_embedding=False,
         activation_function="relu",
         tie_word_embeddings=False,
+    ),
+    "bitnet": known("BitNetConfig", **BITNET),
+    "bitnet, silu, every bias, tied, linear rope": known(
+        "BitNetConfig",
+        **{**BITNET, "rms_norm_eps": 1e-2, "rope_parameters": LINEAR},
+        hidden_act="silu",
+        attention_bias=True,
+        tie_word_embeddings=True,
     ),
 }
 OLDER = {name: config for name, config in _MADE.items() if config is not None}

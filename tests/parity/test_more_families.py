@@ -53,6 +53,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "gemma3n": {"num_hidden_layers": 35},
     "gptj": {"n_head": 16},
     "codegen": {"n_head": 16},
+    "bitnet": {"num_attention_heads": 20, "hidden_size": 2560},
     "gpt_neo": {"num_layers": 24, "hidden_size": 2048},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
 }

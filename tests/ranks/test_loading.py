@@ -98,6 +98,7 @@ def test_scattered_groups_are_not_cut_where_they_are_kept(tmp_path: Path) -> Non
         *("olmoe", "qwen2 moe", "glm", "deepseek v3, groups, yarn", "qwen3_next", "qwen3_5"),
         *("granite hybrid, experts, every bias, rope, untied", "nemotron h", "lfm2 moe"),
         *("mamba2", "mamba2, every bias, one group, narrow, tied", "codegen", "dbrx"),
+        "bitnet",
     ],
 )
 def test_experts_widths_and_states_are_cut_while_they_are_read(name: str, tmp_path: Path) -> None:

@@ -43,8 +43,14 @@ ATTENTION = {
     "values_are_keys": True,
     "value_norm": 1e-6,
     "clip": 1.0,
+    "inner_norm": NormPlan(1e-6),
 }
-MLP = {"activation": "relu", "gate_scale": 0.5, "sparse": SparsePlan(0.5, 64)}
+MLP = {
+    "activation": "relu",
+    "gate_scale": 0.5,
+    "sparse": SparsePlan(0.5, 64),
+    "inner_norm": NormPlan(1e-6),
+}
 LAYER = {
     "norms": "after",
     "branch_scale": 2.0,
