@@ -29,6 +29,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES, skip_if_normed_together
 from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE
+from tests.parity.newest_families import NEWEST
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
 PROMPTS = [[5, 6, 7], [9] * 21 + [3, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -107,6 +108,12 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         (*ALL, "linear_left", "linear_right", "modality_router", "prediction_coefs", *ALTUP),
         {"use_dora": True},
     ),
+    "a head of another name": ("gpt neox", ("embed_in", "lm_head"), {}),
+    "shared experts of another name, every bias, dora": (
+        "hy_v3, two shared, dense in the middle, every bias, tied, linear rope",
+        ALL,
+        {"use_dora": True},
+    ),
     "convolutions": (
         "lfm2, every bias, reach of 2, untied, width adjusted, linear rope",
         (*STATE, "q_proj", "self_attn.out_proj", "w1", "w2", "w3"),
@@ -132,7 +139,8 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
     skip_if_normed_together(name)
-    model = random_model({**FAMILIES, **MORE, **BY_KIND, **LATER, **WITH_STATES}[name])
+    known = {**FAMILIES, **MORE, **BY_KIND, **LATER, **NEWEST, **WITH_STATES}
+    model = random_model(known[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)
     second = make_peft(model, targets[:1], seed=2, rank=3)
