@@ -15,7 +15,7 @@ from quire.layer_plan import ExpertsPlan
 from quire.models.fallback.loaded import Product
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
-from quire.weights.parts import Part, Weight
+from quire.weights.parts import Part, Weight, single
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import own_name
 from quire.weights.within import Within
@@ -25,6 +25,7 @@ _WEIGHT = ".weight"
 # Parts of a mixture of experts that do not compute every token.
 _EXPERTS = (".experts.", ".router", ".shared_gate")
 _OF_EXPERT = re.compile(r"layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate_up|up|down)")
+_OLDER = ".block_sparse_moe."
 _STACKS = {"gate_up": "gate_up_proj", "down": "down_proj"}
 # A table and products that adapters cannot change yet.
 _UNCHANGED = re.compile(r"layer_embed|layers\.\d+\.beside\.experts\..*")
@@ -116,7 +117,8 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
             norms[made.module] = made
             continue
         if not is_of_pairs(name) and (weight.is_plain or _is_unchanged(spec, weight)):
-            not_built |= {one for part in weight.parts for one in _modules(part.hf)}
+            names_there = (one for part in weight.parts for one in _names(part))
+            not_built |= {module for one in names_there for module in _modules(one)}
             continue
         columns = weight.shape[1]
         rows = _add_parts(parts, name, columns, weight.parts)
@@ -124,7 +126,7 @@ def sites_of(spec: ModelSpec, *, experts_add_only: bool = False, divided: bool =
         _add_stacks(stacks, name, columns, weight.parts)
     names = family_named(spec.family).outer_names
     if spec.tied_embeddings:  # one weight, but two modules
-        head = (Part(*names.head.stored("weight"), spec.vocab_size),)
+        head = single(HEAD, (spec.vocab_size, spec.hidden_size), names.head).parts
         sites[HEAD] = Site(_add_parts(parts, HEAD, spec.hidden_size, head), spec.hidden_size)
     return Sites(
         parts,
@@ -173,6 +175,10 @@ def _may_differ(spec: ModelSpec, norm: str, *, divided: bool) -> bool:
     return not plan.qk_norm_behind and not (divided and plan.qk_norm_over == "width")
 
 
+def _names(part: Part) -> tuple[str, ...]:
+    return (part.hf,) if part.hf_else is None else (part.hf, part.hf_else[0])
+
+
 def _module(stored: str) -> str:
     return stored.removesuffix(_WEIGHT)
 
@@ -214,7 +220,11 @@ def _add_parts(
             continue
         made = _site_part(part, site, place, part.hf_within)
         # Transformers and older files have different names for these.
-        for module in {made.module, made.module.replace(".block_sparse_moe.", ".mlp.")}:
+        names = {made.module, made.module.replace(_OLDER, ".mlp.")}
+        other = None if site == EMBEDDING else part.hf_else  # that may be stored as a tied head
+        if other is not None and other[1].expert is None:
+            names.add(_module(other[0]))
+        for module in names:
             parts[module] = (*parts.get(module, ()), made)
     return tuple(counts)
 
@@ -239,8 +249,14 @@ def _add_stacks(
         if within.expert is None:
             within = Within(expert=int(found[2]), first=first, of=total)
         made = _site_part(part, site, (index, first, part.rows, columns), within)
-        of_module = stacks.setdefault(module, {})
-        of_module[tensor] = (*of_module.get(tensor, ()), made)
+        names = {module}
+        if _OLDER in part.hf:  # Transformers keeps this folder in some classes
+            names.add(f"{_layer(part.hf)}{_OLDER}experts")
+        if part.hf_within.expert is not None and ".experts." in part.hf:
+            names.add(part.hf.rpartition(".")[0])
+        for one in names:
+            of_module = stacks.setdefault(one, {})
+            of_module[tensor] = (*of_module.get(tensor, ()), made)
         first += part.rows
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from quire import config, errors, layer_plan, spec
 from quire.errors import NotSupported, QuireError
 from quire.executor import executor
-from quire.layer_parts import state
+from quire.layer_parts import embeddings, norm, rope, state, streams
 from quire.logprobs import FlatLogprobs, LazyLogprobs, Logprob, Unread
 from quire.outputs import (
     AnswerReading,
@@ -34,7 +34,8 @@ from quire.request import Choices, NamedTokens, Request, ThoughtLimit
 from quire.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.weights import source
 
-_MODULES = (config, layer_plan, state, spec, structured, shares, executor, source)
+_PARTS = (embeddings, norm, rope, state, streams)
+_MODULES = (config, layer_plan, *_PARTS, spec, structured, shares, executor, source)
 _CLASSES: dict[str, type[Any]] = {
     each.__name__: each
     for each in (

@@ -18,8 +18,9 @@ class Name:
     In GGUF files `gguf_bare` means that the name has no `.weight`. In files of Hugging Face:
     `bare`: no `.weight`, and the bias ends with `_bias`; `transposed`: stored as [in, out];
     `stacked`: the tensors of all experts in one; `piled`: in one matrix, each below the one before
-    (and `transposed` by itself). If two parts have the same name there, one tensor
-    holds both, one after the other, or `alternating` row by row. `hf_also`: another name there."""
+    (and `transposed` by itself). If two parts have the same name there, one tensor holds both, one
+    after the other, or `alternating` row by row. `hf_also`: another name there, as that of the
+    module of Transformers, by which adapters call it."""
 
     hf: str
     gguf: str

@@ -55,7 +55,7 @@ FAMILY = Family(
         layer=Name("gpt_neox.layers.{}", "blk.{}"),
         embed=Name("gpt_neox.embed_in", "token_embd"),
         norm=Name("gpt_neox.final_layer_norm", "output_norm"),
-        head=Name("embed_out", "output"),
+        head=Name("embed_out", "output", hf_also="lm_head"),
     ),
     names=LayerNames(
         qkv=(Name("attention.query_key_value", "attn_qkv"),),

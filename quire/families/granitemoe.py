@@ -34,6 +34,7 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 
 
 SHARED_WIDTH = "expert_shared_feed_forward_length"
+ROUTER = "block_sparse_moe.router"
 INPUT, SHARED_INPUT = "block_sparse_moe.input_linear", "shared_mlp.input_linear"
 FAMILY = Family(
     name="granitemoe",
@@ -47,7 +48,9 @@ FAMILY = Family(
     gguf_words=_gguf_words,
     gguf_reads=(*granite.GGUF_FACTORS, SHARED_WIDTH),
     names=LayerNames(
-        router=Name("block_sparse_moe.router.layer", "ffn_gate_inp"),
+        router=Name(
+            "block_sparse_moe.router.layer", "ffn_gate_inp", hf_also="block_sparse_moe.router"
+        ),
         expert_gate_up=(
             Name(INPUT, "ffn_gate_exps", stacked=True),
             Name(INPUT, "ffn_up_exps", stacked=True),

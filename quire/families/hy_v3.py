@@ -42,19 +42,23 @@ def read(fields: Fields) -> ModelSpec:
     return with_experts(spec, listed, experts)
 
 
+def _shared(name: str, gguf: str) -> Name:
+    return Name(f"mlp.shared_mlp.{name}", gguf, hf_also=f"mlp.shared_experts.{name}")
+
+
 FAMILY = Family(
     name="hy_v3",
     architectures=("HYV3ForCausalLM",),
     read=read,
     unsaid=sizes(120_832, 4096, 13_312, 80, 64, 131_072),
     names=LayerNames(
-        router=Name("mlp.router.gate", "ffn_gate_inp"),
+        router=Name("mlp.router.gate", "ffn_gate_inp", hf_also="mlp.gate"),
         router_choice=Name("mlp.expert", "exp_probs_b", bare=True),
         shared_gate_up=(
-            Name("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
-            Name("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+            _shared("gate_proj", "ffn_gate_shexp"),
+            _shared("up_proj", "ffn_up_shexp"),
         ),
-        shared_down=Name("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+        shared_down=_shared("down_proj", "ffn_down_shexp"),
     ),
     only={"route_norm": (True,), "qk_norm": (True,)},
     without_effect={

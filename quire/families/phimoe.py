@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.families import mixtral, phi3
-from quire.families.family import Family, sizes
+from quire.families.family import Family, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
 from quire.families.reading import read_biases, read_heads, read_plain_decoder
@@ -60,7 +60,10 @@ FAMILY = Family(
     gguf="phimoe",
     gguf_experts=True,
     gguf_windows=True,
-    names=mixtral.FAMILY.names,
+    names=replace(
+        mixtral.FAMILY.names,
+        router=Name("block_sparse_moe.gate", "ffn_gate_inp", hf_also="mlp.router"),
+    ),
     without_effect={**ROUTER_KEYS, "input_jitter_noise": "training"},
     # Two are chosen whatever the config says; more have no meaning.
     only={"num_experts_per_tok": (2,)},

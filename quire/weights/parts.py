@@ -93,7 +93,11 @@ class Stored:
         within = self.part.hf_within
         if kind != "weight":
             within = replace(within, transposed=False)
-        return replace(self.part, hf=hf, gguf=gguf, hf_within=within)
+        made = replace(self.part, hf=hf, gguf=gguf, hf_within=within)
+        if self.name.hf_also:
+            other = replace(self.name, hf=self.name.hf_also).stored(kind)[0]
+            made = replace(made, hf_else=(other, within))
+        return made
 
 
 @dataclass(frozen=True, slots=True)

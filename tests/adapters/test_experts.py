@@ -28,7 +28,9 @@ from tests.adapters.peft_files import (
 )
 from tests.adapters.test_parity import GREEDY, PROMPTS, check
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE
+from tests.parity.newest_families import NEWEST
 from tests.ranks.test_shares import CONFIGS, spec_of
 
 RANK, ALPHA = 2, 6
@@ -119,11 +121,24 @@ def compare(where: Where, base: Path, model: Any, peft: Peft, own: dict[str, Ten
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("family", ["qwen3 moe", "mixtral", "gpt oss", "lfm2 moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3 moe",
+        "mixtral",
+        "gpt oss",
+        "lfm2 moe",
+        "hy_v3",
+        "phimoe",
+        "granite moe, shared",
+        "llama4",
+    ],
+)
 def test_a_tensor_of_all_experts_is_changed_expert_by_expert(
     family: str, swapped: bool, where: Where, tmp_path: Path
 ) -> None:
-    model, transposed = random_model({**MORE, **WITH_STATES}[family]), family == "gpt oss"
+    every = {**MORE, **LATER, **NEWEST, **WITH_STATES}
+    model, transposed = random_model(every[family]), family in ("gpt oss", "llama4")
     model.save_pretrained(tmp_path / "base")
     pairs = random_pairs(model, transposed=transposed)
     peft = adapter(stacked(pairs, swapped=swapped))
@@ -154,12 +169,16 @@ def test_a_module_of_each_expert_is_changed_by_its_name(
 
 @pytest.mark.parametrize(
     ("family", "router"),
-    [("qwen2 moe", "mlp.gate"), ("mixtral", "mlp.gate"), ("gpt oss", "router")],
+    [
+        *(("qwen2 moe", "mlp.gate"), ("mixtral", "mlp.gate"), ("gpt oss", "router")),
+        *(("hy_v3", "mlp.gate"), ("phimoe", "mlp.router")),
+        ("granite moe, shared", "block_sparse_moe.router"),
+    ],
 )
 def test_a_router_chooses_by_what_is_added_to_it(
     family: str, router: str, where: Where, tmp_path: Path
 ) -> None:
-    model = random_model(MORE[family])
+    model = random_model({**MORE, **LATER, **NEWEST, **WITH_STATES}[family])
     model.save_pretrained(tmp_path / "base")
     peft = make_peft(model, (router,), lora_alpha=20)
     own = {

@@ -29,6 +29,7 @@ from tests.parity.families_by_kind import BY_KIND
 from tests.parity.families_with_states import WITH_STATES, skip_if_normed_together
 from tests.parity.later_families import LATER
 from tests.parity.more_families import LATENTS, MORE
+from tests.parity.newest_families import NEWEST
 from tests.parity.older_families import OLDER
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0)
@@ -150,6 +151,12 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
         ("kv_b_proj", "o_proj"),
         {},
     ),
+    "a head of another name": ("gpt neox", ("embed_in", "lm_head"), {}),
+    "shared experts of another name, every bias, dora": (
+        "hy_v3, two shared, dense in the middle, every bias, tied, linear rope",
+        ALL,
+        {"use_dora": True},
+    ),
     "convolutions": (
         "lfm2, every bias, reach of 2, untied, width adjusted, linear rope",
         (*STATE, "q_proj", "self_attn.out_proj", "w1", "w2", "w3"),
@@ -175,7 +182,8 @@ def check(found: Any, oracle: Any, prompt: list[int], within: float = 1e-4) -> N
 def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_path: Path) -> None:
     name, targets, config = CASES[case]
     skip_if_normed_together(name)
-    every = {**FAMILIES, **MORE, **BY_KIND, **LATER, **LATENTS, **WITH_STATES, **OLDER}
+    every = {**FAMILIES, **MORE, **BY_KIND, **LATER, **LATENTS, **NEWEST}
+    every |= {**WITH_STATES, **OLDER}
     model = random_model(every[name])
     model.save_pretrained(tmp_path / "base")
     first = make_peft(model, targets, **config)

@@ -237,3 +237,13 @@ def test_no_request_has_more_of_a_pass_than_others_may_wait_for() -> None:
     assert planned(engine).num_tokens == LEAST_PASS
     engine.add(foreground(2, tokens=1, prompt=1000))
     assert [len(one.token_ids) for one in planned(engine).prefill] == [LEAST_PASS] * 2
+
+
+def test_a_prompt_of_the_background_leaves_the_whole_pass_to_one_that_is_awaited() -> None:
+    made = setting(num_blocks=800, max_num_batched_tokens=64, caching=False, serving=True)
+    engine = made.engine()
+    engine.add(background(1, prompt=1000))
+    planned(engine)
+    engine.add(foreground(2, tokens=1, prompt=1000))
+    for _ in range(3):
+        assert [len(one.token_ids) for one in planned(engine).prefill] == [64]
