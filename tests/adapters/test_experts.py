@@ -221,3 +221,14 @@ def test_sides_that_are_equal_are_taken_only_where_it_is_known_which_is_which(
         changes("other", "0.21.0", ("", 47, 48))
     with pytest.raises(InvalidAdapter, match="changes down_proj twice"):
         changes("twice", "0.21.0", down, (".base_layer", 48, 48))
+
+
+@pytest.mark.parametrize("ranks", [{}, {"down_proj": 7, "q_proj": 3}])
+def test_a_file_for_all_experts_needs_the_highest_rank_that_its_config_names(
+    ranks: dict[str, int], tmp_path: Path
+) -> None:
+    """Its A has the sum of all ranks, which does not say what any of them is."""
+    more = {"model.layers.0.mlp.experts.lora_A.weight": torch.ones(8 * RANK, 48)}
+    peft = adapter(more)
+    peft.config["rank_pattern"] = ranks
+    assert highest_rank(peft.save(tmp_path)) == max(RANK, *ranks.values(), 0)

@@ -14,6 +14,7 @@ from quire.engine import Engine
 from quire.executor.executor import PendingStep
 from quire.request import Ints
 from quire.scheduler import turns
+from quire.scheduler.ahead import Ahead
 from quire.scheduler.beam_rule import SearchRules
 from quire.scheduler.beams import BeamGroup
 from quire.scheduler.pacing import Pacing
@@ -160,6 +161,20 @@ def test_rows_ahead_of_their_masks_go_all_together() -> None:
     assert isinstance(engine.executor, Device)
     assert not engine.scheduler.turns.by_turns and took < 0.6 * alone
     assert sum(repeat > 1 for repeat in engine.executor.repeats) > turns.KEPT
+
+
+def test_how_far_rows_go_ahead_is_judged_for_as_many_rows_as_a_plan_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, took = [], Ahead.took
+
+    def spied(self: Ahead, steps: int, seconds: float, num_rows: int) -> None:
+        told.append(num_rows)
+        took(self, steps, seconds, num_rows)
+
+    monkeypatch.setattr(Ahead, "took", spied)
+    run(20, EASY, each=0.02, ahead=True, launching=6.0)
+    assert max(told) == 20 and told.count(20) > 20
 
 
 def test_a_half_goes_step_by_step() -> None:
