@@ -14,7 +14,11 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from quire import PoolingParams
 from quire.errors import CorruptModel, NotSupported, UnsupportedModel
 from quire.families.encoders.nomic_bert import OLDER_WORDS
+from quire.families.encoders.registry import encoder_family, encoder_spec
+from quire.families.fields import Fields
 from quire.models.encoder import distance_gains, order_texts
+from quire.weights.encoder import dummy_encoder_weights
+from quire.weights.source import locate
 from tests.pooling.tiny import (
     ENCODERS,
     hidden_of,
@@ -161,6 +165,22 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with open_llm(tmp_path, load_format="dummy") as llm:
         assert llm.embed("w1", use_tqdm=False)[0].outputs.hidden_size == 48
+
+
+def test_dummy_weights_are_near_those_that_training_begins_with(tmp_path: Path) -> None:
+    write_model(tmp_path, ENCODERS["bert"])
+    config = locate(str(tmp_path)).config
+    family = encoder_family(config)
+    assert family is not None
+    spec = encoder_spec(family, Fields(config, "config.json"))
+    weights = dummy_encoder_weights(spec, family, dtype=torch.bfloat16, device="cpu", seed=1)
+    norms = {name: one for name, one in weights.items() if name.endswith("norm.weight")}
+    assert len(norms) > 2
+    for name, one in weights.items():
+        if name in norms:
+            assert one.dtype == torch.float32 and (one == 1).all()
+        elif one.numel() > 1000:
+            assert 0.015 < one.float().std() < 0.025
 
 
 def test_sleep_and_wake_up(tmp_path: Path) -> None:

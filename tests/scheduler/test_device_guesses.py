@@ -26,7 +26,7 @@ def test_copies_take_a_fraction_of_the_time(num_rows: int, least: float) -> None
     guessed = write(texts, GUESSING, GPU, max_repeat=32)
     assert plain.num_guessed == 0
     assert plain.seconds / guessed.seconds > least
-    assert guessed.num_accepted > 0.5 * guessed.num_guessed
+    assert 0.5 * guessed.num_guessed < guessed.num_accepted <= guessed.num_guessed
 
 
 @pytest.mark.parametrize("num_rows", [1, 4, 16])
