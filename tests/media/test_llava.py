@@ -16,6 +16,7 @@ from quire.errors import BatchError, CorruptModel, InvalidPrompt, NotSupported, 
 from quire.families.media.family import MediaConfig
 from quire.families.media.llava import read
 from quire.families.media.llava_next import read as read_next
+from quire.families.media.llava_next import read_onevision
 from quire.inputs.media import images
 from quire.inputs.media.identity import content_hash
 from quire.plan.plan import MediaCounts
@@ -326,6 +327,20 @@ def test_rows_of_a_square_follow_from_its_tower(tower: str, kept: str, count: in
     fits = (tower, kept) in (("clip", "default"), ("siglip", "full"))
     with nullcontext() if fits else pytest.raises(CorruptModel, match="select_strategy must be"):
         read_next(MediaConfig.of(model, PROCESSOR, {}, lambda _: None))
+
+
+def test_an_image_too_thin_to_be_enlarged_is_refused_before_it_is() -> None:
+    """1 x 40,000 pixels are few, and would take 13.5 GB at 336 x 13,440,000."""
+    model = {"vision_config": {"patch_size": 14}}
+    square = {**PROCESSOR, "do_pad": True, "image_processor_type": "LlavaImageProcessor"}
+    several: dict[str, Any] = {}  # of which each is put on a square
+    tried: Any = ((PROCESSOR, read, 1), (square, read, 1), (several, read_onevision, 2))
+    for said, reads, together in tried:
+        rules = reads(MediaConfig.of(model, said, {}, lambda _: None))
+        for width, height in ((1, 60_000), (60_000, 1)):
+            with pytest.raises(InvalidPrompt, match=f"{width:,} x {height:,} pixels.*Crop it"):
+                rules.place(width, height, together=together)
+        assert rules.place(300, 3000, together=together).runs
 
 
 def test_a_size_that_varies_is_refused() -> None:

@@ -12,6 +12,7 @@ from quire.families.media.family import MediaConfig, MediaFamily
 from quire.families.media.pixels import (
     BICUBIC,
     centre_cropped,
+    check_enlarged,
     filter_of,
     pixels_of,
     resized,
@@ -47,6 +48,11 @@ class LlavaImages(PaddedImages):
     background: tuple[int, ...] | None  # colour of a square behind the image
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
+        side = max(width, height)
+        if self.background is not None:
+            check_enlarged((width, height), (side, side))
+        elif not self.stretched:
+            check_enlarged((width, height), with_shortest_edge(width, height, self.edge))
         return Placed(self.pad, (self.count,))
 
     def num_bytes(self, width: int, height: int, *, together: int) -> int:

@@ -21,6 +21,7 @@ from quire.families.media.llava import CLIP_SIDE, num_more_rows
 from quire.families.media.pixels import (
     BICUBIC,
     centre_cropped,
+    check_enlarged,
     filter_of,
     pixels_of,
     resized,
@@ -64,6 +65,7 @@ class GridImages(PaddedImages):
 
     def place(self, width: int, height: int, *, together: int) -> Placed:
         if self._square(together) is not None:
+            check_enlarged((width, height), (max(width, height),) * 2)
             return Placed(self.pad, (self.patches**2 + 1,))
         high, wide = best_grid(width, height, self.grids)
         lines, columns = unpadded(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire.errors import InvalidPrompt
 from quire.families.fields import Fields
 from quire.families.media.rules import Bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+MOST_ENLARGED = 1 << 27  # pixels of an image on its way to a smaller one: 400 MB
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # Pillow's numbers for them
 _MOST_FILTER = 5  # Pillow's last filter; 0 is the nearest pixel
 
@@ -44,6 +46,17 @@ def with_shortest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
     if width <= height:
         return edge, int(edge * height / width)
     return int(edge * width / height), edge
+
+
+def check_enlarged(given: tuple[int, int], size: tuple[int, int]) -> None:
+    """Refuse an image so thin that it takes all memory while it is made into one of this size."""
+    if size[0] * size[1] > MOST_ENLARGED:
+        raise InvalidPrompt(
+            f"the image has {given[0]:,} x {given[1]:,} pixels, and would have {size[0]:,} x "
+            f"{size[1]:,} before it is cut; at most {MOST_ENLARGED:,} are made. Crop it to what "
+            "matters",
+            parameter="multi_modal_data",
+        )
 
 
 def centre_cropped(pixels: Bytes, width: int, height: int) -> Bytes:
