@@ -95,7 +95,7 @@ def kv_dtype(name: str, value: Any) -> str:
 # Kinds of checkpoints with quantised weights, and other names for these.
 CHECKPOINTS = (
     *("awq", "gptq", "compressed-tensors", "fp8", "modelopt", "mxfp4", "bitsandbytes"),
-    "gguf",
+    *("bitnet", "gguf"),
 )
 SAME_CHECKPOINT = {
     "awq_marlin": "awq",

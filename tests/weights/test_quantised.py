@@ -46,6 +46,7 @@ def test_an_option_has_a_name_for_every_layout() -> None:
 
 
 PACKED = CASES["packed"].config
+BITNET = CASES["bitnet"].config
 GPTQ, ROUND = CASES["gptq"].config, CASES["auto-round"].config
 
 
@@ -58,6 +59,9 @@ def packed(**weights: Any) -> dict[str, Any]:
     ("config", "said"),
     [
         ({"quant_method": "aqlm"}, "quant_method 'aqlm'"),
+        ({**BITNET, "quantization_mode": "online"}, "quantization_mode 'online': weights are roun"),
+        ({**BITNET, "use_rms_norm": True}, "use_rms_norm 'True'"),
+        ({**BITNET, "linear_class": "linear"}, "linear_class 'linear'"),
         ({"bits": 4}, "quant_method 'None'"),
         ("awq", "must be an object"),
         ({**AWQ, "version": "gemv"}, "version 'gemv'"),

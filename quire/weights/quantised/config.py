@@ -206,6 +206,19 @@ def _bitsandbytes(fields: Fields) -> tuple[Rule, ...]:
     return (*skipped, Rule(None, Layout("nf4", 4)))
 
 
+def _bitnet(fields: Fields) -> tuple[Rule, ...]:
+    if fields.word("quantization_mode", "offline") != "offline":
+        why = "weights are rounded in every pass, for training. Take the model's packed weights"
+        raise refused(fields, "quantization_mode", why)
+    if fields.flag("use_rms_norm", False):
+        raise refused(fields, "use_rms_norm", "a norm before every product is not read")
+    kind = fields.word("linear_class", "bitlinear")
+    if kind not in ("bitlinear", "autobitlinear"):
+        raise refused(fields, "linear_class", "bitlinear and autobitlinear are read")
+    layout = Layout("ternary", 2, divides=kind == "bitlinear")
+    return (*_skipped(fields, "modules_to_not_convert"), Rule(None, layout))
+
+
 def _group(fields: Fields, key: str) -> int:
     """Columns of a group; -1 in the config means a whole row."""
     if fields.values.get(key) == -1:
@@ -221,5 +234,6 @@ _READERS: dict[str, Callable[[Fields], tuple[Rule, ...]]] = {
     "mxfp4": _mxfp4,
     "modelopt": read_modelopt,
     "bitsandbytes": _bitsandbytes,
+    "bitnet": _bitnet,
 }
 METHODS = tuple(_READERS)

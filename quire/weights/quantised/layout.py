@@ -10,11 +10,11 @@ from quire.families.fields import Fields
 from quire.weights.quantised.patterns import Names
 
 # A kind determines the tensors of a weight; see stored.py and unpack.py.
-Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4", "nvfp4"]
+Kind = Literal["awq", "gptq", "packed", "int", "fp8", "nf4", "mxfp4", "nvfp4", "ternary"]
 # The methods that are read, for messages.
 LAYOUTS = (
     "awq (gemm, 4 bits), gptq (2, 3, 4 or 8 bits), auto-round that packs as these, "
-    "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4 and bitsandbytes"
+    "compressed-tensors, fp8, modelopt (FP8, MXFP8, NVFP4), mxfp4, bitsandbytes and bitnet"
 )
 WAY_OUT = (
     f"quire reads {LAYOUTS}; GGUF files; and weights that are not quantised. Take the same model "
@@ -33,11 +33,12 @@ class Layout:
     symmetric: bool = True
     zeros_less_one: bool = False  # GPTQ's first format stores zero points minus one
     block: tuple[int, int] | None = None
+    divides: bool = False  # codes are divided by the scale
 
     @property
     def has_product(self) -> bool:
-        """Whether a GPU has a product for it; not for groups of 16."""
-        return self.kind != "nvfp4"
+        """Whether a GPU has a product for it; not for groups of 16, nor for three values."""
+        return self.kind not in ("nvfp4", "ternary")
 
     @property
     def has_four_bits(self) -> bool:

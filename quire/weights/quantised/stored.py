@@ -280,6 +280,16 @@ def _nvfp4(matrix: StoredMatrix) -> dict[str, _Wanted]:
     }
 
 
+def _ternary(matrix: StoredMatrix) -> dict[str, _Wanted]:
+    rows, columns = matrix.shape
+    if rows % 4:
+        raise UnsupportedModel(f"{matrix.name}: {rows} rows; quire reads multiples of 4")
+    return {
+        ".weight": _Wanted(("U8",), ((rows // 4, columns),)),
+        ".weight_scale": _Wanted(FLOATS, ((1,), ())),
+    }
+
+
 _WANTED: dict[str, Callable[[StoredMatrix], dict[str, _Wanted]]] = {
     "awq": _awq,
     "gptq": _gptq,
@@ -289,4 +299,5 @@ _WANTED: dict[str, Callable[[StoredMatrix], dict[str, _Wanted]]] = {
     "nf4": _nf4,
     "mxfp4": _mxfp4,
     "nvfp4": _nvfp4,
+    "ternary": _ternary,
 }

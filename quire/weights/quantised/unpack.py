@@ -259,6 +259,14 @@ def _fp4_matrix(source: StoredMatrix, raw: Tensor, scales: Tensor) -> GroupedMat
     return GroupedMatrix(*_words(codes, 4), scales, table=table)
 
 
+def _ternary(source: StoredMatrix, tensors: dict[str, Tensor]) -> GroupedMatrix:
+    """A byte has the codes of four rows, which are a quarter of all rows apart."""
+    raw, scale = tensors[".weight"], tensors[".weight_scale"].float()
+    codes = torch.cat([(raw >> shift) & 3 for shift in (0, 2, 4, 6)])
+    scale = scale.reciprocal() if source.layout.divides else scale
+    return GroupedMatrix(*_words(codes, 4), _by_row(scale, source.shape[0]), zero=1)
+
+
 def _order(source: StoredMatrix, groups: Tensor | None) -> Tensor | None:
     """The order that sorts columns by group; None if they are sorted already."""
     if groups is None or bool((groups < 0).any()):  # negative: not filled in, and there is no order
@@ -313,4 +321,5 @@ _UNPACK: dict[str, Callable[[StoredMatrix, dict[str, Tensor]], QuantisedMatrix]]
     "nf4": _nf4,
     "mxfp4": _mxfp4,
     "nvfp4": _nvfp4,
+    "ternary": _ternary,
 }
