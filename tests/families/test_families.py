@@ -74,6 +74,7 @@ ALSO = {
         "families/gemma3n.py",
     },
     "gemma3": {"families/encoders/embeddinggemma.py"},
+    "bitnet": {"weights/quantised/config.py", "weights/quantised/layout.py"},  # files of any model
     # An API of that company's, which clients speak.
     "cohere": {"openai_api/pooling.py", "openai_api/fields.py"},
 }

@@ -69,6 +69,7 @@ def _shape(
         "gptq": (second, first * 32 // bits),
         "packed": (first, second * 32 // bits),
         **dict.fromkeys(("mxfp4", "nvfp4"), (first, second * 2)),
+        "ternary": (first * 4, second),
     }
     return shapes.get(layout.kind, (first, second))
 
