@@ -124,5 +124,9 @@ def test_eight_times_the_text_takes_about_eight_times_as_long(part: str) -> None
                 took += time.thread_time() - started
         return took
 
-    small, large = seconds(5_000), seconds(40_000)
-    assert large < 0.1 or large < 24 * small  # what is quadratic takes 64 times as long
+    def grows_with_the_text() -> bool:
+        small, large = seconds(5_000), seconds(40_000)
+        return large < 0.1 or large < 24 * small  # what is quadratic takes 64 times as long
+
+    # Once in a while other programs on the machine make a text take twice its time.
+    assert any(grows_with_the_text() for _ in range(4))
