@@ -83,7 +83,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long_mode: bool) -> 
         monkeypatch.setattr(os, name, lambda number: None)
     home = tmp_path / "cut"
     return (
-        Replay(home, every=1, num_random=12) if long_mode else Replay(home, every=8, num_random=1)
+        Replay(home, every=1, num_random=12) if long_mode else Replay(home, every=5, num_random=1)
     )
 
 

@@ -71,8 +71,7 @@ def test_greedy_equals_transformers(name: str, tmp_path: Path, long_mode: bool) 
     oracle = random_model(ALL[name])
     oracle.save_pretrained(tmp_path)
     check_logits(tmp_path, oracle, RUNS if long_mode else RUNS[:1])
-    is_variant = "," in name  # another config of a family
-    check_directory(tmp_path, oracle, name, count=3 if is_variant and not long_mode else 8, most=16)
+    check_directory(tmp_path, oracle, name, count=8, most=16)
 
 
 def listed(family: str, count: int) -> dict[str, list[Any]]:
