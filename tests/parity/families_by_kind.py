@@ -28,13 +28,16 @@ PARTLY = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta
 GEMMA3N: dict[str, Any] = {
     **{key: value for key, value in GEMMA4.items() if key != "global_head_dim"},
     "hidden_size_per_layer_input": 12,
-    "vocab_size_per_layer_input": 90,  # less than the vocabulary
+    "vocab_size_per_layer_input": 96,
     "laurel_rank": 10,
     "num_kv_shared_layers": 3,
     "activation_sparsity_pattern": [0.8, 0.0, 0.3, 0.0, 0.95, 0.0],
 }
 BY_KIND: dict[str, PretrainedConfig] = {
     "gemma3n": Gemma3nTextConfig(**GEMMA3N),
+    "gemma3n, embeddings of fewer tokens": Gemma3nTextConfig(
+        **{**GEMMA3N, "vocab_size_per_layer_input": 90}
+    ),
     "gemma3n, widths by layer, three streams, every bias, untied, other ropes": Gemma3nTextConfig(
         **{
             **GEMMA3N,

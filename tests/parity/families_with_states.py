@@ -14,6 +14,7 @@ from transformers.models.granitemoehybrid import GraniteMoeHybridConfig
 from transformers.models.lfm2 import Lfm2Config
 from transformers.models.lfm2_moe import Lfm2MoeConfig
 from transformers.models.mamba2 import Mamba2Config
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.nemotron_h import NemotronHConfig
 
 from tests.parity.families import LINEAR, known
@@ -205,10 +206,16 @@ _MADE: dict[str, PretrainedConfig | None] = {
 }
 WITH_STATES = {name: config for name, config in _MADE.items() if config is not None}
 
-_NORMED_BY_GROUP = ("bamba", "granite hybrid", "granite hybrid, experts, every bias, rope, untied")
+_NORMED_BY_GROUP: dict[str, type] = {
+    "bamba": BambaRMSNormGated,
+    "granite hybrid": BambaRMSNormGated,
+    "granite hybrid, experts, every bias, rope, untied": BambaRMSNormGated,
+    "mamba2": MambaRMSNormGated,
+}
 
 
 def skip_if_normed_together(name: str) -> None:
     """Older versions of Transformers norm all groups of a layer's heads together."""
-    if name in _NORMED_BY_GROUP and "group_size" not in signature(BambaRMSNormGated).parameters:
+    norm = _NORMED_BY_GROUP.get(name)
+    if norm is not None and "group_size" not in signature(norm).parameters:
         pytest.skip("this version of Transformers norms all groups of heads together")

@@ -70,6 +70,10 @@ def test_logprobs_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """In float32 the same; in bf16 no further off than Transformers in bf16 is, but for what the
     mean over so many tokens leaves open."""
     skip_if_normed_together(name)
+    if name == "gemma3n, embeddings of fewer tokens" and version("transformers").startswith(
+        "5.17."
+    ):
+        pytest.skip("this version of Transformers reads behind the end of that table")
     if name.startswith("apertus") and version("transformers").startswith("5.17."):
         pytest.skip("this version of Transformers cannot make its activation")
     if name == "minimax_m2" and "convert_rope_params_to_dict" not in vars(MiniMaxM2Config):
