@@ -33,9 +33,9 @@ from quire.backends.quantised.fragments import fragments
 
 # Warps along lines, warps along columns, tiles of lines to a warp, blocks to a core.
 TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    8: ((2, 4, 4, 2), (1, 8, 4, 2), (2, 8, 4, 1)),
-    16: ((2, 4, 4, 2), (1, 8, 4, 2), (2, 8, 4, 1)),
-    32: ((4, 2, 2, 2), (2, 4, 4, 1)),
+    8: ((2, 4, 4, 2), (1, 8, 4, 2), (1, 4, 4, 4), (2, 4, 2, 3)),
+    16: ((2, 4, 4, 2), (1, 8, 4, 2), (1, 4, 4, 4), (2, 4, 2, 3)),
+    32: ((4, 2, 2, 2), (2, 2, 2, 4), (2, 4, 2, 2)),
     64: ((4, 2, 2, 1),),
 }
 SPLITS = {"out": (4, 8), "down": (4, 8), "qkv": (2, 4), "gate_up": (1, 2)}

@@ -124,7 +124,7 @@ def load_kernels(products: Iterable[tuple[Shaped, Way]], dtype: torch.dtype) -> 
     for matrix, way in products:
         kind = kind_of(matrix, dtype)
         for rows in (8, 16, MOST_ROWS):
-            wanted[kind, *packed_tile(kind, rows, matrix.shape), way] = None
+            wanted[kind, *packed_tile(kind, rows, matrix.shape, way), way] = None
     if not wanted:
         return
     device = torch.cuda.current_device()

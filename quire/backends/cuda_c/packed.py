@@ -20,12 +20,23 @@ _CORES = 132
 _STAGES = 6  # more are of no use
 _SHARED = 227 << 10  # bytes of shared memory of a core
 _RESERVED = 1 << 10  # reserved bytes of each block
+_SPLITS = (1, 2, 4, 8)
+_FEWEST_STEPS = 4  # of a block that shares columns: with two, adding up took longer than it saved
+# By rows: `along`, `parts`, `tall` and `blocks` of a PackedTile, and its speed where all cores are
+# as busy.
+_FEW_ROWS = {(2, 4, 4, 2): 1.0, (1, 4, 4, 4): 0.94, (2, 4, 2, 3): 0.92}
+_TILES: dict[int, dict[tuple[int, int, int, int], float]] = {
+    8: _FEW_ROWS,
+    16: _FEW_ROWS,
+    32: {(4, 2, 2, 2): 1.0, (2, 2, 2, 4): 0.96},
+    64: {(4, 2, 2, 1): 1.0},
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTile:
     """What a block computes: `along` warps of 16 * `tall` lines each, and `parts` warps that share
-    the columns of a stage. `blocks`: how many a core should hold."""
+    the columns of a stage. `blocks`: how many a core should hold. Its lines are whole 64s."""
 
     rows: int
     along: int
@@ -42,6 +53,10 @@ class PackedTile:
     def depth(self) -> int:
         """Columns of a stage."""
         return 64 * self.parts
+
+    def steps(self, shape: tuple[int, int]) -> int:
+        """Stages of all columns."""
+        return -(-shape[1] // self.depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +80,46 @@ class PackedKind:
         return max(sums, tile.stages * self.stage_bytes(tile))
 
 
-def packed_tile(kind: PackedKind, num_rows: int, shape: tuple[int, int]) -> tuple[PackedTile, int]:
-    """The tile for a weight [lines, columns], by measurements (benchmarks/gpu_packed.py), and how
-    many blocks share its columns."""
-    rows = next((one for one in (8, 16, 32) if num_rows <= one), 64)
-    size = {32: (4, 2, 2, 2), 64: (4, 2, 2, 1)}.get(rows, (2, 4, 4, 2))
-    tile = with_stages(kind, rows, size)
-    return tile, packed_splits(shape, tile)
+@cache
+def packed_tile(
+    kind: PackedKind, num_rows: int, shape: tuple[int, int], way: Way = "plain"
+) -> tuple[PackedTile, int]:
+    """The tile for a weight [lines, columns], and how many blocks share its columns: those that
+    keep the most of the cores busy, by measurements (benchmarks/gpu_packed.py)."""
+    rows = next((one for one in _TILES if num_rows <= one), 64)
+    best, found = 0.0, None
+    for size, speed in _TILES[rows].items():
+        tile = with_stages(kind, rows, size)
+        if way == "gated" and tile.lines % LINES:
+            continue
+        for splits in _SPLITS:
+            if splits > 1 and not can_split(shape, tile, splits):
+                break
+            busy = speed * busy_cores(shape, tile, splits)
+            if busy > best:
+                best, found = busy, (tile, splits)
+    if found is None:
+        raise ValueError(f"No tile for {num_rows} rows of a weight {shape}.")
+    return found
+
+
+def can_split(shape: tuple[int, int], tile: PackedTile, splits: int) -> bool:
+    """Whether all blocks run at once, and each has a few stages."""
+    enough = tile.steps(shape) >= _FEWEST_STEPS * splits
+    return enough and -(-shape[0] // tile.lines) * splits <= places(tile, splits)
+
+
+def busy_cores(shape: tuple[int, int], tile: PackedTile, splits: int) -> float:
+    """The share of all places for blocks that have one, on average until the last is done."""
+    blocks = -(-shape[0] // tile.lines) * splits
+    return blocks / (-(-blocks // places(tile, splits)) * places(tile, 1))
+
+
+def places(tile: PackedTile, splits: int) -> int:
+    """Of blocks that run at once. A cluster's lie in one part of the GPU, which has pairs of cores:
+    where a cluster does not divide a pair's places, some parts have places left."""
+    left = 0 if 2 * tile.blocks % splits == 0 else 4 * splits
+    return tile.blocks * _CORES - left
 
 
 def with_stages(kind: PackedKind, rows: int, size: tuple[int, int, int, int]) -> PackedTile:
@@ -80,17 +128,6 @@ def with_stages(kind: PackedKind, rows: int, size: tuple[int, int, int, int]) ->
     tile = PackedTile(rows, along, parts, tall, 0, blocks)
     room = _SHARED // blocks - _RESERVED
     return replace(tile, stages=max(2, min(_STAGES, room // kind.stage_bytes(tile))))
-
-
-def packed_splits(shape: tuple[int, int], tile: PackedTile) -> int:
-    """So many that all blocks run at once, and each has a few stages: of out, with two, adding up
-    took longer than that saved."""
-    lines, columns = shape
-    tiles, steps = -(-lines // tile.lines), -(-columns // tile.depth)
-    splits = 1
-    while splits < 8 and 2 * splits * tiles <= tile.blocks * _CORES and 8 * splits <= steps:
-        splits *= 2
-    return splits
 
 
 @cache
@@ -207,7 +244,7 @@ def multiply_packed(
     way: Way = "adds" if added else "plain" if norm is None else "gated" if gated else "normed"
     kind, (lines, columns) = kind_of(matrix, x.dtype), matrix.shape
     if tile is None:
-        tile, splits = packed_tile(kind, x.shape[0], matrix.shape)
+        tile, splits = packed_tile(kind, x.shape[0], matrix.shape, way)
     x, second = x.contiguous(), matrix.zeros if matrix.minima is None else matrix.minima
     out = added.stream if added else x.new_empty(x.shape[0], lines // 2 if gated else lines)
     more: tuple[Argument, ...] = (None, 0, 0.0, None, None, None)

@@ -69,7 +69,9 @@ def test_floats_of_4_bits_are_multiplied_as_they_are(dtype: torch.dtype) -> None
             near(multiply_packed(codes.codes, x, None), expected.to(dtype))
 
 
-@pytest.mark.parametrize("size", [(1, 8, 4, 2), (2, 8, 4, 1), (4, 2, 4, 2), (8, 1, 2, 1)])
+@pytest.mark.parametrize(
+    "size", [(1, 8, 4, 2), (2, 8, 4, 1), (4, 2, 4, 2), (8, 1, 2, 1), (1, 4, 4, 4), (2, 4, 2, 3)]
+)
 def test_any_tile_and_any_split_give_the_same(size: tuple[int, int, int, int]) -> None:
     torch.manual_seed(0)
     matrix = matrices(520, 4160, 32, torch.bfloat16, torch.device("cuda"))["4 bits, zeros"]
