@@ -103,7 +103,8 @@ def test_a_gpu_answers_as_transformers_does(architecture: str, tmp_path: Path) -
 @pytest.mark.parametrize("architecture", ONE_BY_ONE)
 @pytest.mark.usefixtures("whole_floats")
 def test_a_gpu_computes_what_is_not_side_by_side(architecture: str, tmp_path: Path) -> None:
-    found = judged(tiny_model(architecture), tmp_path, device="cuda")
+    model, asked = tiny_model(architecture), {"device": "cuda", "model_impl": "transformers"}
+    found = judged(model, tmp_path, **asked)
     assert (found.how, found.wrong) == ("fallback, one by one", "")
 
 
