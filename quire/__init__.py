@@ -50,7 +50,7 @@ _HOME = {
     "compat.model_registry": "ModelRegistry",
     "compat.not_built": "initialize_ray_cluster",
     "errors": "QuireError InvalidRequest InvalidParams InvalidPrompt PromptTooLong InvalidGrammar "
-    "InvalidAdapter AdapterFailed "
+    "InvalidAdapter AdapterFailed NoTokenLeft "
     "InvalidOption UnknownOption NotSupported ModelError ModelNotFound CorruptModel "
     "UnsupportedModel RowError InvalidLogits GrammarFailed ProcessorFailed MediumFailed "
     "DoesNotFit BatchError InvalidBatch EngineError NotEnoughMemory RankDied EngineClosed "

@@ -17,6 +17,7 @@ QuireError
 ├── RowError                  one row went wrong while it ran; the others did not
 │   ├── InvalidLogits         the model gave NaN or infinite logits
 │   ├── GrammarFailed         its grammar came to a dead end, or to one of its limits
+│   ├── NoTokenLeft           its constraints together forbade every token
 │   ├── ProcessorFailed       one of its logits processors raised, or gave nothing of use
 │   ├── AdapterFailed         its adapter's files changed or went, or it found no room
 │   ├── MediumFailed          the model could not encode one of its images, sounds or videos
@@ -131,6 +132,10 @@ class InvalidLogits(RowError):
 
 class GrammarFailed(RowError):
     """The row's grammar came to a dead end, or to a limit on its time or memory."""
+
+
+class NoTokenLeft(RowError):
+    """The row's constraints, all together, forbade every token that could come next."""
 
 
 class ProcessorFailed(RowError):

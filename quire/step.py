@@ -115,9 +115,9 @@ class MediaPart:
 class Slice:
     """Tokens of one row to compute: positions start .. start + len(token_ids).
 
-    `sample_into` names the rows that each draw a token from the logits of the last position:
-    empty for a chunk that does not reach the end, several for the siblings of n > 1.
-    `targets` are tokens whose logprobs are wanted, `hidden` says which last hidden states are.
+    `sample_into` names the rows that each draw a token from the logits of the last position: empty
+    for a chunk that ends before, several for siblings of n > 1. `targets` are tokens to score,
+    `hidden` says which last hidden states are wanted.
 
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
     draw. It draws at each of these positions and at the one before them. It keeps its draws as far
@@ -180,8 +180,7 @@ class Masks:
     """Allowed tokens of some rows: bit t % 32 of bits[i, t // 32] allows token t for rows[i].
 
     With a ticket, threads may still be writing the bits while the pass is computed:
-    `Handles.wait_for` returns when they can be read. A row whose mask failed has all bits zero,
-    and so draws nothing.
+    `Handles.wait_for` returns when they can be read. A row whose mask failed has only zeros.
     """
 
     rows: Ints
@@ -211,8 +210,8 @@ class Guessing:
 class StepPlan:
     """The next forward pass, or `repeat` decode passes in a row, as data.
 
-    Rows in `released` compute nothing: each draws a token from logits that an earlier plan made
-    and that its processors have finished with. For rows in `searched`, which are among those that
+    Rows in `released` compute nothing: each draws from logits that an earlier plan made and its
+    processors have finished with. For rows in `searched`, which are among those that
     draw, the `num_candidates` likeliest tokens are returned, and the host chooses. Decode rows in
     `single` draw one token, in the first pass, and rest in the others: the host must see it before
     they can go on. A row that was in `single` once stays in it for as long as it decodes.
@@ -330,8 +329,8 @@ class StepResult:
     trials were wrong. `logprobs` has a line per real token of the rows that asked, in a block for
     each number of likeliest tokens. `scored[i]` belongs to prefill slice i, one line per target,
     and so does `hidden[i]`, [tokens, H] or [1, H]. `failed` are lines that could draw no further
-    token (logits not finite, no token allowed); `errors` says of some how their processors failed.
-    `held` are lines whose processors still work on their logits: {line: number in Handles}. With
+    token (logits not finite; in `left_none`: no token allowed); `errors` says of some how their
+    processors failed. `held` are lines whose processors still work: {line: number in Handles}. With
     guesses, `passes` counts the passes in which each row drew, `guessed` its guesses. `unencoded`
     says why items of media, by serial, could not be encoded.
     """
@@ -348,3 +347,4 @@ class StepResult:
     passes: Ints = field(default_factory=no_ints)
     guessed: Ints = field(default_factory=no_ints)
     unencoded: dict[int, str] = field(default_factory=dict)
+    left_none: tuple[int, ...] = ()

@@ -217,6 +217,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         (("model.norm.weight", [1.0] * 48), "not a tensor"),
         (("model.norm.weight", torch.ones(48, dtype=torch.int8)), "floats"),
         ((7, torch.ones(48)), "a name and a tensor"),
+        (("model.norm.weight",), "a name and a tensor"),
+        ("model.norm.weight", "a name and a tensor"),
+        (("model.norm.weight", torch.ones(48, device="meta")), "has no numbers"),
+        (("model.norm.weight", torch.ones(48).to_sparse()), "dense"),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(llm: LLM, named: Any, match: str) -> None:
@@ -224,6 +228,53 @@ def test_what_the_model_does_not_have_is_refused(llm: LLM, named: Any, match: st
     with pytest.raises(InvalidRequest, match=match):
         loader(llm)([named])
     assert answers(llm) == before
+
+
+WRONG = ("model.layers.0.self_attn.q_prj.weight", torch.ones(96, 48))
+
+
+@pytest.mark.parametrize("several", ["list", "tuple", "dict", "items"])
+@pytest.mark.parametrize(
+    "wrong",
+    [WRONG, ("model.embed_tokens.weight", torch.ones(3, 48)), ("lm", None)],
+    ids=["name", "shape", "no tensor"],
+)
+def test_of_what_can_be_read_twice_nothing_is_written_if_one_is_wrong(
+    llm: LLM, several: str, wrong: Any
+) -> None:
+    before, pairs = answers(llm), [("model.norm.weight", torch.full((48,), 2.0)), wrong]
+    given = {"list": pairs, "tuple": (*pairs,), "dict": dict(pairs), "items": dict(pairs).items()}
+    with pytest.raises(InvalidRequest):
+        loader(llm)(given[several])
+    assert answers(llm) == before
+
+
+def test_an_iterator_is_read_once_and_says_how_far_it_came(llm: LLM) -> None:
+    before, asked = answers(llm), list[int]()
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for at, pair in enumerate([("model.norm.weight", torch.full((48,), 2.0)), WRONG]):
+            asked.append(at)
+            yield pair
+
+    with pytest.raises(InvalidRequest, match="1 tensor before it is written already: give all"):
+        loader(llm)(gathered())
+    assert asked == [0, 1] and answers(llm) != before
+    with pytest.raises(InvalidRequest, match=r"q_proj\.weight'\.\Z"):
+        loader(llm)(iter([WRONG]))
+    llm.collective_rpc("reload_weights")
+    assert answers(llm) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_tensors_of_any_float_dtype_are_taken(llm: LLM, dtype: torch.dtype) -> None:
+    """As numbers of the dtype of the model."""
+    given = trained(make_pair("llama").oracle, 4).to(dtype).state_dict()
+    loader(llm)(given)
+    found = answers(llm)
+    loader(llm)({name: tensor.float() for name, tensor in given.items()})
+    assert answers(llm) == found
+    llm.collective_rpc("reload_weights")
 
 
 def test_names_without_prefix_and_what_is_no_weight(llm: LLM) -> None:

@@ -144,6 +144,7 @@ def result(rng: random.Random) -> StepResult:
         {i: floats(rng, 2, 3) for i in range(rng.randrange(3))},
         ints(rng),
         ints(rng),
+        left_none=tuple(range(rng.randrange(3))),
     )
 
 

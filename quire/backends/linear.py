@@ -53,11 +53,16 @@ class GatedProduct:
         return self.opened(self.product(x))
 
 
+KEPT = "weights that are kept quantised cannot be exchanged: make the LLM with quantization='none'."
+
+
+def is_kept(op: object) -> bool:
+    """Whether the weight of a product, or of a layer with one, stays quantised."""
+    return isinstance(getattr(op, "multiply", op), KeptQuantised)
+
+
 class KeptQuantised:
     """For products with quantised weights: replacing weights is refused."""
 
     def write_rows(self, first: int, rows: Tensor) -> None:
-        raise NotSupported(
-            "weights that are kept quantised cannot be exchanged: make the LLM with "
-            "quantization='none'."
-        )
+        raise NotSupported(KEPT)

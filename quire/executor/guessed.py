@@ -80,6 +80,7 @@ def part_of(sampled: Sampled, lines: Lines) -> Sampled:
         tuple(place[line] for line in sampled.failed if line in place),
         {place[line]: one for line, one in sampled.held.items() if line in place},
         {place[line]: one for line, one in sampled.errors.items() if line in place},
+        tuple(place[line] for line in sampled.left_none if line in place),
     )
 
 

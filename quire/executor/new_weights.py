@@ -1,12 +1,14 @@
 """Replaces weights of a built model, by their names in Hugging Face checkpoints.
 
 Each tensor is checked and written in place, so that captured CUDA graphs stay valid. A weight that
-the kernels have packed is packed again.
+the kernels have packed is packed again. What can be read twice (a list, the items of a dict) is
+checked whole before anything is written. An iterator is read once, a pair at a time: trainers
+gather each tensor when it is asked for, since all together would not fit into memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.backends.linear import WeightRows
-from quire.errors import InvalidRequest
+from quire.backends.linear import KEPT, WeightRows, is_kept
+from quire.errors import InvalidRequest, NotSupported
 from quire.models.decoder import Decoder
+from quire.params.rules import show
 from quire.spec import ModelSpec
 from quire.weights.names import weights_of
 from quire.weights.parts import Part
@@ -66,22 +69,38 @@ class NewWeights:
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Write the tensors and return the names of those written. A name or shape that the model
-        does not have is an error; tensors before it stay written."""
+        does not have is an error; then nothing is written, but of an iterator the tensors before
+        it."""
+        if isinstance(named, Mapping):
+            named = named.items()
+        if isinstance(named, Collection):
+            for pair in named:
+                self._checked(pair)
         loaded: set[str] = set()
-        for given, tensor in named:
-            name = self._name(given)
+        for pair in named:
+            try:
+                name = self._checked(pair)
+            except InvalidRequest as error:
+                raise _half_way(error, len(loaded)) if loaded else error from None
             if name is None:
                 continue
-            _check(given, tensor, self._shapes[name])
             for target in self._targets[name]:
-                _write(target, tensor.detach())
-            loaded.add(given)
+                _write(target, pair[1].detach())
+            loaded.add(pair[0])
         return loaded
 
-    def _name(self, given: Any) -> str | None:
+    def _checked(self, pair: Any) -> str | None:
         """The name as in `_targets`; None for a tensor that is no weight of its own."""
-        if not isinstance(given, str):
-            raise _wrong(f"weights are pairs of a name and a tensor, not {given!r}", given)
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            shown = show(pair[0] if isinstance(pair, tuple | list) and pair else pair)
+            raise _wrong(f"weights are pairs of a name and a tensor, not {shown}", pair)
+        if (name := self._name(pair[0])) is not None:
+            _check(pair[0], pair[1], self._shapes[name])
+            if any(is_kept(place) for target in self._targets[name] for place in target.places):
+                raise NotSupported(f"{pair[0]}: {KEPT}")
+        return name
+
+    def _name(self, given: str) -> str | None:
         own = own_name(given)
         for name in (own, *(f"{base}{own}" for base in BASES)):  # without prefix in headless models
             if name in self._targets:
@@ -122,8 +141,20 @@ def _check(name: str, tensor: Any, shape: tuple[int, ...]) -> None:
             f"{list(shape)}",
             name,
         )
+    if tensor.is_meta or tensor.layout != torch.strided:
+        kind = "has no numbers (device meta)" if tensor.is_meta else f"is {tensor.layout}"
+        raise _wrong(f"the weight {name!r} {kind}; give a dense tensor with its numbers", name)
     if not tensor.is_floating_point():
         raise _wrong(f"the weight {name!r} is in {tensor.dtype}; weights are floats", name)
+
+
+def _half_way(error: InvalidRequest, count: int) -> InvalidRequest:
+    before = "1 tensor before it is" if count == 1 else f"{count} tensors before it are"
+    return _wrong(
+        f"{error.message} {before} written already: give all again. A list is checked whole before "
+        "anything is written.",
+        error.value,
+    )
 
 
 def _wrong(message: str, value: Any) -> InvalidRequest:

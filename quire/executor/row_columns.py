@@ -9,7 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.steps.row_schema import FAILED, NOWHERE, NUM_CHANGING, NUM_COLUMNS, RESTS, Column
+from quire.steps.row_schema import (
+    EMPTIED,
+    FAILED,
+    LEFT_NONE,
+    NOWHERE,
+    NUM_CHANGING,
+    NUM_COLUMNS,
+    RESTS,
+    Column,
+)
 
 
 class RowColumns:
@@ -29,7 +38,7 @@ class RowColumns:
 
     def accept(self, rows: Tensor, tokens: Tensor, positions: Tensor, failed: Tensor) -> Tensor:
         """Each live row has drawn tokens[i] for positions[i]. Returns the token of each row,
-        FAILED, or RESTS for a row that drew nothing.
+        FAILED, LEFT_NONE, or RESTS for a row that drew nothing. `failed`: whether or why it failed.
 
         A row freezes at a stop id once it has min_tokens outputs, at max_tokens, and if logits
         failed.
@@ -38,7 +47,7 @@ class RowColumns:
         live = ints[Column.FROZEN] == 0
         written = ints[Column.NUM_OUTPUTS] + live
         stops = (ints[Column.STOP_IDS :] == tokens).any(0) & (written >= ints[Column.MIN_TOKENS])
-        ends = stops | (written >= ints[Column.MAX_TOKENS]) | failed
+        ends = stops | (written >= ints[Column.MAX_TOKENS]) | (failed != 0)
         changed = torch.stack(
             [
                 torch.where(live, tokens, ints[Column.LAST_TOKEN]),
@@ -48,4 +57,5 @@ class RowColumns:
             ]
         )
         self.ints[:NUM_CHANGING].index_copy_(1, rows, changed)
-        return torch.where(live, torch.where(failed, FAILED, tokens), RESTS)
+        why_not = torch.where(failed == EMPTIED, LEFT_NONE, FAILED)
+        return torch.where(live, torch.where(failed != 0, why_not, tokens), RESTS)

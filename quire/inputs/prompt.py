@@ -37,6 +37,7 @@ from quire.inputs.shortening import kept_end, num_kept
 from quire.inputs.thinking import ThoughtReader
 from quire.inputs.tokenization import Encoding, read_tokenization
 from quire.inputs.tokenizer import Tokenizer
+from quire.params.forbidden import check_some_token_left
 from quire.params.reasoning import ReasoningConfig
 from quire.request import Choices, Ints, Request
 from quire.sampling.keys import noise_key, noise_key_for
@@ -222,14 +223,13 @@ class RequestMaker:
             params._bad_words_token_ids = known_tokens.bad_word_ids(
                 self._tokenizer, params.bad_words, self._vocab_size
             )
-        stop_ids = frozenset(params.stop_token_ids or ())
-        choices = self._choices.read(params)
-        if params.ignore_eos:
-            # After a grammar's text nothing but an end token may follow.
-            follows = params.structured_outputs is not None
-            return _Resolved(self._eos_ids if follows else frozenset(), stop_ids, choices)
-        stop_ids = (stop_ids | self._more_eos_ids) - self._eos_ids
-        return _Resolved(self._eos_ids, stop_ids, choices)
+        eos_ids, stop_ids = self._eos_ids, frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stop_ids = (stop_ids | self._more_eos_ids) - eos_ids
+        elif params.structured_outputs is None:
+            eos_ids = frozenset()  # after a grammar's text nothing but an end token may follow
+        check_some_token_left(params, eos_ids | stop_ids, self._vocab_size)
+        return _Resolved(eos_ids, stop_ids, self._choices.read(params))
 
     def _encode(
         self, parsed: Sequence[ParsedPrompt | QuireError], encoding: Encoding

@@ -36,6 +36,7 @@ _NOT_BUILT = (
 _REJECTED = {
     "prompt_too_long": "context_length_exceeded",
     "not_supported": "not_supported",
+    "no_token_left": "no_token_left",
     "invalid_request": None,
     "invalid_params": None,
     "invalid_prompt": None,

@@ -218,9 +218,12 @@ def _text_choice(asked: Asked, output: Output, answer: Answer, index: int) -> Te
     before = (output.prompt or "") if asked.echo else ""
     scores = None
     if asked.logprobs:
-        of_text: list[TokenScore | None] = list(output.prompt_logprobs or ()) if asked.echo else []
-        of_text += answer.logprobs or ()
-        scores = text_scores(of_text, first_text=first_text(output) if asked.echo else "")
+        scores = text_scores(
+            answer.logprobs or (),
+            begin=len(before),
+            end=len(before) + len(answer.text),
+            echo=output if asked.echo else None,
+        )
     choice: TextChoice = {
         "index": index,
         "text": before + answer.text,
@@ -244,27 +247,35 @@ def first_text(output: Output) -> str:
 
 
 def text_scores(
-    scores: Sequence[TokenScore | None], *, offset: int = 0, first_text: str = ""
+    scores: Sequence[TokenScore], *, begin: int, end: int, echo: Output | None = None
 ) -> TextScores:
-    """`logprobs` of a completion. The token itself is always in the dict of the likeliest tokens,
-    since programs look it up there."""
+    """`logprobs` of a completion, whose answer begins and ends at these places of the text that is
+    shown; those of the prompt before it for an `echo`. The token itself is always in the dict of
+    the likeliest tokens, since programs look it up there."""
     shown: TextScores = {
         "text_offset": [],
         "token_logprobs": [],
         "tokens": [],
         "top_logprobs": [],
     }
-    for score in scores:
-        text = first_text if score is None else score.text
-        shown["text_offset"].append(offset)
-        shown["tokens"].append(text)
-        shown["token_logprobs"].append(None if score is None else score.logprob)
-        top = None if score is None else {t: logprob for _, t, logprob in score.top}
-        if score is not None and top is not None:
-            top.setdefault(score.text, score.logprob)
-        shown["top_logprobs"].append(top)
+    offset = 0
+    for score in echo.prompt_logprobs or () if echo is not None else ():
+        text = score.text if score is not None else first_text(echo) if echo is not None else ""
+        _show_score(shown, score, text, min(offset, begin))
         offset += len(text)
+    for score in scores:
+        _show_score(shown, score, score.text, min(begin + score.offset, end))
     return shown
+
+
+def _show_score(shown: TextScores, score: TokenScore | None, text: str, offset: int) -> None:
+    shown["text_offset"].append(offset)
+    shown["tokens"].append(text)
+    shown["token_logprobs"].append(None if score is None else score.logprob)
+    top = None if score is None else {t: logprob for _, t, logprob in score.top}
+    if score is not None and top is not None:
+        top.setdefault(score.text, score.logprob)
+    shown["top_logprobs"].append(top)
 
 
 def _prompt_logprobs(scores: Sequence[TokenScore | None]) -> PromptScores:

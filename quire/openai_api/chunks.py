@@ -17,7 +17,6 @@ from quire.openai_api.bodies import (
     call_id,
     chat_score,
     finish_reason,
-    first_text,
     shown_answer,
     text_scores,
     usage,
@@ -103,22 +102,23 @@ class _Choice:
 class _TextChoice(_Choice):
     def __init__(self, asked: Asked, index: int, first: Output, body_id: str) -> None:
         super().__init__(asked, index, first, body_id)
-        self._offset = 0
         self._echo = first if asked.echo else None
+        self._begin = self._end = len(first.prompt or "") if asked.echo else 0
+        self._scores: list[TokenScore] = []  # of tokens whose text is held back
         self._prompt_ids = first.prompt_token_ids
 
     def feed(self, answer: Answer) -> Iterator[Chunk]:
         asked, answer = self._asked, shown_answer(self._asked, answer)
-        text, first, scores = answer.text, "", list[TokenScore | None](answer.logprobs or ())
-        if self._echo is not None:
-            text, first = (self._echo.prompt or "") + text, first_text(self._echo)
-            scores = [*(self._echo.prompt_logprobs or ()), *scores]
-        is_over = answer.finish_reason is not None
+        text, echo, is_over = answer.text, self._echo, answer.finish_reason is not None
+        self._end += len(text)
+        scores = self._with_place([*self._scores, *(answer.logprobs or ())], is_over=is_over)
+        if echo is not None:
+            text = (echo.prompt or "") + text
         # Token ids are sent without text, too: of a part of a character, and without a tokenizer.
         if not (text or scores or is_over or (asked.token_ids and answer.token_ids)):
             return
         self._echo = None
-        logprobs = text_scores(scores, offset=self._offset, first_text=first)
+        logprobs = text_scores(scores, begin=self._begin, end=self._end, echo=echo)
         choice: Chunk = {
             "index": self._index,
             "text": text,
@@ -132,10 +132,15 @@ class _TextChoice(_Choice):
             if self._prompt_ids is not None:
                 choice["prompt_token_ids"] = list(self._prompt_ids)
                 self._prompt_ids = None
-        # Offsets count the texts of tokens, as in whole answers; a character that is split over
-        # tokens belongs to its last token.
-        self._offset += sum(map(len, logprobs["tokens"]))
         yield choice
+
+    def _with_place(self, scores: list[TokenScore], *, is_over: bool) -> list[TokenScore]:
+        """The scores of tokens that begin in the text shown so far; the others are kept, since a
+        stop string may cut the text before them."""
+        length = self._end - self._begin
+        count = sum(score.offset <= length or is_over for score in scores)
+        self._scores = scores[count:]
+        return scores[:count]
 
 
 class _ChatChoice(_Choice):

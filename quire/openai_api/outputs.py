@@ -12,12 +12,15 @@ from quire.outputs import ToolCall
 
 
 class TokenScore(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A token, its logprob, and the likeliest tokens at its position: (id, text, logprob)."""
+    """A token, its logprob, and the likeliest tokens at its position: (id, text, logprob).
+    `offset`: where its text begins in its answer's, before a stop string cuts that; of completions
+    only."""
 
     token_id: int
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
+    offset: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 # Tokens in the lists of each row for which a device always has room.
 FEW_LISTED = 64
+# A bias of at most this forbids its token: beside other logits nothing of such a number is left,
+# and after penalties and temperature it can still be told from -inf.
+FORBIDDING_BIAS = -1e20
 # The longest bad word, in tokens, that a device compares with a row's last tokens.
 MOST_SPELLED = 64
 
@@ -26,9 +29,9 @@ class RowSampling:
     """How a row draws, in numbers: the SamplingParams that a device can follow.
 
     top_k 0 means no limit. `allowed_ids` None: all tokens are allowed. A bad word is the ids that
-    spell it. `num_logprobs` None: no logprobs; -1: those of the whole vocabulary; with
-    `logprob_ids` those of these tokens instead of the likeliest. `guided`: every draw has a mask.
-    `never_ids` are never drawn, `not_first_ids` not as a row's first output.
+    spell it; a bias of -inf forbids its token. `num_logprobs` None: no logprobs; -1: those of the
+    whole vocabulary; with `logprob_ids` those of these tokens instead of the likeliest. `guided`:
+    every draw has a mask. `never_ids` are never drawn, `not_first_ids` not as the first output.
     """
 
     temperature: float = 1.0
@@ -65,7 +68,7 @@ class RowSampling:
             presence_penalty=params.presence_penalty,
             min_tokens=params.min_tokens,
             bias_ids=np.array([int(token) for token in bias], np.int32),
-            biases=np.array(list(bias.values()), np.float32),
+            biases=_added(np.array(list(bias.values()), np.float32)),
             allowed_ids=None if allowed is None else np.array(allowed, np.int32),
             bad_words=tuple(np.array(word, np.int32) for word in words),
             num_logprobs=(params.logprobs or 0) if asks else None,
@@ -94,6 +97,16 @@ class RowSampling:
     def suppresses(self) -> bool:
         """Whether the model's own files rule out some tokens."""
         return bool(len(self.never_ids) or len(self.not_first_ids))
+
+
+def forbids_by_bias(params: SamplingParams) -> bool:
+    """Whether a bias is so low that its token is never drawn."""
+    return any(bias <= FORBIDDING_BIAS for bias in (params.logit_bias or {}).values())
+
+
+def _added(biases: _Floats) -> _Floats:
+    biases[biases <= FORBIDDING_BIAS] = -np.inf
+    return biases
 
 
 def penalises(params: RowSampling | SamplingParams) -> bool:

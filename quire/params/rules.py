@@ -208,7 +208,7 @@ PARAMS_STATUS: dict[str, Status] = {
         stop_token_ids="Token ids that end the answer; stop_reason is the id.",
         ignore_eos="Go on after the end-of-sequence token.",
         max_tokens="At least 1; None = as many as the model's length leaves room for.",
-        min_tokens="No stop before this many tokens; at most max_tokens.",
+        min_tokens="No stop before so many tokens but at a grammar's end; at most max_tokens.",
         logprobs="The k likeliest tokens besides the sampled one; 0 = sampled only, -1 = all.",
         prompt_logprobs="As logprobs, for the prompt, up to 2 GiB; cached prefixes are still used.",
         logprob_token_ids="Up to 128 ids whose logprobs come with each token.",
@@ -222,7 +222,8 @@ PARAMS_STATUS: dict[str, Status] = {
         spaces_between_special_tokens="Put spaces between special tokens in the text.",
         include_stop_str_in_output="Keep the stop string at the end of the text.",
         output_kind="Used by stream(tokens=True) and AsyncLLM; generate returns whole answers.",
-        logit_bias="Token id -> number added to its logit; any number of entries.",
+        logit_bias="Token id -> number added to its logit; any number of entries. -1e20 or less "
+        "forbids the token.",
         allowed_token_ids="Only these tokens are drawn; any number of them.",
         bad_words="Strings that never appear; any number of them.",
         skip_reading_prefix_cache="True: compute the whole prompt again.",

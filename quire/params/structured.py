@@ -99,6 +99,11 @@ class StructuredOutputsParams:
             self.disable_any_whitespace |= behind.disable_any_whitespace
             self.disable_additional_properties |= behind.disable_additional_properties
 
+    @property
+    def kind(self) -> str:
+        """Which of the forms is given."""
+        return next(name for name in _CONSTRAINTS if getattr(self, name) is not None)
+
     def all_constraints_none(self) -> bool:
         return all(getattr(self, name) is None for name in _CONSTRAINTS)
 

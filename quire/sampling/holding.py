@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -166,7 +166,8 @@ class Holding(ABC):
                 masks,
                 raw=raw_lines(logits, [one.raw for one in theirs]),
             )
-            made.add(lines, drawn)
+            # Processed logits were checked: they are finite or -inf.
+            made.add(lines, replace(drawn, left_none=drawn.failed))
             self._drew(rows[lines], drawn.tokens)
         return made.sampled()
 
@@ -263,6 +264,7 @@ class Merged:
     failed: list[int] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
+    left_none: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, num_lines: int) -> Merged:
@@ -273,6 +275,7 @@ class Merged:
         theirs = lines.astype(np.int32)
         self.logprobs += [DrawnScores(theirs[b.lines], b.scores) for b in sampled.logprobs]
         self.failed += [int(lines[i]) for i in sampled.failed]
+        self.left_none += [int(lines[i]) for i in sampled.left_none]
         self.errors.update({int(lines[i]): one for i, one in sampled.errors.items()})
 
     def fail(self, line: int, error: QuireError) -> None:
@@ -281,4 +284,5 @@ class Merged:
 
     def sampled(self) -> Sampled:
         failed = tuple(sorted(self.failed))
-        return Sampled(self.tokens, tuple(self.logprobs), failed, self.held, self.errors)
+        none = tuple(sorted(self.left_none))
+        return Sampled(self.tokens, tuple(self.logprobs), failed, self.held, self.errors, none)

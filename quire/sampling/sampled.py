@@ -19,7 +19,8 @@ class Sampled:
 
     A line fails when its logits have NaN or +inf or are all -inf, when its constraints leave no
     token, or when a processor failed, which `errors` then describes. Its token is 0 and means
-    nothing. A line in `held` has not drawn yet, and has not failed.
+    nothing. A line in `held` has not drawn yet, and has not failed. `left_none` are those of the
+    failed whose constraints left no token.
     """
 
     tokens: Tensor
@@ -27,6 +28,7 @@ class Sampled:
     failed: tuple[int, ...]
     held: Mapping[int, int] = field(default_factory=dict)  # {line: number in Handles}
     errors: Mapping[int, str] = field(default_factory=dict)
+    left_none: tuple[int, ...] = ()
 
 
 class DrawLines(Protocol):
@@ -37,6 +39,14 @@ class DrawLines(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Draw a token (int64) per line, for rows[i] (int32), whose position is next_at[i] (int32);
         also returns which lines failed. The next call may overwrite both."""
+
+
+def left_no_token(failed: Sequence[int], raw: Tensor) -> tuple[int, ...]:
+    """The failed lines whose own logits, `raw`, are sound: edits ruled out all their tokens."""
+    if not failed:
+        return ()
+    sound = raw[list(failed)].amax(1).isfinite().tolist()
+    return tuple(line for line, one in zip(failed, sound, strict=True) if one)
 
 
 def joined_blocks(blocks: Sequence[DrawnScores]) -> tuple[DrawnScores, ...]:

@@ -39,7 +39,7 @@ from quire.sampling.draw import draw_from_all
 from quire.sampling.logprobs import log_probabilities, token_logprobs
 from quire.sampling.penalties import Penalties
 from quire.sampling.rows import Call, Flags, Lines, SamplingRows
-from quire.sampling.sampled import DrawLines, Sampled
+from quire.sampling.sampled import DrawLines, Sampled, left_no_token
 from quire.sampling.scan import best, index
 from quire.sampling.truncation import truncate
 from quire.step import DrawnScores, Masks, RowStart
@@ -159,8 +159,9 @@ class Sampler:
             some = self._edited(self._lines(logits, lines), tokens, top, call, lines)
             _, failed[lines] = self._draw(some, tokens, top, call, lines)
         tokens[index(np.flatnonzero(failed), self._device)] = 0
-        logprobs += self._raw_logprobs(logits if raw is None else raw, tokens, call, failed)
-        return self._sampled(tokens, tokens, logprobs, call, failed)
+        raw = logits if raw is None else raw
+        logprobs += self._raw_logprobs(raw, tokens, call, failed)
+        return self._sampled(tokens, tokens, logprobs, call, failed, raw)
 
     def _sample_by(
         self, draw: DrawLines, logits: Tensor, call: Call, edited: Flags, raw: Tensor | None
@@ -179,12 +180,13 @@ class Sampler:
                     operation.apply(scores, part)
             truncated = bool(self._rows.is_truncated[call.rows[lines]].any())
             tokens, bad = draw(scores, rows[at], next_at[at], truncated=truncated)
-            parts.append(torch.stack([tokens.masked_fill(bad, 0), bad.to(torch.int64)]))
+            parts.append(torch.stack([tokens.masked_fill(bad != 0, 0), bad.to(torch.int64)]))
         drawn = torch.cat(parts, dim=1)
         home = drawn.cpu()
         failed: Flags = home[1].numpy() > 0
-        logprobs = self._raw_logprobs(logits if raw is None else raw, drawn[0], call, failed)
-        return self._sampled(home[0], drawn[0], logprobs, call, failed)
+        raw = logits if raw is None else raw
+        logprobs = self._raw_logprobs(raw, drawn[0], call, failed)
+        return self._sampled(home[0], drawn[0], logprobs, call, failed, raw)
 
     def _raw_logprobs(
         self, raw: Tensor, tokens: Tensor, call: Call, failed: Flags
@@ -203,12 +205,14 @@ class Sampler:
         logprobs: list[DrawnScores],
         call: Call,
         failed: Flags,
+        raw: Tensor,
     ) -> Sampled:
         """The result; operations that depend on drawn tokens get them."""
         for memory in self._remember:
             memory.advance(call, on_device)
-        lines_failed = tuple(np.flatnonzero(failed).tolist())
-        return Sampled(tokens, tuple(logprobs), lines_failed, errors=self._batch.why(call, failed))
+        lines, why = tuple(np.flatnonzero(failed).tolist()), self._batch.why(call, failed)
+        none = left_no_token(lines, raw[:, : self._vocab_size])
+        return Sampled(tokens, tuple(logprobs), lines, {}, why, none)
 
     def keeps_raw(self, row: int) -> bool:
         """Whether the row's logprobs are taken from the model's own logits."""
@@ -343,5 +347,4 @@ def _nothing(num_lines: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _not_finite(top: Tensor) -> Flags:
-    failed: Flags = ~torch.isfinite(top).cpu().numpy()
-    return failed
+    return np.asarray(~torch.isfinite(top).cpu().numpy())

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quire.errors import InvalidLogits
+from quire.errors import NoTokenLeft
 from quire.request import Ints, Request
 from quire.sampling_params import BeamSearchParams
 from quire.scheduler.beam_guides import ask, completes, forked
@@ -340,9 +340,9 @@ def _group(sequence: Sequence) -> BeamGroup:
     return sequence.group
 
 
-def no_answer() -> InvalidLogits:
+def no_answer() -> NoTokenLeft:
     """The error of a search that found nothing."""
-    return InvalidLogits(
+    return NoTokenLeft(
         "no beam could be continued to an end: the constraints leave no token. Loosen the "
         "grammar, or raise beam_width."
     )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.base.boundary import for_row
 from quire.errors import EngineError, InvalidLogits, ProcessorFailed, QuireError
+from quire.params.forbidden import no_token_left
 from quire.request import Ints
 from quire.scheduler.beams import BeamGroup, Beams, no_answer
 from quire.scheduler.guesses import Guesses
@@ -218,7 +219,9 @@ class Committer:
             # It may have ended with its search, or by the tokens that it drew before.
             if self._rows.placement[row] == sent.placements[line]:
                 why = result.errors.get(line)
-                error = ProcessorFailed(why) if why else _failure(self._rows.sequence(row))
+                left_none, given = line in result.left_none, self._rows.output_ids(row)
+                sequence = self._rows.sequence(row)
+                error = ProcessorFailed(why) if why else _failure(sequence, left_none, len(given))
                 self._reports.fail(self._beams.take_out(row), error)
 
 
@@ -236,12 +239,14 @@ def _by_line(blocks: tuple[DrawnScores, ...]) -> dict[int, tuple[Scores, int]]:
     return found
 
 
-def _failure(sequence: Sequence) -> QuireError:
-    """Why a row could draw no token: its grammar's reason, or bad logits."""
+def _failure(sequence: Sequence, left_none: bool, num_outputs: int) -> QuireError:
+    """Why a row could draw no token: its grammar's reason, its constraints, or bad logits."""
     if sequence.guide is not None and sequence.guide.error is not None:
         return sequence.guide.error
+    if left_none:
+        request = sequence.request
+        return no_token_left(request.params, num_outputs, processors=bool(request.processors))
     return InvalidLogits(
-        "the model gave NaN or infinite logits for this row, or its constraints left no token, "
-        "so none could be drawn; the other rows went on. Loosen the constraints, try "
-        "dtype='float32', or check the weights."
+        "the model gave NaN or infinite logits for this row, so no token could be drawn; the other "
+        "rows went on. Try dtype='float32', or check the weights."
     )

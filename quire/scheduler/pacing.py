@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from quire.config import EngineConfig
-from quire.params.row_sampling import can_forbid, lists_few, penalises
+from quire.params.row_sampling import can_forbid, forbids_by_bias, lists_few, penalises
 from quire.request import Request
 from quire.sampling_params import SamplingParams
 from quire.scheduler.sequence import Sequence
@@ -95,6 +95,7 @@ def walkable_of(sequence: Sequence) -> WalkableGrammar | None:
     if grammar is None or too_many or not lists_few(params):
         return None
     listed = params._bad_words_token_ids or any(params._suppressed_token_ids)
+    listed = listed or forbids_by_bias(params)
     forbids = listed or (params.min_tokens and request.stop_ids)
     return None if forbids and (grammar.forced != NO_TOKEN).any() else grammar
 
@@ -105,6 +106,7 @@ def _may_forbid(request: Request) -> bool:
         request.processors
         or params._bad_words_token_ids
         or params.allowed_token_ids is not None
+        or forbids_by_bias(params)
         or any(params._suppressed_token_ids)
         or (params.min_tokens and (request.stop_ids or request.eos_ids))
     )

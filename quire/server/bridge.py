@@ -38,7 +38,11 @@ from quire.server.wire import Message
 MOST_DEATHS = 16
 MOST_UNREAD = 4096  # outputs that a reader has not taken; with more its row is given up
 _LOOK_SECONDS = 5.0
-_FAULTS = ("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request")
+# no_token_left: its own parameters contradicted each other.
+_FAULTS = (
+    *("invalid_prompt", "invalid_grammar", "invalid_params", "invalid_request"),
+    "no_token_left",
+)
 
 
 class Bridge:
@@ -283,7 +287,7 @@ class Bridge:
         if kind == "not_supported":
             return not_supported(why, param=param)
         if kind in _FAULTS:
-            return bad(why, param=param)
+            return bad(why, param=param, code=kind if kind == "no_token_left" else None)
         return server_error(why, code=kind)
 
     def stats(self) -> EngineStats:

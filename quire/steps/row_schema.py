@@ -10,8 +10,12 @@ from quire.step import RowStart
 NOWHERE = -1
 # Stop ids that are compared as arrays; with more of them, the host looks at the row at each step.
 STOP_COLUMNS = 8
-# Results have these instead of tokens; DROPPED: the token was drawn after a wrong guess.
-RESTS, FAILED, DROPPED = -1, -2, -3
+# Results have these instead of tokens; DROPPED: the token was drawn after a wrong guess; LEFT_NONE:
+# it failed because its edits left no token.
+RESTS, FAILED, DROPPED, LEFT_NONE = -1, -2, -3, -4
+# Why a line failed, as kernels say it: its logits are not finite, nothing is above -inf in them,
+# and that because its edits left nothing; 0: it did not.
+UNSOUND, EMPTY, EMPTIED = 1, 2, 3
 
 
 class Column(IntEnum):

@@ -117,8 +117,9 @@ def _hook(peft: Peft, name: str) -> Any:
     a, b, scale = peft.a[name], peft.b[name], peft.scale(name)
 
     def hook(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        if name in peft.embedding:
-            return output + F.embedding(inputs[0], a.T) @ b.T * scale
+        if name in peft.embedding:  # one that scales its rows scales what is added to them
+            own = getattr(module, "embed_scale", 1.0)
+            return output + F.embedding(inputs[0], a.T) @ b.T * scale * own
         added = F.linear(F.linear(inputs[0], a), b) * scale
         if name not in peft.magnitude:
             return output + added

@@ -20,6 +20,7 @@ from tests.adapters.peft_files import (
     applied,
     logprobs,
     make_peft,
+    merged,
     named,
     open_llm,
     random_model,
@@ -59,6 +60,26 @@ CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "embedding and head of one matrix": ("qwen3", ("embed_tokens", "lm_head", "q_proj"), {}),
     "embedding and head, untied": ("qwen3 untied", ("embed_tokens", "lm_head"), {}),
     "scaled embedding, norms behind": ("gemma3", ALL, {}),
+    "scaled embedding and head of one matrix": ("gemma3", ("embed_tokens", "lm_head"), {}),
+    "embedding with a multiplier": (
+        "granite, every factor and bias",
+        ("embed_tokens", "q_proj"),
+        {},
+    ),
+    "scaled embedding beside positions": ("biogpt", ("embed_tokens", "q_proj"), {}),
+    "scaled embedding beside waves": ("xglm", ("embed_tokens", "q_proj"), {}),
+    "scaled embedding before states": (
+        "falcon h1, factors, normed behind the gate, biases",
+        ("embed_tokens", "q_proj"),
+        {},
+    ),
+    "scaled embedding of latents": ("minicpm3", ("embed_tokens", "o_proj"), {}),
+    "scaled embedding beside embeddings of layers": (
+        "gemma4, embeddings of layers, keys of others, wider",
+        ("embed_tokens", "q_proj"),
+        {},
+    ),
+    "scaled embedding of streams": ("gemma3n", ("embed_tokens", "q_proj"), {}),
     "rows in another order": ("glm", (*ATTENTION, "gate_up_proj"), {}),
     "attention of experts": ("qwen3 moe", ATTENTION, {}),
     "a shared expert": ("qwen2 moe", (*ATTENTION, "shared_expert.gate_proj"), {}),
@@ -199,6 +220,21 @@ def test_an_adapter_changes_a_model_as_peft_does(case: str, where: Where, tmp_pa
     check(outputs[1], model, PROMPTS[1], where.within)
     with applied(model, second):
         check(outputs[2], model, PROMPTS[2], where.within)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3, softcap, every bias, untied", "granite, every factor and bias"]
+)
+def test_what_is_added_to_a_scaled_embedding_is_what_merging_makes_of_it(name: str) -> None:
+    """So PEFT's arithmetic, by which adapters are judged here, contains the model's factor."""
+    model = random_model({**FAMILIES, **MORE}[name])
+    peft = make_peft(model, ("embed_tokens",))
+    with applied(model, peft):
+        beside = logprobs(model, PROMPTS[2])
+    before = logprobs(model, PROMPTS[2])
+    merged(model, peft)
+    assert torch.allclose(logprobs(model, PROMPTS[2]), beside, atol=1e-4)
+    assert (beside - before).abs().max() > 0.05
 
 
 def test_parts_that_adapters_cannot_change_are_refused_by_name(tmp_path: Path) -> None:

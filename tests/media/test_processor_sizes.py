@@ -139,3 +139,55 @@ def test_frames_that_are_wanted_several_times_are_all_taken_once(rate: float) ->
             found = glm_videos._by_rate(total, rate, wanted, 300)
             assert list(dict.fromkeys(found)) == list(dict.fromkeys(each))
     assert glm_videos._by_rate(9, 1e-8, 1000.0, MOST) == list(range(9))
+
+
+def patched(family: MediaFamily, **vision: int) -> dict[str, Any]:
+    """A config.json whose encoder reads patches of 14 pixels."""
+    model, _ = usual(family)
+    both = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, **vision}
+    return {**model, "vision_config": {**model.get("vision_config", {}), **both}}
+
+
+SEEING = [(f, kind) for f in FAMILIES for kind in f.readers if kind != "audio"]
+SHAPED = ("qwen", "glm", "paddle")  # whose processors name the squares that become rows, too
+
+
+@pytest.mark.parametrize(("family", "kind"), SEEING, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize("said", [16, {"height": 16, "width": 16}, [14, 16], 13], ids=str)
+def test_a_processor_that_cuts_other_patches_than_the_encoder_reads_is_refused(
+    family: MediaFamily, kind: str, said: Any
+) -> None:
+    model = patched(family)
+    rules_of(family, kind, model, {"patch_size": 14} | GEMMA4.get(family.name, {}))
+    with pytest.raises(CorruptModel) as caught:
+        rules_of(family, kind, model, {"patch_size": said} | GEMMA4.get(family.name, {}))
+    told = str(caught.value)
+    assert "patch_size" in told and str(said) in told
+    if isinstance(said, int) or not family.name.startswith(SHAPED):
+        assert "patch_size must be 14, the patch_size that config.json has" in told
+        assert "take both files from the same model" in told
+
+
+GEMMA4 = {name: {"pooling_kernel_size": 3} for name in ("gemma4", "gemma4_unified")}
+
+
+@pytest.mark.parametrize(("family", "kind"), SEEING, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(
+    ("key", "own"), [("merge_size", "spatial_merge_size"), ("temporal_patch_size",) * 2]
+)
+def test_so_is_one_that_joins_other_squares_or_frames(
+    family: MediaFamily, kind: str, key: str, own: str
+) -> None:
+    if not family.name.startswith(SHAPED):
+        pytest.skip("its processor has no such size")
+    if key == "temporal_patch_size" and kind == "image" and "glm" not in family.name:
+        pytest.skip("images are read alone")
+    rules_of(family, kind, patched(family), {key: 2})
+    with pytest.raises(CorruptModel, match=f"{key} must be 2, the {own} that config.json has"):
+        rules_of(family, kind, patched(family), {key: 4})
+
+
+def test_a_processor_of_pixtral_may_name_what_becomes_one_row() -> None:
+    [mistral3] = [f for f in FAMILIES if f.name == "mistral3"]
+    for side in (14, 28):
+        rules_of(mistral3, "image", patched(mistral3), {"patch_size": side})

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from quire.backends.choose import torch_kernels
 from quire.backends.ops import PackedMatrix
+from quire.errors import NotSupported
 from quire.executor.cpu.accuracy import hidden_states
+from quire.executor.new_weights import NewWeights
 from quire.layers.tp import TensorParallel
 from quire.models.decoder import Decoder, head_shape
 from quire.models.registry import build_model
@@ -89,3 +91,31 @@ def test_what_latents_become_keys_and_values_by_is_plain(tmp_path: Path) -> None
     config.first_k_dense_replace = config.num_hidden_layers  # a choice of experts may change
     write_quantised(random_model(config), tmp_path, CASES["fp8 by tensor"])
     check(tmp_path, 4, 2e-1)
+
+
+def test_weights_that_stay_quantised_are_not_exchanged(tmp_path: Path) -> None:
+    """And nothing of what is given with them is written."""
+    from quire.backends.triton.grouped import Scratch
+    from quire.backends.triton.quantised import DeviceMatrix
+
+    write_quantised(tiny_model("llama", num_hidden_layers=1), tmp_path, CASES["awq"])
+    files = locate(str(tmp_path))
+    spec = files.spec()
+    products = Products(fp8=True, experts=False)
+    kept = load_kept_weights(files, spec, dtype=torch.float32, device=CPU, products=products)
+    scratch = Scratch(CPU, torch.float32)
+    weights: dict[str, Tensor | PackedMatrix] = {
+        name: one if isinstance(one, Tensor) else DeviceMatrix(one, scratch)
+        for name, one in kept.items()
+    }
+    model, width = built(spec, weights), spec.hidden_size
+    norm, name = torch.full((width,), 7.0), "model.layers.0.self_attn.o_proj.weight"
+    with pytest.raises(NotSupported, match="o_proj.weight: weights that are kept quantised"):
+        NewWeights(model, spec).load(
+            [("model.norm.weight", norm), (name, torch.ones(width, width))]
+        )
+    tokens = [3, 90, 17]
+    with torch.inference_mode():
+        before = hidden_states(model, spec, tokens)
+        NewWeights(model, spec).load([("model.norm.weight", norm)])
+        assert not torch.equal(hidden_states(model, spec, tokens), before)

@@ -114,10 +114,11 @@ def test_the_ids_of_the_prompt_come_once_for_each_that_has_one(path: str) -> Non
     assert told == [[5, 6]] * (1 if path == CHAT else 2)
 
 
-def test_places_of_tokens_are_counted_by_their_texts() -> None:
-    """A letter in two tokens: its blank may be shown with the first, its text is the second's."""
+def test_places_of_tokens_are_those_of_the_text() -> None:
+    """A letter in two tokens: its blank may be shown with the first."""
     body = {"prompt": "x", "logprobs": 0, "max_tokens": 3}
-    tokens = (TokenScore(1, "", -1.0), TokenScore(2, " \u5b66", -1.0), TokenScore(3, "!", -1.0))
+    texts, places = ["", " \u5b66", "!"], [0, 1, 2]
+    tokens = tuple(TokenScore(i, t, -1.0, (), places[i]) for i, t in enumerate(texts))
     about: Any = {"id": "x", "created": 0, "model": "m"}
     stream = Stream(read_body(COMPLETIONS, {**body, "stream": True}), **about)
     offsets = []
@@ -127,7 +128,25 @@ def test_places_of_tokens_are_counted_by_their_texts() -> None:
         offsets += chunk["choices"][0]["logprobs"]["text_offset"]
     whole = Output((Answer(0, " \u5b66!", (0, 1, 2), "length", logprobs=tokens),), True)
     told: Any = response_body(read_body(COMPLETIONS, body), [whole], **about)
-    assert offsets == told["choices"][0]["logprobs"]["text_offset"] == [0, 0, 2]
+    assert offsets == told["choices"][0]["logprobs"]["text_offset"] == places
+
+
+def test_scores_wait_for_their_text_which_a_stop_string_may_cut() -> None:
+    body = {"prompt": "x", "logprobs": 0, "max_tokens": 4, "stop": ["bcd"]}
+    tokens = tuple(TokenScore(i, t, -1.0, (), i) for i, t in enumerate("abcd"))
+    about: Any = {"id": "x", "created": 0, "model": "m"}
+    stream = Stream(read_body(COMPLETIONS, {**body, "stream": True}), **about)
+    counts, offsets = [], list[int]()
+    for i in range(4):
+        end = "stop" if i == 3 else None
+        answer = Answer(0, "a" if i == 0 else "", (i,), end, logprobs=tokens[i : i + 1])
+        told = [c["choices"][0]["logprobs"] for c in stream.feed(0, Output((answer,), i == 3))]
+        counts.append(sum(len(one["tokens"]) for one in told))
+        offsets += [place for one in told for place in one["text_offset"]]
+    assert (counts, offsets) == ([1, 1, 0, 2], [0, 1, 1, 1])
+    whole = Output((Answer(0, "a", (0, 1, 2, 3), "stop", logprobs=tokens),), True)
+    made: Any = response_body(read_body(COMPLETIONS, body), [whole], **about)
+    assert made["choices"][0]["logprobs"]["text_offset"] == offsets
 
 
 def test_ids_come_with_every_chunk_of_tokens_whatever_text_they_have() -> None:

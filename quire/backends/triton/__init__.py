@@ -42,7 +42,7 @@ sampling (sample.py): one token per line, nothing waits for the host
         positions int32 [R], where the drawn token will stand
         columns = SamplingColumns(temperature f32, top_k i32, log_min_p f32, top_p f64,
                                   noise_key i64, sample i32), each [max_rows]
-        out = SampleBuffers(max_lines, vocab_size, device): .tokens int64, .failed bool
+        out = SampleBuffers(max_lines, vocab_size, device): .tokens int64, .failed uint8
         truncated = whether any row may have top_k, top_p or min_p (else that launch is left out)
 
 blocks (blocks.py): copy_blocks(cache, pairs), pairs int32 [n, 2] on the device, -1 = none

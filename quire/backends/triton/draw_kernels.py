@@ -12,10 +12,12 @@ from typing import Any
 import triton.language as tl
 
 from quire.backends.triton.jit import kernel, part
+from quire.steps.row_schema import EMPTY, UNSOUND
 
 LANE = tl.constexpr(1024)
 TILE = tl.constexpr(4096)
 _NO_TOKEN = tl.constexpr(2147483647)
+_UNSOUND, _EMPTY = tl.constexpr(UNSOUND), tl.constexpr(EMPTY)
 
 
 @part
@@ -232,7 +234,8 @@ def pick(
     width: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The best of a line's parts; of equal ones the lowest token."""
+    """The best of a line's parts; of equal ones the lowest token. `failed` says why there is none
+    (row_schema.py)."""
     line = tl.program_id(0)
     known = tl.load(rows + line) >= 0
     at = tl.arange(0, BLOCK)
@@ -242,6 +245,7 @@ def pick(
     bad = tl.max(tl.load(unsound + line * width + at, mask=inside, other=0), 0)
     best = tl.max(score, 0)
     chosen = tl.min(tl.where(score == best, token, _NO_TOKEN), 0)
-    fails = (bad > 0) | (best <= -1.0e30)
-    tl.store(tokens + line, tl.where(fails | (not known), 0, chosen).to(tl.int64))
-    tl.store(failed + line, fails & known)
+    fails = tl.where(bad > 0, _UNSOUND, tl.where(best <= -1.0e30, _EMPTY, 0))
+    fails = tl.where(known, fails, 0)
+    tl.store(tokens + line, tl.where((fails > 0) | (not known), 0, chosen).to(tl.int64))
+    tl.store(failed + line, fails.to(tl.uint8))

@@ -16,11 +16,13 @@ import triton.language as tl
 
 from quire.backends.triton.jit import kernel, part, power_of_two
 from quire.params.row_sampling import MOST_SPELLED
+from quire.steps.row_schema import EMPTIED, EMPTY
 
 AT_ONCE = tl.constexpr(1024)  # list entries
 TILE = tl.constexpr(4096)  # logits
 _NO_ENTRY = tl.constexpr(2147483647)
 _ANY_TOKEN = tl.constexpr(-1)  # padding of a shorter phrase
+_EMPTY, _EMPTIED = tl.constexpr(EMPTY), tl.constexpr(EMPTIED)
 _MOST_TAIL = tl.constexpr(power_of_two(MOST_SPELLED))
 
 
@@ -206,13 +208,16 @@ def give_back(
     count: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> None:
-    """Copy the tokens of edited lines to their places."""
+    """Copy the tokens of edited lines to their places. Where such a line has none above -inf, its
+    edits are the reason."""
     at = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     inside = at < count
     known = inside & (tl.load(edited_rows + at, mask=inside, other=-1) >= 0)
     place = tl.load(places + at, mask=known, other=0)
     tl.store(tokens + place, tl.load(edited_tokens + at, mask=known, other=0), mask=known)
-    tl.store(failed + place, tl.load(edited_failed + at, mask=known, other=0) != 0, mask=known)
+    fails = tl.load(edited_failed + at, mask=known, other=0).to(tl.int32)
+    fails = tl.where(fails == _EMPTY, _EMPTIED, fails)
+    tl.store(failed + place, fails.to(tl.uint8), mask=known)
 
 
 @kernel("column_stride")

@@ -22,10 +22,10 @@ from quire.backends.triton.steps import (
     NO_ID,
     NUM_OUTPUTS,
     POSITION,
-    SAID_FAILED,
     SAID_RESTS,
     STOP_IDS,
     Fed,
+    why_not,
 )
 from quire.steps.row_schema import DROPPED
 
@@ -234,14 +234,15 @@ def _accept_guesses(
         if line > 0:
             counts &= fed & (tl.load(token_ids + at, mask=inside, other=0) == last)
         token = tl.load(tokens + at, mask=inside, other=0)
-        bad = tl.load(failed + at, mask=inside, other=0) != 0
+        fails = tl.load(failed + at, mask=inside, other=0).to(tl.int32)
+        bad = fails != 0
         stops = token == NO_ID
         for column in tl.static_range(STOP_IDS, COLUMNS):
             stops |= tl.load(own + column * stride, mask=counts, other=NO_ID) == token
         more = written + line + 1
         stops &= more >= tl.load(own + MIN_TOKENS * stride, mask=counts, other=0)
         over = stops | bad | (more >= tl.load(own + MAX_TOKENS * stride, mask=counts, other=0))
-        said = tl.where(counts, tl.where(bad, SAID_FAILED, token), SAID_DROPPED)
+        said = tl.where(counts, tl.where(bad, why_not(fails), token), SAID_DROPPED)
         told = tl.where(fed, said, SAID_RESTS).to(tl.int32)
         tl.store(made + now * made_stride + at, told, mask=inside)
         tl.store(end + line, token.to(tl.int32), mask=counts & (length > 0))

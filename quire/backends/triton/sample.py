@@ -60,7 +60,8 @@ class SamplingColumns:
 
 
 class SampleBuffers:
-    """The results of sampling up to `max_lines` lines: `tokens` int64 and `failed` bool."""
+    """The results of sampling up to `max_lines` lines: `tokens` int64, and `failed` uint8, which
+    says why a line has no token; 0: it has one (steps/row_schema.py)."""
 
     def __init__(self, max_lines: int, vocab_size: int, device: torch.device) -> None:
         import torch
@@ -68,7 +69,7 @@ class SampleBuffers:
         self.vocab_size = vocab_size
         self.num_tiles = triton.cdiv(vocab_size, _TOKENS)
         self.tokens = torch.zeros(max_lines, dtype=torch.int64, device=device)
-        self.failed = torch.zeros(max_lines, dtype=torch.bool, device=device)
+        self.failed = torch.zeros(max_lines, dtype=torch.uint8, device=device)
         # The best of each part of a line: score, token, and whether it is sound.
         size = (max_lines, self.num_tiles)
         self.scores = torch.empty(size, dtype=torch.float32, device=device)

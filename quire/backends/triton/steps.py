@@ -7,12 +7,12 @@ steps/row_schema.py numbers; `places` has the row of each place of a batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import triton.language as tl
 
-from quire.backends.triton.jit import kernel
-from quire.steps.row_schema import FAILED, NOWHERE, RESTS, Column
+from quire.backends.triton.jit import kernel, part
+from quire.steps.row_schema import EMPTIED, FAILED, LEFT_NONE, NOWHERE, RESTS, Column
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ LAST_TOKEN, POSITION, NUM_OUTPUTS, FROZEN, MIN_TOKENS, MAX_TOKENS, STOP_IDS = (
     tl.constexpr(int(column)) for column in Column
 )
 NO_ID, SAID_FAILED, SAID_RESTS = (tl.constexpr(one) for one in (NOWHERE, FAILED, RESTS))
+SAID_LEFT_NONE, BY_EDITS = tl.constexpr(LEFT_NONE), tl.constexpr(EMPTIED)
 PLACES_AT_ONCE = 256  # places of a program
 
 
@@ -59,8 +60,9 @@ def accept(
     """Each live row drew tokens[i] (int64 [places]); line step[0] of `made` gets what came of
     it, and step[0] becomes the next.
 
-    made [steps, places] int32: the token, -2 where `failed`, -1 for a row that rests. A row
-    freezes at a stop id once min tokens outputs exist, at max tokens, and when it failed.
+    made [steps, places] int32: the token, -2 where `failed`, -4 where its edits left none, -1 for
+    a row that rests. A row freezes at a stop id once min tokens outputs exist, at max tokens, and
+    when it failed.
     """
     # One program: the last thing it does is to count the step that the others would read.
     _accept[(1,)](
@@ -113,6 +115,12 @@ def _feed(
     tl.store(next_at + at, (position + 1).to(tl.int32), mask=first)
 
 
+@part
+def why_not(fails: tl.tensor) -> Any:
+    """What results say of lines that failed."""
+    return tl.where(fails == BY_EDITS, SAID_LEFT_NONE, SAID_FAILED)
+
+
 @kernel("stride", "made_stride", "count")
 def _accept(
     ints: tl.tensor,
@@ -135,7 +143,8 @@ def _accept(
         own = ints + row
         live = inside & (tl.load(own + FROZEN * stride, mask=inside, other=1) == 0)
         token = tl.load(tokens + at, mask=inside, other=0)
-        bad = tl.load(failed + at, mask=inside, other=0) != 0
+        fails = tl.load(failed + at, mask=inside, other=0).to(tl.int32)
+        bad = fails != 0
         written = tl.load(own + NUM_OUTPUTS * stride, mask=live, other=0) + 1
         stops = token == NO_ID
         for column in tl.static_range(STOP_IDS, COLUMNS):
@@ -147,7 +156,7 @@ def _accept(
         tl.store(own + POSITION * stride, position + 1, mask=live)
         tl.store(own + NUM_OUTPUTS * stride, written, mask=live)
         tl.store(own + FROZEN * stride, (stops | full | bad).to(tl.int64), mask=live)
-        said = tl.where(bad, SAID_FAILED, token)
+        said = tl.where(bad, why_not(fails), token)
         told = tl.where(live, said, SAID_RESTS).to(tl.int32)
         tl.store(made + now * made_stride + at, told, mask=inside)
     tl.debug_barrier()

@@ -222,6 +222,7 @@ class _Made:
         self.scored: dict[int, Scores] = {}
         self.failed: list[int] = []
         self.errors: dict[int, str] = {}
+        self.left_none: list[int] = []
         self.held: dict[int, int] = {}
         self.candidates: Candidates | None = None
         self.hidden: dict[int, Floats] = {}
@@ -239,6 +240,7 @@ class _Made:
         for line in sampled.failed:
             self.counts[entries[line]] -= 1
             self.failed.append(int(entries[line]))
+        self.left_none += [int(entries[line]) for line in sampled.left_none]
         for line, error in sampled.errors.items():
             self.errors[int(entries[line])] = error
         for line, logits in sampled.held.items():
@@ -257,4 +259,5 @@ class _Made:
             self.candidates,
             self.hidden,
             unencoded=unencoded,
+            left_none=tuple(self.left_none),
         )

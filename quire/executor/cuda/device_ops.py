@@ -57,10 +57,10 @@ class DeviceOps(Protocol):
         ahead: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """A token (int64) for each line, drawn with the parameters of rows[i] (int32; -1: no row),
-        and whether the line's logits failed. `edited` (int32; -1: none): lines whose rows have
-        edits; these are applied first, and updated with the drawn token. `ahead`: rows with masks
-        draw without masks and limits (top_k ...); a row freezes if with them it might have drawn
-        another token."""
+        and whether or why the line failed (steps/row_schema.py). `edited` (int32; -1: none): lines
+        whose rows have edits; these are applied first, and updated with the drawn token. `ahead`:
+        rows with masks draw without masks and limits (top_k ...); a row freezes if with them it
+        might have drawn another token."""
 
     def draw_beside(
         self, logits: Tensor, rows: Tensor, next_at: Tensor, *, truncated: bool

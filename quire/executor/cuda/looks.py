@@ -16,6 +16,7 @@ from quire.executor.cuda.step import Extras
 from quire.executor.cuda.upload import Upload
 from quire.request import Ints
 from quire.step import StepPlan
+from quire.steps.row_schema import UNSOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ class Looks:
         draws, masks = self._lookers.draws, self._plan.masks
         at, sampled = draws.now(self._now, self._upload, logits, step, masks)
         tokens[at] = sampled.tokens.to(tokens.device)
-        failed[at] = False
-        failed[at[list(sampled.failed)]] = True
+        failed[at] = 0
+        failed[at[list(sampled.failed)]] = UNSOUND
         self._extras.add(sampled, self._now.lines)
 
     def look(self, logits: Tensor, tokens: Tensor, made: Tensor, step: int) -> None:

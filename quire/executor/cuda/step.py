@@ -19,7 +19,7 @@ from quire.executor.torch_defaults import computes_by_usual_defaults
 from quire.request import Ints
 from quire.sampling.sampled import Sampled, joined_blocks
 from quire.step import DrawnScores, StepResult, no_ints
-from quire.steps.row_schema import FAILED, RESTS
+from quire.steps.row_schema import FAILED, LEFT_NONE, RESTS
 
 
 @dataclass(slots=True)
@@ -34,18 +34,20 @@ class Extras:
     candidates: list[CandidateCopy] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
+    left_none: set[int] = field(default_factory=set)
 
     def add(self, sampled: Sampled, lines: Ints) -> None:
         """Add the sampler's results; their line i is line lines[i] of the plan."""
         self.logprobs += [DrawnScores(lines[b.lines], b.scores) for b in sampled.logprobs]
         self.errors.update({int(lines[i]): error for i, error in sampled.errors.items()})
         self.held.update({int(lines[i]): held for i, held in sampled.held.items()})
+        self.left_none.update(int(lines[i]) for i in sampled.left_none)
 
 
 @computes_by_usual_defaults
 @dataclass(frozen=True, slots=True)
 class CudaStep:
-    """`host_copy` holds [K, rows]: tokens, FAILED or RESTS. If rows guess, each row has
+    """`host_copy` holds [K, rows]: tokens, FAILED, LEFT_NONE or RESTS. If rows guess, each row has
     `lines_each` neighbouring columns."""
 
     host_copy: HostCopy
@@ -67,7 +69,8 @@ class CudaStep:
             guessed = (tokens != RESTS).sum(axis=1, dtype=np.int32) - passes
             order = np.argsort(tokens < 0, axis=1, kind="stable")  # real tokens first
             tokens = np.take_along_axis(tokens, order, axis=1)
-        failed = np.flatnonzero((tokens == FAILED).any(axis=1))
+        left_none = self.extras.left_none | {*np.flatnonzero((tokens == LEFT_NONE).any(axis=1))}
+        failed = np.flatnonzero(((tokens == FAILED) | (tokens == LEFT_NONE)).any(axis=1))
         drawn = joined_blocks(self.extras.logprobs)
         logprobs = [_of_real_tokens(block, counts) for block in drawn]
         for sent in self.extras.drawn_copies:
@@ -87,6 +90,7 @@ class CudaStep:
             {i: one for sent in self.extras.hidden_copies for i, one in sent.read().items()},
             passes,
             guessed,
+            left_none=tuple(map(int, left_none)),
         )
 
     def _tokens(self) -> Ints:

@@ -238,14 +238,14 @@ class Calls(CallRoom):
         ops.make_lines(0, 1)
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         drawn = self.empty(ROWS, dtype=torch.int64)
-        ops.walk(nobody, nobody, drawn, drawn.bool())
+        ops.walk(nobody, nobody, drawn, drawn.to(torch.uint8))
 
     def scores(self) -> None:
         ops = self.ops(self.columns())
         nobody = torch.full((ROWS,), -1, dtype=torch.int32, device=self.device)
         logits = self.empty(ROWS, self.spec.vocab_size)
         drawn, out = self.empty(ROWS, dtype=torch.int64), new_entries(1, ROWS, self.device)
-        ops.score(logits, nobody, drawn, drawn.bool(), out, torch.zeros_like(nobody[:1]))
+        ops.score(logits, nobody, drawn, drawn.to(torch.uint8), out, torch.zeros_like(nobody[:1]))
 
     def heads(self) -> None:
         from quire.backends.triton.heads import norm_rope_store
@@ -308,7 +308,7 @@ class Calls(CallRoom):
         torch.where(columns.live(rows), rows, NOWHERE).to(torch.int32)
         hidden = self.empty(len(batch.token_ids), self.spec.hidden_size)
         hidden.index_select(0, batch.logit_tokens)
-        made = columns.accept(rows, rows, at, rows.to(torch.bool))
+        made = columns.accept(rows, rows, at, rows.to(torch.uint8))
         HostCopies(self.device).send(torch.cat([made, made])[None].to(torch.int32).clone())
 
     def ends_of_a_step(self) -> None:
@@ -317,7 +317,7 @@ class Calls(CallRoom):
         places = DecodePlaces.make(ROWS, 1, columns.resting, self.device)
         ops.feed(places, None)
         drawn = self.empty(ROWS, dtype=torch.int64)
-        ops.accept(places, drawn, drawn.bool())
+        ops.accept(places, drawn, drawn.to(torch.uint8))
         pairs = torch.full((1, 2), -1, device=self.device)
         ops.copy_blocks(self.caches(), pairs)
 

@@ -44,7 +44,6 @@ from quire.executor.precompile.expert_variants import expert_variants
 from quire.executor.precompile.steady_variants import SteadyAttention
 from quire.executor.precompile.variants import (
     A_FRACTION,
-    BOOL,
     F32,
     F64,
     I32,
@@ -218,7 +217,7 @@ class Steps:
         yield Variant(edit_code.copy_lines, copied, edit.COPY_CONSTANTS)
         edited = (I32, own, I32, I32, I32, F32, I32, I32, F32, SOME, SOME, SOME, SOME)
         yield Variant(edit_code.edit_lines, edited, edit.EDIT_CONSTANTS)
-        drawn = (I64, BOOL)
+        drawn = (I64, U8)
         yield Variant(edit_code.give_back, (I32, I32, *drawn * 2, SOME), edit.LIST_CONSTANTS)
         yield Variant(edit_code.remember, (I32, *drawn, I32, I32, SOME), edit.REMEMBER_CONSTANTS)
         yield Variant(doubt_kernels.lift_limits, (I32, I32, I32, SOME, SOME), edit.LIST_CONSTANTS)
@@ -236,14 +235,14 @@ class Steps:
         vocab = self.spec.vocab_size
         made = (I32, I32, I32, U8, I32, I32, SOME, SOME, SOME, SOME, vocab)
         yield Variant(code.make_lines, made, automata.LINES_CONSTANTS)
-        walked = (I32, I32, I64, BOOL, I32, I64, I32, I32, I32, U8, SOME, SOME, SOME, SOME)
+        walked = (I32, I32, I64, U8, I32, I64, I32, I32, I32, U8, SOME, SOME, SOME, SOME)
         yield Variant(code.walk, walked, automata.WALK_CONSTANTS)
 
     def _scores(self) -> Variant:
         from quire.backends.triton.score_kernels import score_drawn
 
         vocab, as_logits = self.spec.vocab_size, self.config.logprobs_mode.endswith("_logits")
-        given = (self._own(), I32, I64, BOOL, I32, I32, I32, F32, I32, I32, vocab, vocab)
+        given = (self._own(), I32, I64, U8, I32, I32, I32, F32, I32, I32, vocab, vocab)
         constants = {"AS_LOGITS": as_logits, **sample.limits_constants(self.dtype)}
         return Variant(score_drawn, (*given, SOME, SOME), constants)
 
@@ -251,7 +250,7 @@ class Steps:
         vocab = self.spec.vocab_size
         yield self._draw(self._own(), vocab, truncated=truncated)
         block = power_of_two(-(-vocab // TILE.value))
-        given = (I32, F32, I32, I32, I64, BOOL, SOME, SOME)
+        given = (I32, F32, I32, I32, I64, U8, SOME, SOME)
         yield Variant(pick, given, {"BLOCK": block, "num_warps": 1})
 
     def _draw(self, own: Pointer, stride: int, *, truncated: bool) -> Variant:
@@ -323,7 +322,7 @@ class Steps:
         )
         yield Variant(
             steps._accept,
-            (I64, I32, I64, BOOL, I32, I32, SOME, SOME, SOME),
+            (I64, I32, I64, U8, I32, I32, SOME, SOME, SOME),
             {"COLUMNS": int(NUM_COLUMNS), **constants},
         )
         if not self.shape.fp8_kv:

@@ -46,6 +46,6 @@ class Variant:
         return self.kernel.warmup(*self.given, grid=(1,), **self.constants)
 
 
-I32, I64, F32, F64, BOOL, U8 = (
-    Pointer(name) for name in ("int32", "int64", "float32", "float64", "bool", "uint8")
+I32, I64, F32, F64, U8 = (
+    Pointer(name) for name in ("int32", "int64", "float32", "float64", "uint8")
 )

@@ -72,6 +72,12 @@ class MediaConfig:
         kinds = [*edges, "height and width"] if number else edges
         raise self.processor.wrong(key, f"an object with {' or '.join(kinds)}")
 
+    def check_patch(self, own: int, *, merged: int = 1) -> None:
+        """Refuse a processor that cuts images into other patches than the `own` ones of the
+        encoder. `merged`: it may name the square of so many along a side, which becomes one row."""
+        for said in (self.processor, self.videos):
+            check_same(said, "patch_size", own, own * merged)
+
     def patches_along(self, side: int, patch: int, key: str) -> int:
         """How many patches are along a side that this key of the processor's config gives."""
         if side < patch:
@@ -85,6 +91,17 @@ def _of_videos(processor: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(said, Mapping):
         raise Fields(processor, "the processor's config").wrong("video_processor", "an object")
     return said
+
+
+def check_same(said: Fields, key: str, own: int, *others: int, of: str = "") -> None:
+    """Refuse a size of a processor's config that is neither the encoder's `own`, which config.json
+    has as `of`, nor one of the others. One that is left out is the encoder's."""
+    value = said.values.get(key)
+    listed = list(value.values()) if isinstance(value, Mapping) else value
+    sides = listed if isinstance(listed, list) else [listed]
+    if value is not None and not any(all(one == size for one in sides) for size in (own, *others)):
+        where = f"the {of or key} that config.json has for its vision_config"
+        raise said.wrong(key, f"{own}, {where} (take both files from the same model)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ class SquareImages:
 
 def read(config: MediaConfig) -> SquareImages:
     said, side = config.processor, config.side("size", 224)
-    config.patches_along(side, config.model.inner("vision_config").count("patch_size", 16), "size")
+    config.check_patch(patch := config.model.inner("vision_config").count("patch_size", 16))
+    config.patches_along(side, patch, "size")
     pieces = PanAndScan(
         said.count("pan_and_scan_min_crop_size", 256),
         said.count("pan_and_scan_max_num_crops", 4),

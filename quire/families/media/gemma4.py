@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily
+from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily, check_same
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import Normalised, PaddedImages, Placed
 
@@ -59,10 +59,8 @@ def read(config: MediaConfig, *, unsaid: str = "") -> PooledImages:
     vision, text = config.model.inner("vision_config"), config.model.inner("text_config")
     patch = vision.count("patch_size", 16, most=MOST_OF_ROW)
     pooled = vision.count("pooling_kernel_size", 3, most=MOST_OF_ROW // patch)
-    sides = {"patch_size": 16, "pooling_kernel_size": 3}
-    for key, usual in sides.items():
-        if said.count(key, usual) != (own := vision.count(key, usual)):
-            raise said.wrong(key, f"{own}, as in config.json")
+    for key, usual in {"patch_size": 16, "pooling_kernel_size": 3}.items():
+        check_same(said.under({}, **{key: usual}), key, vision.count(key, usual))
     most = said.count("max_soft_tokens", 280)
     if most not in MOST_ROWS:
         raise said.wrong("max_soft_tokens", f"one of {', '.join(map(str, MOST_ROWS))}")

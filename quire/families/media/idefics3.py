@@ -105,6 +105,7 @@ def read(config: MediaConfig) -> TiledImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("max_image_size", 364, "longest_edge")
     patch, whole = vision.count("patch_size", 32), vision.count("image_size", tile)
+    config.check_patch(patch)
     patches = config.patches_along(tile, patch, "max_image_size")
     if patches != whole // patch:
         raise said.wrong("max_image_size", f"{whole}, the side of what the encoder takes")

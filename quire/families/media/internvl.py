@@ -76,7 +76,8 @@ def _grids(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
 def read(config: MediaConfig) -> StretchedImages:
     said, vision = config.processor, config.model.inner("vision_config")
     tile = config.side("size", 384)
-    patches = config.patches_along(tile, _side(vision, "patch_size", 14), "size")
+    config.check_patch(patch := _side(vision, "patch_size", 14))
+    patches = config.patches_along(tile, patch, "size")
     along = int(patches * config.model.positive("downsample_ratio", 0.5, most=1.0))
     if not along:
         raise config.model.wrong("downsample_ratio", f"at least 1/{patches}, or a tile has no row")

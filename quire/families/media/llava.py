@@ -85,7 +85,8 @@ def read(config: MediaConfig) -> LlavaImages:
         raise said.wrong("do_center_crop", "true where size has a shortest_edge")
     pads = kind.startswith(_OWN_PROCESSOR) and said.flag("do_pad", False)
     key = "crop_size" if "crop_size" in said.values else "size"
-    patches = config.patches_along(crop, vision.count("patch_size", 14), key) ** 2
+    config.check_patch(patch := vision.count("patch_size", 14))
+    patches = config.patches_along(crop, patch, key) ** 2
     count = patches + num_more_rows(config, "clip", "default")
     if count < 1:
         rule = "'full': without its first row a square of one patch has none"

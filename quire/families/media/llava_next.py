@@ -208,7 +208,8 @@ def _read(
     if num_more_rows(config, tower, kept):
         rule = "what leaves the rows of a tile's patches alone: 'full' for SigLIP, else 'default'"
         raise config.model.wrong("vision_feature_select_strategy", rule)
-    patches = config.patches_along(tile, vision.count("patch_size", 14), "size")
+    config.check_patch(patch := vision.count("patch_size", 14))
+    patches = config.patches_along(tile, patch, "size")
     return GridImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="<image>"),
         grids=read_grids(config, grids, tile),

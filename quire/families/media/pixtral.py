@@ -55,11 +55,13 @@ class LinedImages(PaddedImages):
 def read(config: MediaConfig) -> LinedImages:
     said, vision = config.processor, config.model.inner("vision_config")
     patch = vision.count("patch_size", 16, most=MOST_OF_ROW)
+    merged = config.model.count("spatial_merge_size", 1, most=MOST_OF_ROW // patch)
+    config.check_patch(patch, merged=merged)
     if said.flag("do_center_crop", False):
         raise said.wrong("do_center_crop", "false: every image is read whole")
     return LinedImages(
         pad=config.token("image_token_index", "image_token_id", unsaid="[IMG]"),
-        unit=patch * config.model.count("spatial_merge_size", 1, most=MOST_OF_ROW // patch),
+        unit=patch * merged,
         edge=config.side("size", 1024, "longest_edge", most=MAX_COUNT),
         resample=filter_of(said, BICUBIC),
         normalised=Normalised.of(said, CLIP_MEAN, CLIP_STD),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.errors import InvalidPrompt
 from quire.families.fields import MAX_COUNT, Fields
-from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily
+from quire.families.media.family import MOST_OF_ROW, MediaConfig, MediaFamily, check_same
 from quire.families.media.pixels import BICUBIC, filter_of, pixels_of, resized
 from quire.families.media.rules import (
     CLIP_MEAN,
@@ -101,13 +101,12 @@ def shape_of(
     """The fields of ShapedImages. Defaults: `bounds` of an image's pixels, and `colours` (means,
     deviations)."""
     vision, (least, most) = config.model.inner("vision_config"), bounds
-    patch = vision.count("patch_size", 14, most=MOST_OF_ROW)
-    patch = said.count("patch_size", patch, most=MOST_OF_ROW)
-    usual = vision.count("spatial_merge_size", 2)
+    patch = _agreed(said, "patch_size", vision, "patch_size", 14, MOST_OF_ROW)
+    most_merged = MOST_OF_ROW // patch
     return {
         "pad": pad,
         "patch": patch,
-        "merge": said.count("merge_size", usual, most=MOST_OF_ROW // patch),
+        "merge": _agreed(said, "merge_size", vision, "spatial_merge_size", 2, most_merged),
         "least": _bound(config.asked, said, "min_pixels", "shortest_edge", least, MOST_LEAST),
         "most": _bound(config.asked, said, "max_pixels", "longest_edge", most, MAX_COUNT),
         "resample": filter_of(said, BICUBIC),
@@ -131,7 +130,16 @@ def _bound(asked: Fields, said: Fields, key: str, edge: str, unsaid: int, larges
 def grouped_of(said: Fields, vision: Fields) -> int:
     """How many frames are a group."""
     key = "temporal_patch_size"
-    return said.count(key, vision.count(key, 2), most=MOST_GROUPED)
+    return _agreed(said, key, vision, key, 2, MOST_GROUPED)
+
+
+def _agreed(said: Fields, key: str, vision: Fields, of: str, unsaid: int, most: int) -> int:
+    """A size that both configs may name, the encoder's as `of`."""
+    own = vision.count(of, unsaid, most=most)
+    size = said.count(key, own, most=most)
+    if vision.values.get(of) is not None:
+        check_same(said, key, own, of=of)
+    return size
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ class SquareVideos(PaddedImages):
 def read(config: MediaConfig) -> SquareVideos:
     said, vision = config.videos, config.model.inner("vision_config")
     side = vision.count("image_size", 384, most=MOST_SIDE // 2)  # of many frames
-    if side < (patch := vision.count("patch_size", 14)):
+    config.check_patch(patch := vision.count("patch_size", 14))
+    if side < patch:
         raise vision.wrong("image_size", f"at least {patch}, the side of a patch")
     return SquareVideos(
         pad=config.token("video_token_index", "video_token_id", unsaid="<video>"),

@@ -10,6 +10,7 @@ from quire.logprobs import Logprob
 from quire.openai_api.outputs import Answer, Heard, Output, Pooled, TokenScore, calls_of
 from quire.outputs import CompletionOutput, RequestOutput
 from quire.replicas.child.driving import timings_of
+from quire.server.child.offsets import TextOffsets
 from quire.server.child.preparing import MakePooled
 from quire.server.child.reasoning import ReasoningCount
 from quire.session.transcribing import Hearing
@@ -32,6 +33,7 @@ class Place:
     reasoning: ReasoningCount | None = None  # for a chat
     scored: bool = True  # False for a beam search: its logprobs were not asked for
     hearing: Hearing | None = None  # for a row that is a piece of a sound
+    offsets: TextOffsets | None = None  # for a completion with logprobs
     _ids: dict[int, list[int]] = field(default_factory=dict)  # index of an answer -> its tokens
     _num_reasoning: dict[int, int] = field(default_factory=dict)
 
@@ -43,7 +45,7 @@ class Place:
             self._count_reasoning(output, self.reasoning)
         ids = tuple(output.prompt_token_ids or ()) if self.prompt_back else None
         return Output(
-            tuple(self._answer(one) for one in output.outputs),
+            tuple(self._answer(one, output.prompt_token_ids) for one in output.outputs),
             output.finished,
             prompt_tokens=output.num_prompt_tokens,
             output_tokens=output.metrics.num_generation_tokens,
@@ -81,11 +83,14 @@ class Place:
             return None
         return Pooled(values.shape, values.astype("<f4").tobytes())
 
-    def _answer(self, answer: CompletionOutput) -> Answer:
+    def _answer(self, answer: CompletionOutput, prompt_ids: Sequence[int] | None) -> Answer:
         scores = None
         if self.scored and answer.logprobs is not None:
-            pairs = zip(answer.token_ids, answer.logprobs, strict=True)
-            scores = tuple(_score(token, entries, self.num_top) for token, entries in pairs)
+            ids, offsets = answer.token_ids, [0] * len(answer.token_ids)
+            if self.offsets is not None:
+                offsets = self.offsets.of(answer.index, prompt_ids or (), ids)
+            each = zip(ids, answer.logprobs, offsets, strict=True)
+            scores = tuple(_score(one, told, self.num_top, offset) for one, told, offset in each)
         is_over, calls = answer.finish_reason is not None, calls_of(answer.tool_calls)
         content = answer.text if calls is None else answer.content
         return Answer(
@@ -112,7 +117,9 @@ class Place:
         )
 
 
-def _score(token: int, entries: Mapping[int, Logprob] | Any, num_top: int | None) -> TokenScore:
+def _score(
+    token: int, entries: Mapping[int, Logprob] | Any, num_top: int | None, offset: int = 0
+) -> TokenScore:
     """The token's own score, and those of the likeliest tokens. Its own comes in any case, even if
     it is not among the likeliest."""
     ranked = sorted(entries.items(), key=lambda item: (item[1].rank or 0, -item[1].logprob))
@@ -122,5 +129,5 @@ def _score(token: int, entries: Mapping[int, Logprob] | Any, num_top: int | None
     )
     own = entries.get(token)
     if own is None:  # only tokens that the caller named were scored
-        return TokenScore(token, "", LOWEST, top)
-    return TokenScore(token, own.decoded_token or "", max(own.logprob, LOWEST), top)
+        return TokenScore(token, "", LOWEST, top, offset)
+    return TokenScore(token, own.decoded_token or "", max(own.logprob, LOWEST), top, offset)

@@ -30,6 +30,7 @@ from quire.replicas.wire import Message
 from quire.sampling_params import SamplingParams
 from quire.server.child.adapters import ServedAdapters
 from quire.server.child.calls import Calls
+from quire.server.child.offsets import offsets_wanted
 from quire.server.child.outputs import Place
 from quire.server.child.preparing import Prepared, Preparing
 from quire.server.child.reasoning import ReasoningCount
@@ -169,6 +170,8 @@ class ServingEngine:
         asked.prompt, asked.params = made.prompt, made.params
         asked.tokenization_kwargs, asked.search = made.tokenization, made.search
         asked.reader.pooled, asked.reader.hearing = made.pooled, made.hearing
+        if not asked.chat and isinstance(made.params, SamplingParams):
+            asked.reader.offsets = offsets_wanted(self._session.model.tokenizer, made.params)
         text = made.prompt.get("prompt") if isinstance(made.prompt, dict) else None
         if asked.chat and isinstance(text, str):
             tag = self._session.model.config.reasoning_parser

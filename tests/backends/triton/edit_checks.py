@@ -17,7 +17,7 @@ from quire.sampling.keys import noise_key
 from quire.sampling.sampler import Sampler
 from quire.sampling_params import SamplingParams
 from quire.step import Assigned, Masks, RowStart
-from quire.steps.row_schema import Column
+from quire.steps.row_schema import EMPTIED, Column
 from tests.backends.triton.checks import Place
 
 
@@ -116,6 +116,8 @@ def check_edits(place: Place, vocab: int, num_rows: int, steps: int, seed: int) 
         )
         wanted = sampler.sample(logits.float().cpu(), rows, at, masks)
         assert torch.nonzero(failed.cpu())[:, 0].tolist() == list(wanted.failed)
+        emptied = torch.nonzero(failed.cpu() == EMPTIED)[:, 0].tolist()
+        assert emptied == list(wanted.left_none) and emptied
         assert tokens.cpu().tolist() == wanted.tokens.tolist()
         lengths += 1
 

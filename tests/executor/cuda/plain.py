@@ -49,7 +49,7 @@ from quire.spec import ModelSpec
 from quire.step import PrefixGroup, StepPlan
 from quire.steps.automata import AutomatonRoom
 from quire.steps.handles import Handles
-from quire.steps.row_schema import NOWHERE, Column
+from quire.steps.row_schema import EMPTIED, NOWHERE, Column
 from tests.backends.reference import ReferenceAttention, ReferenceKernels
 from tests.executor.cuda.plain_edits import PlainEdits
 from tests.executor.cuda.plain_guesses import PlainGuesses
@@ -161,9 +161,12 @@ class PlainOps(PlainGuesses):
         tokens, failed = self.draw_plain(logits, rows, next_at, truncated=truncated)
         if ahead:
             self.go_ahead(logits, rows, next_at, tokens, lines)
+        failed = failed.to(torch.uint8)
         for line in lines:
             if not failed[line]:
                 editing.remember(int(rows[line]), int(tokens[line]))
+            elif logits[line].amax() == -torch.inf:
+                failed[line] = EMPTIED
         return tokens, failed
 
     def go_ahead(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.errors import NoTokenLeft
 from quire.executor.cuda.device_edits import OWN_WORDS, DeviceEdits, has_edits
 from quire.params.row_sampling import MOST_SPELLED, RowSampling
 from quire.request import Request
@@ -121,3 +122,26 @@ def test_the_arena_hands_out_and_joins_spans() -> None:
     assert [arena.take(5), arena.take(3)] == [None, 0]
     arena.give([(4, 3)])
     assert arena.take(7) == 3
+
+
+def contradicting() -> list[Request]:
+    """One row may draw only what it may not, another only once it has drawn the other token."""
+    kinds = [
+        {"temperature": t, "allowed_token_ids": [7, 9], "bad_words": ["one"]} for t in (0.0, 1.0)
+    ]
+    made = few_stop([*kinds, *PLAIN[:2]])
+    made[0].params._bad_words_token_ids = [[7], [9]]
+    made[1].params._bad_words_token_ids = [[7], [9, 9]]
+    return made
+
+
+@pytest.mark.parametrize("max_repeat", [1, 8])
+def test_rows_whose_edits_leave_no_token_say_so(max_repeat: int) -> None:
+    config = small_config(depth=2, max_repeat=max_repeat, num_blocks=128)
+    executor = Watched(config, SPEC, WEIGHTS)
+    got, wanted = answers(executor, config, contradicting()), expected(contradicting(), config)
+    for one, other in zip(got, wanted, strict=True):
+        assert one.output_ids.tolist() == other.output_ids.tolist()
+        assert (type(one.error), str(one.error)) == (type(other.error), str(other.error))
+    assert [type(one.error) for one in got[:2]] == [NoTokenLeft] * 2
+    assert got[1].output_ids.tolist() == [9] and not got[2].error
