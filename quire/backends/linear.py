@@ -58,11 +58,13 @@ KEPT = "weights that are kept quantised cannot be exchanged: make the LLM with q
 
 def is_kept(op: object) -> bool:
     """Whether the weight of a product, or of a layer with one, stays quantised."""
-    return isinstance(getattr(op, "multiply", op), KeptQuantised)
+    return bool(getattr(getattr(op, "multiply", op), "stays_quantised", False))
 
 
 class KeptQuantised:
     """For products with quantised weights: replacing weights is refused."""
+
+    stays_quantised = True
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         raise NotSupported(KEPT)
