@@ -112,7 +112,7 @@ def asked_by(calls: list[Callable[[], object]]) -> list[str]:
 def compared(spec: ModelSpec, config: EngineConfig) -> dict[str, list[str]]:
     calls = Calls(config, spec, torch.device("cpu"))
     sent = from_json(to_json(for_kernels(spec)))  # as the process gets it
-    steps = Steps(config, sent, GPU.shared_memory)
+    steps = Steps(config, sent, GPU.shared_memory, (0, 0))
     first = asked_by(calls.all())
     later = set(asked_by(calls.later())) - set(first)
     features = set(asked_by(calls.features())) - set(first) - later

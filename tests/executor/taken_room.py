@@ -39,7 +39,7 @@ def main(room: int, sizes: list[int]) -> None:
     _compile_for(Device(gpu))
     taken = {}
     for kind, options in KINDS.items():
-        steps = Steps(resolve(options, spec, gpu.facts()), spec, room)
+        steps = Steps(resolve(options, spec, gpu.facts()), spec, room, (0, 0))
         for number, variant in enumerate([*steps.first(), *steps.later(), *steps.features()]):
             name = f"{kind}: {variant.kernel.__name__} {number}"
             taken[name] = variant.compile().metadata.shared

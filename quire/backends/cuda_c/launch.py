@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -17,6 +18,7 @@ SOURCES = Path(__file__).parent
 _DRIVER = "libcuda.so.1"
 # The driver's numbers of attributes of functions and launches.
 _DYNAMIC_SHARED, _CLUSTER, _OVERLAPS = 8, 4, 6
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 _NON_BLOCKING = 1  # a stream that does not wait for the default one
 
 Argument = Tensor | int | float | bytes | None
@@ -96,8 +98,7 @@ class CudaKernel:
             return self._functions[device]
 
     def _loaded(self, device: int) -> ctypes.c_void_p:
-        source = (SOURCES / self.file).read_text(encoding="utf-8")
-        code = machine_code(source, (*_options(device), *self._macros))
+        code = machine_code(_source_of(self.file), (*_options(device), *self._macros))
         driver, module, function = driver_library(), ctypes.c_void_p(), ctypes.c_void_p()
         _enter(device)
         checked(driver.cuModuleLoadData(ctypes.byref(module), code), self.file)
@@ -106,6 +107,13 @@ class CudaKernel:
         if self.shared > 48 << 10:
             checked(driver.cuFuncSetAttribute(function, _DYNAMIC_SHARED, self.shared), self.name)
         return function
+
+
+def _source_of(file: str) -> str:
+    """The text of a file here, with those that it includes in their places: kept machine code is
+    found by the whole text."""
+    text = (SOURCES / file).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda line: _source_of(line[1]), text)
 
 
 def _options(device: int) -> tuple[str, ...]:

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cuda_c.few_rows import Way
 from quire.backends.cuda_c.packed import (
     MOST_ROWS,
     PackedKind,
     PackedTile,
     Shaped,
-    Way,
     kernel_of,
     kind_of,
     multiply_packed,

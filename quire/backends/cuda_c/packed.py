@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
 from quire.backends.cuda_c.launch import Argument, CudaKernel
 from quire.backends.quantised import SMALL_GROUPS, WIDE_GROUP
 from quire.backends.quantised.fragments import FragmentMatrix
 
 MOST_ROWS = 32  # with more, the vendor's library is faster with the plain weight
+SQUARES = 64  # lines to a part of the sums of squares
 LINES = 128  # products with a norm, gate or addition need a multiple of so many lines
-Way = Literal["plain", "normed", "gated", "adds"]
 _CORES = 132
 _STAGES = 6  # more are of no use
 _SHARED = 227 << 10  # bytes of shared memory of a core
@@ -200,32 +201,6 @@ def kind_of(matrix: Shaped, dtype: torch.dtype) -> PackedKind:
         matrix.zero,
         matrix.is_fp4,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class NormedRows:
-    """The norm of sums: partial sums of squares of the rows, float32 [rows, parts]."""
-
-    eps: float
-    squares: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class AddedRows:
-    """The addition of sums: the stream; where the stream times a norm's weight is written; and
-    partial sums of its squares."""
-
-    stream: Tensor
-    scaled: Tensor
-    norm: Tensor
-    squares: Tensor
-
-    @staticmethod
-    def to(stream: Tensor, scaled: Tensor, norm: Tensor) -> AddedRows:
-        rows, width = stream.shape
-        return AddedRows(
-            stream, scaled, norm, stream.new_empty(rows, width // 64, dtype=torch.float32)
-        )
 
 
 def multiply_packed(

@@ -16,8 +16,7 @@
 // `window` tokens), SINKS (1: each head has one more key, with value 0 and the head's sink as
 // score).
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "hopper.cuh"
 
 constexpr int ROWS = 128;                // of a tile
 constexpr int TOKENS = ROWS / GROUP;     // of a tile
@@ -31,36 +30,9 @@ constexpr int LOADERS = 4, WARPS = 8;    // warps that load, and that multiply
 constexpr int CONTROL_BYTES = 1024;      // barriers and what tiles are, in front
 constexpr float NO_SCORE = -1e30f;       // below every score, and finite: differences are numbers
 
-struct alignas(64) Map { u64 words[16]; };  // a tensor map, as the driver encodes it
 // Tokens from `first`, of a sequence that has tokens up to `end` and a context of so many. `owner` is
 // the sequence in the list, and the KV head (-1: no more tiles) in what the loading warps tell.
 struct Tile { int first, end, context, owner; };
-
-// Barriers in shared memory.
-
-__device__ __forceinline__ u32 shared_address(const void *p) {
-  return static_cast<u32>(__cvta_generic_to_shared(p));
-}
-
-__device__ __forceinline__ void barrier_init(u32 barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\nbra again;\nover:\n}" ::"r"(barrier), "r"(parity) : "memory");
-}
 
 __device__ __forceinline__ void turn_wait(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -68,14 +40,6 @@ __device__ __forceinline__ void turn_wait(int id, int threads) {
 
 __device__ __forceinline__ void turn_give(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void load_rows(u32 to, const Map *map, int column, int row,
-                                          u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier)
-      : "memory");
 }
 
 __device__ __forceinline__ void load_heads(u32 to, const Map *map, int column, int head, int token,
@@ -87,13 +51,7 @@ __device__ __forceinline__ void load_heads(u32 to, const Map *map, int column, i
       : "memory");
 }
 
-// Products of a group of four warps.
-
-#if HALF
-#define TYPES "f32.f16.f16"
-#else
-#define TYPES "f32.bf16.bf16"
-#endif
+// Products of a group.
 
 #define F4(a, i) "+f"(a[i]), "+f"(a[i + 1]), "+f"(a[i + 2]), "+f"(a[i + 3])
 #define F16(a, i) F4(a, i), F4(a, i + 4), F4(a, i + 8), F4(a, i + 12)
@@ -105,19 +63,6 @@ __device__ __forceinline__ void load_heads(u32 to, const Map *map, int column, i
 #define R64 \
   R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
       "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-
-__device__ __forceinline__ void products_begin() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void products_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int LEFT>
-__device__ __forceinline__ void products_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-}
 
 template <int N>
 __device__ __forceinline__ void keep(float (&x)[N]) {  // made above, and read below, this line
@@ -166,16 +111,6 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-
-// A place in a ring, and the parity of its rounds.
-template <int SIZE>
-struct Ring {
-  int at = 0;
-  u32 turn = 0;
-  __device__ __forceinline__ void next() {
-    if (++at == SIZE) at = 0, turn ^= 1;
-  }
-};
 
 // The layout of shared memory.
 struct Shared {

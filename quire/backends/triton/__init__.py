@@ -29,12 +29,12 @@ the packed qkv of a layer (heads.py):
         norms = HeadNorms(q_weight, k_weight, eps) for models that norm q and k by head
         -> q [T, heads, D]
 
-the products of steps with at most 16 rows (small_batch.py), in bfloat16 and float32:
+the products of steps with at most 32 rows (small_batch.py), in bfloat16 and float32:
+    stream = embed(token_ids, table, norm)                     the residual stream of the step
     products = ThinProducts()
-    stream = products.embed(token_ids, table)                  the residual stream of the step
-    y = products.normed(stream, norm, weight, bias)            norm, then multiply
-    y = products.gated(stream, norm, weight, bias)             norm, multiply, open the gate
-    products.add(stream, x, weight, bias)                      multiply, then add to the stream
+    y = products.normed(stream, weight, bias)                  norm, then multiply
+    y = products.gated(stream, weight, bias)                   norm, multiply, open the gate
+    products.add(stream, x, weight, bias, norm)                multiply, then add to the stream
 
 sampling (sample.py): one token per line, nothing waits for the host
     sample(logits, rows, positions, columns, out, *, truncated) -> None

@@ -9,7 +9,8 @@ with gate and up, and computes activation(gate) * up.
 
 The stream of one step: `embed`, then per layer `normed` (qkv), attention, `add`, `gated`, `add`,
 and `normed` for the logits. If the GPU supports it, each product is launched while the kernel
-before it ends (jit.waiting).
+before it ends (jit.waiting). On Hopper most of these products are computed by cuda_c/plain.cu, for
+more rows and faster.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class Product:
     def num_lines(self) -> int:
         """Lines of the weight."""
         return 2 * self.outer if self.gated else self.outer
+
+    def is_tiled(self, capability: tuple[int, int]) -> bool:
+        """Whether cuda_c/plain.cu computes it on such a GPU: Hopper, with sizes of whole eights."""
+        whole = self.outer % 8 == 0 and self.inner % 8 == 0
+        return capability == (9, 0) and self.dtype.itemsize == 2 and whole
 
     def num_tiles(self, tile: ThinTile) -> int:
         per_tile = tile.columns // 2 if self.gated else tile.columns
@@ -224,27 +230,28 @@ class Stream:
     eps: float
 
 
+def embed(token_ids: Tensor, table: Tensor, norm: Norm) -> Stream:
+    """token_ids int64 [rows] -> their lines of table [V, H], to be read by `norm`."""
+    import torch
+
+    count, width = token_ids.shape[0], table.shape[1]
+    residual, squares = (
+        table.new_empty(count, width),
+        table.new_empty(count, 1, dtype=torch.float32),
+    )
+    made = Stream(residual, torch.empty_like(residual), squares, norm.eps)
+    embed_rows[(count,)](
+        *(token_ids, table, norm.weight, residual, made.scaled, squares, width),
+        **embed_constants(width),
+    )
+    return made
+
+
 class ThinProducts:
     """The products of steps of at most MOST_ROWS rows."""
 
     def __init__(self, tile: ThinTile | None = None) -> None:
         self._tile = tile
-
-    def embed(self, token_ids: Tensor, table: Tensor, norm: Norm) -> Stream:
-        """token_ids int64 [rows] -> their lines of table [V, H], to be read by `norm`."""
-        import torch
-
-        count, width = token_ids.shape[0], table.shape[1]
-        residual, squares = (
-            table.new_empty(count, width),
-            table.new_empty(count, 1, dtype=torch.float32),
-        )
-        made = Stream(residual, torch.empty_like(residual), squares, norm.eps)
-        embed_rows[(count,)](
-            *(token_ids, table, norm.weight, residual, made.scaled, squares, width),
-            **embed_constants(width),
-        )
-        return made
 
     def normed(self, stream: Stream, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """norm(residual) weight^T + bias."""

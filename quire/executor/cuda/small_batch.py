@@ -1,8 +1,8 @@
 """The layers of a decode step with few rows: five launches per layer instead of nine.
 
-It computes a Decoder's pass with the same weights, by the products of
-backends/triton/small_batch.py. Used for so few rows that a step costs as much as reading the
-weights and launching kernels.
+It computes a Decoder's pass with the same weights, by products with norms, gates and sums inside:
+those of backends/cuda_c on Hopper, those of backends/triton/small_batch.py elsewhere. Used for so
+few rows that a step costs as much as reading the weights and launching kernels.
 """
 
 from __future__ import annotations
@@ -12,12 +12,23 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cuda_c import plain
+from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
 from quire.backends.cuda_c.linear import CodesMatrix, load_kernels
-from quire.backends.cuda_c.packed import LINES, AddedRows, NormedRows, Way, multiply_packed
-from quire.backends.ops import AttentionStep, HeadNorms
-from quire.backends.triton.small_batch import MOST_ROWS, Norm, Stream, ThinProducts, products_of
+from quire.backends.cuda_c.packed import LINES, SQUARES, multiply_packed
+from quire.backends.ops import AttentionStep, HeadNorms, Kernels
+from quire.backends.triton.small_batch import (
+    MOST_ROWS,
+    Norm,
+    Product,
+    Stream,
+    ThinProducts,
+    embed,
+    products_of,
+)
 from quire.layers.attention import Attention, Pass
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP
@@ -53,8 +64,8 @@ class _Product(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plain:
-    """With a plain weight and bias."""
+class _Thin:
+    """With a plain weight and bias, by Triton."""
 
     weight: Tensor
     bias: Tensor | None
@@ -68,6 +79,27 @@ class _Plain:
 
     def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
         self.products.add(stream, x, self.weight, self.bias, norm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiled:
+    """With a plain weight and bias, by cuda_c/plain.cu."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def normed(self, stream: Stream, *, gated: bool = False) -> Tensor:
+        rows = NormedRows(stream.eps, stream.squares)
+        return plain.multiply_plain(self.weight, stream.scaled, self.bias, norm=rows, gated=gated)
+
+    def gated(self, stream: Stream) -> Tensor:
+        return self.normed(stream, gated=True)
+
+    def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
+        parts = plain.num_parts(self.weight, len(x))
+        added = AddedRows.to(stream.residual, stream.scaled, norm.weight, parts)
+        plain.multiply_plain(self.weight, x, self.bias, added=added)
+        stream.squares, stream.eps = added.squares, norm.eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +117,8 @@ class _Codes:
         return self.normed(stream, gated=True)
 
     def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
-        added = AddedRows.to(stream.residual, stream.scaled, norm.weight)
+        parts = stream.residual.shape[1] // SQUARES
+        added = AddedRows.to(stream.residual, stream.scaled, norm.weight, parts)
         multiply_packed(self.matrix.codes, self.matrix.ordered(x), self.bias, added=added)
         stream.squares, stream.eps = added.squares, norm.eps
 
@@ -102,23 +135,50 @@ class _ThinLayer:
     down: _Product
     next_norm: Norm
 
+    @property
+    def products(self) -> tuple[_Product, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The logits of the stream. With more rows than `most_rows` the vendor's library is faster, by
+    more than the norm's own launch costs."""
+
+    product: _Product
+    most_rows: int
+    weight: Tensor
+    norm: Norm
+    kernels: Kernels
+
+    def __call__(self, stream: Stream) -> Tensor:
+        if len(stream.residual) <= self.most_rows:
+            return self.product.normed(stream)
+        normed = self.kernels.rms_norm(stream.residual, self.norm.weight, self.norm.eps)
+        return F.linear(normed, self.weight)
+
 
 class SmallBatchPass:
     """Token ids to logits, for at most `most_rows` rows."""
 
-    most_rows = MOST_ROWS
-
     def __init__(
-        self, table: Tensor, first_norm: Norm, layers: Sequence[_ThinLayer], head: _Plain
+        self,
+        table: Tensor,
+        first_norm: Norm,
+        layers: Sequence[_ThinLayer],
+        head: _Head,
+        *,
+        most_rows: int,
     ) -> None:
         self._table, self._first_norm = table, first_norm
-        self._layers, self._head = tuple(layers), head
+        self._layers, self._head, self.most_rows = tuple(layers), head, most_rows
 
     @staticmethod
     def of(model: Decoder, spec: ModelSpec, dtype: torch.dtype) -> SmallBatchPass | None:
         """The pass for a model. None if its plans contain something not built here, or its weights
         are neither plain nor in known codes."""
-        if not products_of(spec, dtype) or model.tp.size > 1:
+        products = products_of(spec, dtype)
+        if not products or model.tp.size > 1:
             return None
         linears = _linears(model)
         codes = {name: _codes(linear) for name, linear in linears.items()}
@@ -127,14 +187,18 @@ class SmallBatchPass:
         if tensors is None:
             return None
         load_kernels(((found.matrix.codes, _way(name)) for name, found in known.items()), dtype)
-        products = ThinProducts()
+        tiled = _tiled(products, model.places["embed.weight"][0].tensors()[0].device)
+        thin = ThinProducts()
 
         def norm(name: str) -> Norm:
             return Norm(tensors[f"{name}.weight"], spec.norm_eps)
 
         def product(name: str) -> _Product:
-            plain, bias = tensors.get(f"{name}.weight"), linears[name].bias
-            return known[name] if plain is None else _Plain(plain, bias, products)
+            weight, bias = tensors.get(f"{name}.weight"), linears[name].bias
+            if weight is None:
+                return known[name]
+            is_tiled = (*weight.shape, _way(name)) in tiled
+            return _Tiled(weight, bias) if is_tiled else _Thin(weight, bias, thin)
 
         norms = [norm(f"layers.{i}.attn_norm") for i in range(spec.num_layers)] + [norm("norm")]
         layers = [
@@ -150,12 +214,18 @@ class SmallBatchPass:
             for i, layer in enumerate(model.layers)
         ]
         table = tensors["embed.weight"]
-        head = table if spec.tied_embeddings else tensors["head.weight"]
-        return SmallBatchPass(table, norms[0], layers, _Plain(head, None, products))
+        weight = table if spec.tied_embeddings else tensors["head.weight"]
+        by_tiles = (*weight.shape, "normed") in tiled
+        first = _Tiled(weight, None) if by_tiles else _Thin(weight, None, thin)
+        most = plain.MOST_HEAD_ROWS if by_tiles else MOST_ROWS
+        head = _Head(first, most, weight, norms[-1], model.kernels)
+        wide = all(isinstance(one, _Tiled) for layer in layers for one in layer.products)
+        most = plain.MOST_ROWS if wide else MOST_ROWS
+        return SmallBatchPass(table, norms[0], layers, head, most_rows=most)
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
-        stream = self._head.products.embed(token_ids, self._table, self._first_norm)
+        stream = embed(token_ids, self._table, self._first_norm)
         for layer, (keys, values) in zip(self._layers, cache, strict=True):
             attention = layer.attention
             qkv = layer.qkv.normed(stream)
@@ -166,7 +236,19 @@ class SmallBatchPass:
             attended = step.attend_packed(qkv, *turn, keys, values, attention.norms)
             layer.out.add(stream, attended, layer.mlp_norm)
             layer.down.add(stream, layer.gate_up.gated(stream), layer.next_norm)
-        return self._head.normed(stream)
+        return self._head(stream)
+
+
+def _tiled(products: Sequence[Product], device: torch.device) -> set[tuple[int, int, Way]]:
+    """The products that cuda_c/plain.cu computes on this device: lines and columns of the weight,
+    and what else is done."""
+    if device.type != "cuda":
+        return set()
+    capability = torch.cuda.get_device_capability(device)
+    found = [one for one in products if one.is_tiled(capability)]
+    if not plain.load_kernels(found):
+        return set()
+    return {(one.num_lines, one.inner, plain.way_of(one)) for one in found}
 
 
 def _linears(model: Decoder) -> dict[str, Linear]:

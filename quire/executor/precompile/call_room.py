@@ -29,6 +29,12 @@ class CallRoom:
         self.shape: HeadShape = head_shape(spec, config.block_size, self.dtype, fp8_kv=fp8_kv)
         self.windows = frozenset(spec.windows)
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Of the GPU; that of none where the calls are made elsewhere."""
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_capability(self.device) if on_gpu else (0, 0)
+
     def kind(self, window: int | None) -> Kind:
         return Kind(0, window, self.shape)
 

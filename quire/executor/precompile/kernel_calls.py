@@ -144,20 +144,27 @@ class Calls(CallRoom):
             return []
         from quire.backends.triton.small_batch import (
             Norm,
-            ThinProducts,
             compile_product,
+            embed,
             products_of,
         )
 
-        def embed() -> None:
+        def embed_a_token() -> None:
             ids = self.empty(1, dtype=torch.int64)
             line = self.empty(1, self.spec.hidden_size)
-            ThinProducts().embed(ids, line, Norm(line[0], 1e-5))
+            embed(ids, line, Norm(line[0], 1e-5))
 
         products = products_of(self.spec, self.dtype)
-        compiled = [partial(compile_product, product) for product in products]
+        tiled = [product for product in products if product.is_tiled(self.capability)]
+        compiled: list[Callable[[], object]] = [
+            partial(compile_product, one) for one in products if one not in tiled
+        ]
+        if tiled:
+            from quire.backends.cuda_c.plain import load_kernels
+
+            compiled.append(partial(load_kernels, tiled))
         packed = [] if self.shape.fp8_kv else [self.packed]
-        return [*packed, *compiled, embed] if products else []
+        return [*packed, *compiled, embed_a_token] if products else []
 
     def experts(self) -> list[Callable[[], object]]:
         """The products of mixtures of experts: compiled for tiles of every size, but not called."""

@@ -67,11 +67,13 @@ PREFIX_QUERIES = 64  # default queries of a tile
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of a model; `shared_memory`: bytes that one thread block may use."""
+    """The steps of a model on a GPU of a `capability`; `shared_memory`: bytes that one thread block
+    may use."""
 
     config: EngineConfig
     spec: ModelSpec
     shared_memory: int
+    capability: tuple[int, int]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -263,6 +265,8 @@ class Steps:
             return
         own, products = self._own(), products_of(self.spec, self.dtype)
         for product in products:
+            if product.is_tiled(self.capability):
+                continue
             tile = thin_tile(product, self.shared_memory)
             given = (own, own, own, own, F32, own, own, F32, SOME, SOME, product.inner, A_FRACTION)
             yield Variant(multiply, given, product.constants(tile))

@@ -87,7 +87,7 @@ def main(what: str, marker: str) -> int:
 def steps_of(what: dict[str, Any], gpu: Gpu) -> Steps:
     """The steps of an engine's model and options."""
     config = resolve(Options(**what["options"]), what["spec"], gpu.facts())
-    return Steps(config, what["spec"], gpu.shared_memory)
+    return Steps(config, what["spec"], gpu.shared_memory, gpu.capability)
 
 
 def _compile_for(device: Device) -> None:

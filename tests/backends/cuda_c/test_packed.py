@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cuda_c.few_rows import AddedRows, NormedRows
 from quire.backends.cuda_c.linear import CodesMatrix, is_packed, load_kernels
 from quire.backends.cuda_c.packed import (
     MOST_ROWS,
-    AddedRows,
-    NormedRows,
+    SQUARES,
     kind_of,
     multiply_packed,
     with_stages,
@@ -127,7 +127,8 @@ def test_steps_of_few_rows_norm_gate_and_add_on_the_way(kind: str, group: int) -
         near(opened, (F.silu(gate).to(dtype).float() * up).to(dtype))
         more = opened.double() @ last.dequantised().double().t() + bias.double()
         total = (stream.float() + more.to(dtype).float()).to(dtype)
-        added = AddedRows.to(stream, torch.empty_like(stream), torch.rand_like(stream[0]))
+        spare, norm = torch.empty_like(stream), torch.rand_like(stream[0])
+        added = AddedRows.to(stream, spare, norm, width // SQUARES)
         multiply_packed(two, opened, bias, added=added)
         near(stream, total)
         assert torch.allclose(added.squares.sum(1), stream.float().square().sum(1), rtol=1e-4)
