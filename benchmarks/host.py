@@ -105,7 +105,7 @@ def measure(items: Sequence[workloads.Item], runs: int = 3) -> HostTime:
     session = llm._session
     for owner, name, shown in (
         (session.intake, "read", "check"),
-        (session._planner, "plan", "plan"),
+        (session._planner, "order", "plan"),
         (session.engine.scheduler, "schedule", "schedule"),
         (session.engine.scheduler, "commit", "commit"),
         (session._results, "output", "outputs"),

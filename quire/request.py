@@ -221,11 +221,6 @@ class Request:
         """The number of its adapter; 0: none."""
         return 0 if self.adapter is None else self.adapter.number
 
-    def for_rows(self) -> dict[str, Any]:
-        """Fields of step.RowStart that are the same for each of its rows."""
-        heard = self.heard_serial
-        return {"delta": self.delta, "adapter": self.adapter_number, "heard": heard}
-
     @property
     def lora_request(self) -> Any:
         """The LoRARequest of its adapter."""

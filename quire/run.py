@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from quire.base.boundary import for_row
 from quire.engine import Engine
@@ -24,11 +24,9 @@ from quire.request import Request
 from quire.results.delayed_outputs import DelayedOutputs
 from quire.results.finished import Results
 from quire.results.output_pacing import OutputPacing
-from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed
+from quire.results.pending import Compiling, Pending, Preparing, Receiver, failed, new_samples
 from quire.sampling_params import SamplingParams
-from quire.scheduler.beams import search_lead
 from quire.scheduler.reports import Grown, StepReport
-from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Sequence
 
 
@@ -41,6 +39,7 @@ class Refused:
 
 
 WRITING = "its answer was written out"
+QUEUED_FIRST = 256  # requests queued before a first plan is made, and whenever it needs more
 LOOKED_AT = 256  # requests whose grammars or media are awaited, looked at in a step
 Window = list[Request | Refused]
 Result = tuple[int, RequestOutput]
@@ -73,14 +72,19 @@ class Run:
         self._cancelled, self._num_seen, self._delayed = list[Result](), 0, DelayedOutputs()
 
     def outputs(
-        self, windows: Iterable[Window], *, urgent: Callable[[], bool] = lambda: False
+        self,
+        windows: Iterable[Window],
+        *,
+        urgent: Callable[[], bool] = lambda: False,
+        parted: bool = False,
     ) -> Generator[Result, None, None]:
         """Yield each prompt's result as it finishes; refused prompts at once. Watched requests also
         give outputs that are not `finished`, with all they have so far. Windows are read while
         fewer requests wait than could run, and whenever the next one is `urgent`.
 
         An empty window says that more may come. The source of windows may block where the engine
-        has nothing else to do.
+        has nothing else to do. `parted`: where the device waits, a first plan is submitted before
+        all requests of a window are queued; none may be cancelled meanwhile.
         """
         source, exhausted = iter(windows), False
         try:
@@ -90,7 +94,7 @@ class Run:
                     exhausted = window is None
                     if not window:  # nothing yet: go on with the requests that are here
                         break
-                    yield from self._enter(window)
+                    yield from self._enter(window, parted=parted and self.is_empty)
                 if exhausted and self.is_empty:
                     return
                 yield from self._advance()
@@ -156,11 +160,11 @@ class Run:
         if number != pending.number:
             del self._pending[number]
 
-    def _enter(self, window: Window) -> Iterator[Result]:
+    def _enter(self, window: Window, *, parted: bool = False) -> Iterator[Result]:
         """Plan a window and queue its requests; refused ones get their outputs at once."""
-        first, self._num_seen = self._num_seen, self._num_seen + len(window)
+        seen, self._num_seen = self._num_seen, self._num_seen + len(window)
         indices, requests = [], []
-        for index, item in enumerate(window, start=first):
+        for index, item in enumerate(window, start=seen):
             if isinstance(item, Refused):
                 yield index, self._finished(RequestOutput.failed(str(item.number), item.error))
             else:
@@ -168,17 +172,36 @@ class Run:
                 requests.append(item)
         if not requests:
             return
-        plan = self._planner.plan(requests)
-        for place, i in enumerate(plan.order):
-            yield from self._add(indices[i], requests[i], order=first + place)
+        plan = self._planner.order(requests)
+        coming = (
+            self._add(indices[i], requests[i], order=seen + place)
+            for place, i in enumerate(plan.order.tolist())
+        )
+        # To find requests with few adapters, the scheduler looks at all of them.
+        if parted and not any(request.adapter for request in requests):
+            yield from self._begin_with(coming)
+        yield from chain.from_iterable(coming)
         for i, original in plan.duplicates.items():
             pending = self._pending.get(requests[original].number)
             if pending is None:  # it failed already: this one will fail with an error of its own
-                yield from self._add(indices[i], requests[i], order=first + i)
+                yield from self._add(indices[i], requests[i], order=seen + i)
                 continue
-            shown = self._results.shown(requests[i])
-            pending.receivers.append(Receiver(indices[i], requests[i], shown))
+            receiver = Receiver(indices[i], requests[i], self._results.shown(requests[i]))
+            pending.receivers.append(receiver)
             self._pending[requests[i].number] = pending
+
+    def _begin_with(self, coming: Iterator[Iterator[Result]]) -> Iterator[Result]:
+        """Take a step when a few requests are queued; the plan asks for more where it has room."""
+
+        def more() -> None:
+            self._cancelled += chain.from_iterable(islice(coming, QUEUED_FIRST))
+
+        more()
+        self._engine.scheduler.waiting.more = more
+        try:
+            yield from self._advance()
+        finally:
+            self._engine.scheduler.waiting.more = None
 
     def _add(self, index: int, request: Request, *, order: int) -> Iterator[Result]:
         """Queue a request; one that cannot begin gets its output at once."""
@@ -193,7 +216,7 @@ class Run:
             self._engine.add(pending.samples)
 
     def _new(self, index: int, request: Request, order: int) -> Pending:
-        samples = self._samples(request, order)
+        samples = new_samples(request, order, self._results)
         tree = samples[0].tree
         return Pending(
             samples,
@@ -202,22 +225,6 @@ class Run:
             self._compile_grammar(request.params) if tree is None else None,
             self._prepare_media(request) if request.items else None,
         )
-
-    def _samples(self, request: Request, order: int) -> list[Sequence]:
-        if request.continuations:
-            return [score_lead(request, order)]
-        if request.search is not None:
-            return [search_lead(request, request.search, order)]
-        return [
-            Sequence(
-                request,
-                sample,
-                order,
-                self._results.watch(request),
-                thoughts=self._results.thoughts(request),
-            )
-            for sample in range(request.params.n)
-        ]
 
     def _made_ready(self, *, wait: bool) -> Iterator[Result]:
         """Queue the requests whose grammar and media are ready; if one was refused, its request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,9 @@ class AsGiven:
 
     duplicates: dict[int, int]
 
-    @property
-    def order(self) -> list[int]:
-        return [i for i in range(self.count) if i not in self.duplicates]
-
-    def plan(self, requests: list[Request]) -> AsGiven:
-        self.count = len(requests)
-        return self
+    def order(self, requests: list[Request]) -> Any:
+        running = [i for i in range(len(requests)) if i not in self.duplicates]
+        return SimpleNamespace(order=np.array(running), duplicates=self.duplicates)
 
 
 def run_on(engine: Any, duplicates: dict[int, int] | None = None, **options: Any) -> Run:

@@ -134,9 +134,11 @@ def merge_prompts(prompts: Any, prompt_token_ids: Any) -> Any:
     ]
 
 
-def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> ParsedPrompt:
+def parse_prompt(
+    given: Any, vocab_size: int, *, with_media: bool = False, packed: Ints | None = None
+) -> ParsedPrompt:
     """One prompt, checked in everything that needs no tokenizer. Media beside it are refused,
-    unless `with_media`."""
+    unless `with_media`. `packed`: its token ids, if they were checked before."""
     if isinstance(given, str):
         return ParsedPrompt(_checked_text(given), None)
     if isinstance(given, ChatText):
@@ -146,9 +148,10 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
             _checked_text(given.text), None, literal=given.literal, media=given.media
         )
     if isinstance(given, Mapping):
-        return _from_mapping(
-            given, vocab_size, _media_of(given) if with_media else None, with_media
-        )
+        media = _media_of(given) if with_media else None
+        return _from_mapping(given, vocab_size, media, with_media, packed)
+    if packed is not None:
+        return ParsedPrompt(None, packed)
     given = as_numpy(given)
     if isinstance(given, np.ndarray | list | tuple) or (
         isinstance(given, Sequence) and not isinstance(given, bytes | bytearray)
@@ -162,17 +165,21 @@ def parse_prompt(given: Any, vocab_size: int, *, with_media: bool = False) -> Pa
 
 
 def _from_mapping(
-    given: Mapping[Any, Any], vocab_size: int, media: GivenMedia | None, with_media: bool
+    given: Mapping[Any, Any],
+    vocab_size: int,
+    media: GivenMedia | None,
+    with_media: bool,
+    packed: Ints | None,
 ) -> ParsedPrompt:
     for key, value in given.items():
-        if with_media and key in _MEDIA_KEYS:
+        if key in _KEYS or (with_media and key in _MEDIA_KEYS):
             continue
         if key == "type":
             _check_type(value, given)
             continue
         if key in _REFUSED and value is not None and not _is_empty(value):
             raise NotSupported(f"prompt has {key!r}: {_REFUSED[key]}")
-        if key not in _KEYS and key not in _REFUSED:
+        if key not in _REFUSED:
             near = difflib.get_close_matches(str(key), _KEYS, n=1)
             meant = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KEYS)}"
             if key in ("role", "content", "messages"):
@@ -182,7 +189,7 @@ def _from_mapping(
             raise InvalidPrompt(
                 f"a prompt has no key {key!r}{meant}", parameter="prompt", value=key
             )
-    text, token_ids, salt = (given.get(key) for key in _KEYS)
+    text, token_ids, salt = map(given.get, _KEYS)
     if text is None and token_ids is None:
         raise InvalidPrompt(
             'the dict has neither "prompt" (text) nor "prompt_token_ids"', parameter="prompt"
@@ -201,7 +208,8 @@ def _from_mapping(
     if text is not None:
         check_text(text)
     if token_ids is not None:
-        return ParsedPrompt(text, checked_ids(token_ids, vocab_size), salt or "", media=media)
+        ids = checked_ids(token_ids, vocab_size) if packed is None else packed
+        return ParsedPrompt(text, ids, salt or "", media=media)
     return ParsedPrompt(_checked_text(text), None, salt or "", media=media)
 
 

@@ -23,6 +23,7 @@ from quire.inputs.choices import ChoiceReader
 from quire.inputs.encoder_prompts import as_one_prompt
 from quire.inputs.media.expanding import Grown, PlacedItem
 from quire.inputs.media.reader import CallMedia, MediaReader
+from quire.inputs.packing import packed_prompts
 from quire.inputs.parse import (
     ParsedPrompt,
     is_single,
@@ -40,7 +41,7 @@ from quire.inputs.tokenizer import Tokenizer
 from quire.params.forbidden import check_some_token_left
 from quire.params.reasoning import ReasoningConfig
 from quire.request import Choices, Ints, Request
-from quire.sampling.keys import noise_key, noise_key_for
+from quire.sampling.keys import noise_key, noise_keys_for
 from quire.sampling_params import SamplingParams
 
 __all__ = [
@@ -141,23 +142,25 @@ class RequestMaker:
         `wanted` gives further fields of a Request: what is wanted of its answer.
         """
         encoding = read_tokenization(tokenization_kwargs)
-        read = self._parsed
-        parsed = [p if isinstance(p, QuireError) else result_or_error(read, p) for p in prompts]
+        parsed = [
+            p if isinstance(p, QuireError) else result_or_error(self._parsed, p, packed)
+            for p, packed in zip(prompts, packed_prompts(prompts, self._vocab_size), strict=True)
+        ]
         if self._media is not None:
             with self._media.for_call(media_options or {}) as call:
                 parsed = self._with_media(self._media, call, parsed)
         distinct = {id(each): each for each in params}
         resolved = {key: result_or_error(self._resolve, each) for key, each in distinct.items()}
         encoded = self._encode(parsed, encoding)
+        keys = noise_keys_for(self._llm_seed, first_number, len(prompts))
         made: list[Request | QuireError] = []
         for i, (prompt, ids) in enumerate(zip(parsed, encoded, strict=True)):
             meaning = resolved[id(params[i])]
-            failed = next((x for x in (prompt, ids, meaning) if isinstance(x, QuireError)), None)
-            number, priority = first_number + i, priorities[i] if priorities else 0
-            result = failed or result_or_error(
-                *(self._request, prompt, ids, params[i], meaning, encoding),
-                *(number, priority, arrival, wanted),
-            )
+            result = _first_error(prompt, ids, meaning)
+            if result is None:
+                given = prompt, ids, params[i], meaning, encoding
+                about = first_number + i, keys[i], priorities[i] if priorities else 0, arrival
+                result = result_or_error(self._request, *given, *about, wanted)
             is_new = isinstance(result, QuireError) and result is not prompts[i]
             made.append(naming_prompt(result, first_index + i) if is_new else result)
         return made
@@ -173,10 +176,11 @@ class RequestMaker:
         if self._media is not None and prompt.media is not None:
             self._media.looked_at(prompt.media)
 
-    def _parsed(self, given: Any) -> ParsedPrompt:
+    def _parsed(self, given: Any, packed: Ints | None = None) -> ParsedPrompt:
         media = self._media
-        given = as_one_prompt(given) if media is not None and media.crossed else given
-        return parse_prompt(given, self._vocab_size, with_media=media is not None)
+        if media is not None and media.crossed:
+            given, packed = as_one_prompt(given), None
+        return parse_prompt(given, self._vocab_size, with_media=media is not None, packed=packed)
 
     def _with_media(
         self, media: MediaReader, call: CallMedia, parsed: Sequence[ParsedPrompt | QuireError]
@@ -266,6 +270,7 @@ class RequestMaker:
         meaning: _Resolved,
         encoding: Encoding,
         number: int,
+        key: int,
         priority: int,
         arrival: float,
         wanted: Callable[[str | None, SamplingParams], Mapping[str, Any]],
@@ -280,13 +285,12 @@ class RequestMaker:
         processors = self._processors(params)
         choices = self._choices.for_request(meaning.choices, params, len(ids), processors)
         room = 0 if choices is not None else self._max_model_len - len(ids)
-        seed = params.seed
         return Request(
             number=number,
             prompt_ids=ids,
             params=params,
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            noise_key=noise_key_for(self._llm_seed, number) if seed is None else noise_key(seed),
+            noise_key=key if params.seed is None else noise_key(params.seed),
             eos_ids=meaning.eos_ids,
             stop_ids=meaning.stop_ids,
             prompt=prompt.text,
@@ -334,3 +338,11 @@ class RequestMaker:
         bos = self._tokenizer.bos_id if self._tokenizer is not None else None
         from_text = prompt.token_ids is None and encoding.add_special_tokens
         return kept_end(ids, keep, bos if from_text else None)
+
+
+def _first_error(*found: object) -> Any:
+    """The first of these that is an error; None if none is."""
+    for one in found:
+        if isinstance(one, QuireError):
+            return one
+    return None

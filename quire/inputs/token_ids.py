@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,15 +22,14 @@ def as_numpy(given: Any) -> Any:
 
 def checked_ids(given: Any, vocab_size: int) -> Ints:
     """Token ids as int32, each one of the vocabulary."""
+    packed = packed_ids([given], vocab_size) if isinstance(given, list | tuple) and given else None
+    if packed is not None:
+        return packed
     if isinstance(given, Mapping) and "input_ids" in given:
         given = given["input_ids"]  # what apply_chat_template of Transformers 5 returns
     given = as_numpy(given)
-    packed = _from_list(given) if isinstance(given, list | tuple) else None
     ids: np.ndarray[Any, np.dtype[Any]]
-    if packed is not None:
-        ids = packed
-    else:
-        ids = given if isinstance(given, np.ndarray) else _as_array(given)
+    ids = given if isinstance(given, np.ndarray) else _as_array(given)
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise InvalidPrompt(
             f"token ids are an array of {ids.dtype} with {ids.ndim} dimensions; they should be "
@@ -40,27 +40,43 @@ def checked_ids(given: Any, vocab_size: int) -> Ints:
         raise InvalidPrompt(
             "the prompt has no tokens; give it at least one", parameter="prompt_token_ids"
         )
-    # Read as unsigned, what is below 0 is far above.
-    highest = ids.max() if packed is None else packed.view(np.uint32).max()
-    if highest >= vocab_size or (packed is None and ids.min() < 0):
+    if ids.max() >= vocab_size or ids.min() < 0:
         bad = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
         raise _bad_id(bad, int(ids[bad]), f"not in 0 .. {vocab_size - 1}")
-    return np.array(ids, np.int32) if packed is None else packed
+    return np.array(ids, np.int32)
 
 
-def _from_list(given: list[Any] | tuple[Any, ...]) -> Ints | None:
-    """A copy, as int32; None if something in it is no int, or no token id of any model.
+@lru_cache(4096)
+def _packing(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}i")
+
+
+def packed_ids(lists: Sequence[list[Any] | tuple[Any, ...]], vocab_size: int) -> Ints | None:
+    """A copy of these lists, one behind the other, as int32; None if something in them is no int,
+    or not of the vocabulary.
 
     Takes a third of the time of looking at each number first, and there may be millions.
     """
-    ids = np.empty(len(given), np.int32)
+    ids, first = np.empty(sum(map(len, lists)), np.int32), 0
+    into = ids.data
     try:
-        struct.pack_into(f"{len(given)}i", ids.data, 0, *given)
+        for given in lists:
+            _packing(len(given)).pack_into(into, first, *given)
+            first += 4 * len(given)
     except struct.error:
         return None
-    # True and False pass for 1 and 0, and so do those of numpy below 2.
-    small = np.flatnonzero(ids <= 1).tolist() if len(ids) and ids.min() <= 1 else ()
-    return None if any(isinstance(given[at], bool | np.bool_) for at in small) else ids
+    # Read as unsigned, what is below 0 is far above. True and False pass for 1 and 0, and so do
+    # those of numpy below 2: where all ids are higher, one look is enough.
+    unsigned = ids.view(np.uint32)
+    if (unsigned - 2).max() < vocab_size - 2:
+        return ids
+    is_known = unsigned.max() < vocab_size
+    return ids if is_known and all(map(_has_no_truth, lists)) else None
+
+
+def _has_no_truth(given: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether no number is a bool."""
+    return {bool, np.bool_}.isdisjoint(map(type, given))
 
 
 def _as_array(given: Any) -> np.ndarray[Any, np.dtype[Any]]:

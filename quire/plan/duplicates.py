@@ -19,6 +19,8 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
     `first_equal` names, for every request, the first with the same prompt.
     """
     repeated = set(first_equal[first_equal != range(len(requests))].tolist())
+    if not repeated:
+        return {}
     parameters: dict[int, Hashable] = {}  # by identity: one object may serve 10,000 prompts
     seen: dict[Hashable, int] = {}
     duplicates: dict[int, int] = {}

@@ -8,7 +8,7 @@ last would run alone. Requests with a lower priority number go before all others
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,17 @@ from quire.plan.prefixes import PrefixTree, SharedPrefix
 from quire.plan.simulation import Simulation
 from quire.plan.times import Doubles, StepTimes
 from quire.request import Ints, Request
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Order:
+    """In which order requests run, by index, and what it was made from; see Plan."""
+
+    order: Ints
+    duplicates: dict[int, int]
+    groups: tuple[SharedPrefix, ...]
+    tree: PrefixTree  # of those that run
+    expected: Doubles  # output tokens of one sample of each
 
 
 class Planner:
@@ -43,12 +54,9 @@ class Planner:
         self.windows = windows
         self.times, self.lengths = times, lengths
 
-    def plan(self, requests: Sequence[Request], *, cached: Sequence[int] = ()) -> Plan:
-        """The same requests give the same plan, as long as nothing new was learned.
-
-        `cached`, where given, counts the prompt tokens of each request that earlier calls left
-        in the prefix cache.
-        """
+    def order(self, requests: Sequence[Request]) -> Order:
+        """All that is needed to run these requests. The same ones give the same order, as long as
+        nothing new was learned."""
         tree = PrefixTree.of(
             [r.prompt_ids for r in requests],
             block_size=self.config.block_size,
@@ -61,7 +69,18 @@ class Planner:
         groups = tree.groups() if self.config.enable_prefix_caching else ()
         expected = np.array([self.lengths.expected(r) for r in requests], np.float64)
         order = _order(requests, np.flatnonzero(runs), expected + _read_lengths(requests), groups)
-        found = self._cached_tokens(requests, tree, order, cached)
+        return Order(order, duplicates, groups, tree, expected)
+
+    def plan(self, requests: Sequence[Request], *, cached: Sequence[int] = ()) -> Plan:
+        """The order of these requests, and what can be said about the run.
+
+        `cached`, where given, counts the prompt tokens of each request that earlier calls left
+        in the prefix cache.
+        """
+        ordered = self.order(requests)
+        order, duplicates, groups = ordered.order, ordered.duplicates, ordered.groups
+        expected = ordered.expected
+        found = self._cached_tokens(requests, ordered.tree, order, cached)
         for repeat, first in duplicates.items():
             found[repeat] = found[first]
         samples = np.array([r.params.n for r in requests], np.int64)
@@ -207,14 +226,10 @@ def _order(
             inner[list(group.members)] = group.members[0]
     keys: list[npt.NDArray[np.float64] | npt.NDArray[np.int64]] = [running]
     keys.append(-expected[running])
+    _, rank = np.unique(priority[running], return_inverse=True)
     for level in (inner, outer):
-        # Within its priority, and for the inner level within its outer group as well.
-        _, team = np.unique(
-            np.stack([priority[running], outer[running], level[running]]),
-            axis=1,
-            return_inverse=True,
-        )
-        team = team.reshape(-1)
+        # Within its priority; no two outer groups have an inner one in common.
+        _, team = np.unique(rank * count + level[running], return_inverse=True)
         longest = np.zeros(len(running))
         np.maximum.at(longest, team, expected[running])
         first = np.full(len(running), count)

@@ -188,10 +188,10 @@ def _best_groups(shared: list[int], start: int, end: int, base: int) -> list[tup
 def _sortable(prompts: Sequence[Ints], salts: Sequence[str]) -> list[bytes]:
     """Keys whose order puts equal beginnings side by side; any fixed order of bytes will do."""
     if not any(salts):
-        return [np.ascontiguousarray(p, np.int32).tobytes() for p in prompts]
+        return [p.tobytes() for p in prompts]
     number = {salt: i for i, salt in enumerate(sorted(set(salts)))}
     return [
-        number[salt].to_bytes(4, "big") + np.ascontiguousarray(p, np.int32).tobytes()
+        number[salt].to_bytes(4, "big") + p.tobytes()
         for p, salt in zip(prompts, salts, strict=True)
     ]
 
@@ -201,4 +201,4 @@ def _num_common(a: Ints, b: Ints) -> int:
     most = min(len(a), len(b))
     differ = a[:most] != b[:most]
     first = int(differ.argmax()) if most else 0
-    return first if most and differ[first] else most
+    return first if first or (most and differ[0]) else most

@@ -9,7 +9,10 @@ from typing import Protocol
 from quire.errors import QuireError
 from quire.outputs import RequestOutput
 from quire.request import Request
+from quire.results.finished import Results
 from quire.results.text_watch import Shown
+from quire.scheduler.beams import search_lead
+from quire.scheduler.scoring import score_lead
 from quire.scheduler.sequence import Guide, Sequence
 
 MOMENT = 0.01  # seconds
@@ -100,3 +103,15 @@ def failed(request: Request, error: QuireError) -> RequestOutput:
         prompt=request.prompt,
         prompt_token_ids=request.plain_ids.tolist(),
     )
+
+
+def new_samples(request: Request, order: int, results: Results) -> list[Sequence]:
+    """The sequences of a request, or the one that leads them; `order`: its place in the plan."""
+    if request.continuations:
+        return [score_lead(request, order)]
+    if request.search is not None:
+        return [search_lead(request, request.search, order)]
+    return [
+        Sequence(request, i, order, results.watch(request), thoughts=results.thoughts(request))
+        for i in range(request.params.n)
+    ]

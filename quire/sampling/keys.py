@@ -1,11 +1,15 @@
-"""64-bit noise keys from seeds. Plain integers, no torch, so any room may import this.
+"""64-bit noise keys from seeds. Integers, no torch, so any room may import this.
 
 A key names one endless stream of noise; seeds.py turns (key, sample, position, token) into a
-number. Both functions are one-to-one in their last argument, so two seeds, or two requests of
-one LLM, never share a stream.
+number. Keys are one-to-one in seeds, and in the numbers of requests, so two seeds, or two requests
+of one LLM, never share a stream.
 """
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 _MASK = 2**64 - 1
 # Odd 64-bit constants without a pattern; the two kinds of keys use different ones.
@@ -16,17 +20,20 @@ _NUMBERED = 0x8CB92BA72F3D8DD7
 
 def noise_key(seed: int) -> int:
     """The key of a request with `SamplingParams.seed = seed`; the same in every LLM and call."""
-    return _mix((seed & _MASK) ^ _SEEDED)
+    return int(_mix((seed & _MASK) ^ _SEEDED))
 
 
-def noise_key_for(llm_seed: int, number: int) -> int:
-    """The key of the `number`-th request of an LLM made with `seed=llm_seed`."""
-    stream = _mix((llm_seed & _MASK) ^ _NUMBERED)
-    return _mix((stream + number * _STEP) & _MASK)
+def noise_keys_for(llm_seed: int, first: int, count: int) -> list[int]:
+    """The keys of requests first .. first + count - 1 of an LLM made with `seed=llm_seed`."""
+    stream = np.uint64(_mix((llm_seed & _MASK) ^ _NUMBERED))
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    keys: list[int] = _mix(stream + numbers * np.uint64(_STEP)).tolist()
+    return keys
 
 
-def _mix(word: int) -> int:
-    """A one-to-one scramble of 64 bits: every input bit moves about half of the output bits."""
+def _mix(word: Any) -> Any:
+    """A one-to-one scramble of 64 bits: every input bit moves about half of the output bits. Takes
+    arrays, too."""
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
     return word ^ (word >> 31)

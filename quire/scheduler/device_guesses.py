@@ -150,11 +150,11 @@ class DeviceGuesses(Guesses):
         placement = self.rows.placement
         for row in at[self._known[at] != placement[at]].tolist():
             sequence = self.rows.sequence(row)
-            about = sequence.request.for_rows()
+            request = sequence.request
             self._known[row], self._able[row] = placement[row], can_guess(sequence)
             guided = sequence.guide is not None
             self._alone[row] = bool(
-                self.rows.waits_for_host[row] or guided or about["adapter"] or about["heard"]
+                self.rows.waits_for_host[row] or guided or request.adapter_number or request.heard
             )
             self._per_pass[row], self._wait[row], self._has_guessed[row] = 1.0, 0, False
             self._judge_at[row] = self.rows.num_prompt[row] + JUDGED_AFTER // 2

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
+from statistics import median
 
 from quire.errors import QuireError
 from quire.request import Ints
@@ -74,4 +73,4 @@ class Reports:
         """Seconds of waiting after which a sequence goes before all others: `least`, or four
         times the median time that recent sequences took."""
         times = self._service_times
-        return max(least, 4 * float(np.median(times))) if times else least
+        return max(least, 4 * median(times)) if times else least

@@ -29,25 +29,33 @@ class RowStarts:
 
     def of(self, row: int, sequence: Sequence) -> RowStart:
         request, rows = sequence.request, self._rows
-        walk = {"automaton": int(rows.automaton[row]), "state": int(rows.state[row])}
-        about = {**request.for_rows(), **walk}
         if sequence.group is not None or sequence.tree is not None:
             # Nothing stops it on the device: the group decides, or nothing is drawn.
-            ids = request.plain_ids, sequence.output_ids, no_ints()
-            return RowStart(row, IN_VAIN, 0, sequence.sample, *ids, max_tokens=UNLIMITED, **about)
+            sampling, noise_key, stop_ids, max_tokens = IN_VAIN, 0, no_ints(), UNLIMITED
+            number, has_processors, waits_for_host = -1, False, False
+        else:
+            sampling = self._sampling(request.params, sequence.thoughts)
+            noise_key, stop_ids = request.noise_key, self._stop_ids(request)
+            max_tokens = rows.limit.item(row) - request.num_prompt
+            number, has_processors = request.number, bool(request.processors)
+            waits_for_host = rows.waits_for_host.item(row)
         return RowStart(
             row=row,
-            sampling=self._sampling(request.params, sequence.thoughts),
-            noise_key=request.noise_key,
+            sampling=sampling,
+            noise_key=noise_key,
             sample=sequence.sample,
             prompt_ids=request.plain_ids,
             output_ids=sequence.output_ids,
-            stop_ids=self._stop_ids(request),
-            max_tokens=int(rows.limit[row]) - request.num_prompt,
-            request=request.number,
-            has_processors=bool(request.processors),
-            waits_for_host=bool(rows.waits_for_host[row]),
-            **about,
+            stop_ids=stop_ids,
+            max_tokens=max_tokens,
+            request=number,
+            has_processors=has_processors,
+            waits_for_host=waits_for_host,
+            delta=request.delta,
+            adapter=request.adapter_number,
+            heard=request.heard_serial,
+            automaton=rows.automaton.item(row),
+            state=rows.state.item(row),
         )
 
     def _sampling(self, params: SamplingParams, thoughts: ThoughtWatch | None) -> RowSampling:

@@ -58,18 +58,21 @@ class Trials:
     def steps(self, at: Ints, repeat: int) -> Ints:
         """How many tokens each decode row may draw in a plan of `repeat` steps."""
         rows = self._rows
+        left = rows.limit[at] - rows.planned[at]
+        if not rows.waits_for_host[at].any():
+            steps: Ints = np.minimum(repeat, left)
+            return steps
         most = np.where(rows.guided[at], self.num_ahead, self.most_steps())
         paced = np.where(rows.goes_ahead[at], np.minimum(repeat, most), 1)
         allowed = np.where(rows.waits_for_host[at], paced, repeat)
-        steps: Ints = np.minimum(allowed, rows.limit[at] - rows.planned[at]).astype(np.int32)
+        steps = np.minimum(allowed, left).astype(np.int32)
         return steps
 
     @property
     def are_due(self) -> bool:
         """Whether to wait for the last result before the next plan: if no sequence waits for a
         row, a row that may go several steps would miss that plan, and be left alone at the end."""
-        at = self.running()
-        if not len(at) or len(self._waiting):
+        if len(self._waiting) or not len(at := self.running()):
             return False
         waits = at[self._rows.known[at] < self._rows.planned[at]]
         return bool((self._reach(waits) > 1).any())

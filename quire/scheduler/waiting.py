@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from quire.scheduler.sequence import Sequence
@@ -86,9 +86,10 @@ class _Lane:
     def __init__(self) -> None:
         self._queues: defaultdict[str, _Queue] = defaultdict(_Queue)
         self._turn = 0  # the number of the last turn
+        self._count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._count
 
     @property
     def has_tenants(self) -> bool:
@@ -100,9 +101,11 @@ class _Lane:
 
     def add(self, sequence: Sequence, *, again: bool) -> None:
         self._queues[sequence.request.tenant].add(sequence, again=again)
+        self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
         self._queues[sequence.request.tenant].remove(sequence)
+        self._count -= 1
 
     def count_turn(self, sequence: Sequence) -> None:
         """The sequence's tenant had a turn; its next one comes after the other tenants'."""
@@ -140,6 +143,7 @@ class Waiting:
         self._parked: dict[int, deque[Sequence]] = {}  # by adapter
         self._num_parked = 0
         self._num_unparked: Counter[int] = Counter()  # by adapter, in the lanes
+        self.more: Callable[[], None] | None = None  # queues more, which come after all that wait
 
     def __len__(self) -> int:
         return len(self._foreground) + len(self._background) + self._num_parked
@@ -245,6 +249,8 @@ class Waiting:
     def next(self, now: float, max_wait: float, *, background: bool = True) -> Sequence | None:
         """The sequence to admit next, left in the queue; None if none waits. With `background` it
         may be one of the background."""
+        if self.more is not None and len(self) < 2:  # one stays behind the next
+            self.more()
         is_turn = self._turns >= TURNS - 1 and bool(self._background)
         lane = self._foreground
         if background and (is_turn or not self._foreground):

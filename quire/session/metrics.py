@@ -134,23 +134,25 @@ class Metrics:
         self._counts["generation_tokens"] += made
         self._counts["prefix_cache_queries"] += prompt
         self._counts["prefix_cache_hits"] += output.num_cached_tokens or 0
-        add = self._add
-        add("request_prompt_tokens", prompt)
-        add("request_generation_tokens", made)
-        add("request_queue_time_seconds", times.scheduled_ts - times.queued_ts)
+        seen: list[tuple[str, float]] = [
+            ("request_prompt_tokens", prompt),
+            ("request_generation_tokens", made),
+            ("request_queue_time_seconds", times.scheduled_ts - times.queued_ts),
+        ]
         if times.first_token_ts:
-            add("time_to_first_token_seconds", times.first_token_ts - times.queued_ts)
-            add("request_prefill_time_seconds", times.first_token_ts - times.scheduled_ts)
             decoding = times.last_token_ts - times.first_token_ts
-            add("request_decode_time_seconds", decoding)
-            add("request_inference_time_seconds", times.last_token_ts - times.scheduled_ts)
-            add("e2e_request_latency_seconds", times.last_token_ts - times.queued_ts)
+            seen += (
+                ("time_to_first_token_seconds", times.first_token_ts - times.queued_ts),
+                ("request_prefill_time_seconds", times.first_token_ts - times.scheduled_ts),
+                ("request_decode_time_seconds", decoding),
+                ("request_inference_time_seconds", times.last_token_ts - times.scheduled_ts),
+                ("e2e_request_latency_seconds", times.last_token_ts - times.queued_ts),
+            )
             steps = max((len(answer.token_ids) for answer in output.outputs), default=0) - 1
             if steps > 0:
-                add("request_time_per_output_token_seconds", decoding / steps)
-
-    def _add(self, name: str, value: float) -> None:
-        self._observed[name].add(max(value, 0.0))
+                seen.append(("request_time_per_output_token_seconds", decoding / steps))
+        for name, value in seen:
+            self._observed[name].add(value if value > 0 else 0.0)
 
     def read(self, scheduler: Scheduler) -> list[Metric]:
         """All metrics as they are now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_not
 from typing import Any
 
 from quire.errors import InvalidParams
@@ -20,6 +20,7 @@ _OBJECTS = (
     "guided_decoding",
     "logits_processors",
 )
+_NO_OBJECTS = (None,) * len(_OBJECTS)
 _lists, _objects = attrgetter(*_LISTS), attrgetter(*_OBJECTS)
 _SCALARS = (
     name
@@ -85,7 +86,10 @@ class ParamCopies:
 
     def _copy(self, params: SamplingParams) -> SamplingParams:
         """One copy for all equal parameters: in a list most are equal."""
-        if any(v is not None and (type(v) is not list or v) for v in _objects(params)):
+        objects = _objects(params)
+        if any(map(is_not, objects, _NO_OBJECTS)) and any(
+            v is not None and (type(v) is not list or v) for v in objects
+        ):
             return params.checked_copy()
         values: list[Any] = [*_scalars(params)]
         for part in (*_lists(params), params.logit_bias):

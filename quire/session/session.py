@@ -126,7 +126,7 @@ class Session:
         self, windows: Iterable[Window], between_steps: Callable[[], None]
     ) -> Generator[Result, None, None]:
         """Drive the engine over these windows."""
-        return self.new_run(between_steps).outputs(windows)
+        return self.new_run(between_steps).outputs(windows, parted=True)
 
     def new_run(self, between_steps: Callable[[], None], pacing: OutputPacing | None = None) -> Run:
         """A run that has not got its windows yet."""

@@ -104,7 +104,7 @@ def test_equal_prompts_are_duplicates_under_one_adapter_alone(shelf: Shelf) -> N
             [PROMPTS[0]] * 4, GREEDY, adapters=llm._session.asked_adapters(asked)
         )
         [window] = list(windows)
-        assert llm._session._planner.plan(window).duplicates == {3: 0}
+        assert llm._session._planner.order(window).duplicates == {3: 0}
         outputs = llm.generate([PROMPTS[0]] * 4, GREEDY, use_tqdm=False, lora_request=asked)
     ids = [tuple(o.outputs[0].token_ids) for o in outputs]
     assert len({*ids}) == 3 and ids[0] == ids[3]
