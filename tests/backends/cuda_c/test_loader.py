@@ -9,7 +9,7 @@ import torch
 import triton
 
 from quire.backends.cuda_c import nvrtc
-from quire.backends.cuda_c.launch import SOURCES, CudaKernel
+from quire.backends.cuda_c.launch import SOURCES, CudaKernel, _source_of
 from quire.backends.cuda_c.nvrtc import NoCudaC, machine_code
 
 SOURCE = 'extern "C" __global__ void add(float* x, int n) { if (threadIdx.x < n) x[0] += ONE; }'
@@ -82,3 +82,11 @@ def test_launches_on_torchs_stream_and_into_graphs(
     graph.replay()
     graph.replay()
     assert x.item() == 5
+
+
+@pytest.mark.parametrize("file", ["plain.cu", "prompt_attention.cu"])
+def test_what_a_source_includes_stands_in_its_place(file: str) -> None:
+    """So that kept machine code is another when only the included file has changed."""
+    text = _source_of(file)
+    assert "#include" not in text
+    assert "void barrier_init" in text

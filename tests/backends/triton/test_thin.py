@@ -77,3 +77,21 @@ def test_a_layer_whose_products_have_different_tiles() -> None:
 @pytest.mark.parametrize("rows", [1, 16, 17, 32])
 def test_a_layer_of_real_size(dtype: object, rows: int) -> None:
     check_thin(Place(torch.device("cuda"), dtype), rows, hidden=4096, inner=14336)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "dtype", "capability", "expected"),
+    [
+        (4096, 4096, torch.bfloat16, (9, 0), True),
+        (4096, 4096, torch.bfloat16, (8, 0), False),
+        (4096, 4096, torch.float32, (9, 0), False),
+        (32003, 4096, torch.bfloat16, (9, 0), False),
+        (4096, 4100, torch.bfloat16, (9, 0), False),
+        (96, 48, torch.bfloat16, (9, 0), False),
+    ],
+)
+def test_products_are_left_to_the_kernels_for_hopper_that_have_their_sizes(
+    outer: int, inner: int, dtype: torch.dtype, capability: tuple[int, int], expected: bool
+) -> None:
+    product = Product(16, outer, inner, dtype, normed=True, gated=False, has_bias=False)
+    assert product.is_tiled(capability) == expected
