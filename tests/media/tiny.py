@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,16 @@ class TinyModel:
         return tokens.tolist(), logprobs.gather(1, tokens[:, None])[:, 0].tolist()
 
 
-def base_tokenizer() -> Any:
-    """A copy of the default model's, to be added to."""
-    return deepcopy(load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend)
+@cache
+def base_tokenizer() -> dict[str, Any]:
+    """The default model's, as a file has it."""
+    made: dict[str, Any]
+    made = json.loads(load_gguf_tokenizer(locate("smollm2").gguf.metadata).backend.to_str())
+    return made
 
 
-def byte_tokenizer() -> Any:
+@cache
+def byte_tokenizer() -> dict[str, Any]:
     """As many tokens, those of text single bytes: for machines that have no other."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -84,15 +88,26 @@ def byte_tokenizer() -> Any:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(named)
-    return made
+    about: dict[str, Any] = json.loads(made.to_str())
+    return about
+
+
+def with_special(tokenizer: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
+    """These special tokens behind those that it has."""
+    known = tokenizer["model"]["vocab"]
+    assert max(known.values()) == FIRST_ADDED - 1
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    new = [
+        {"id": number, "content": token, **plain, "special": True}
+        for number, token in enumerate((one for one in added if one not in known), FIRST_ADDED)
+    ]
+    return {**tokenizer, "added_tokens": [*tokenizer["added_tokens"], *new]}
 
 
 def save_tiny(
     path: Path, module: Any, added: Sequence[str], processor: dict[str, Any], scale: float = 0.2
 ) -> TinyModel:
     """With the default model's tokenizer, and these special tokens after its own."""
-    from tokenizers import AddedToken
-
     generator = torch.Generator().manual_seed(7)
     for name, weight in module.named_parameters():
         # With small norms of q and k all tokens would be attended to alike, wherever they are.
@@ -101,10 +116,8 @@ def save_tiny(
     module.eval()
     module.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(processor))
-    tokenizer = base_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in added])
-    assert tokenizer.token_to_id(added[0]) == FIRST_ADDED
-    tokenizer.save(str(path / "tokenizer.json"))
+    assert added[0] not in base_tokenizer()["model"]["vocab"], "it is to be the first one added"
+    (path / "tokenizer.json").write_text(json.dumps(with_special(base_tokenizer(), added)))
     about = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     (path / "tokenizer_config.json").write_text(json.dumps(about))
     return TinyModel(path, module, tuple(added))

@@ -71,7 +71,8 @@ def test_greedy_equals_transformers(name: str, tmp_path: Path, long_mode: bool) 
     oracle = random_model(ALL[name])
     oracle.save_pretrained(tmp_path)
     check_logits(tmp_path, oracle, RUNS if long_mode else RUNS[:1])
-    check_directory(tmp_path, oracle, name, count=8, most=16)
+    count, most = (8, 16) if long_mode else (4, 8)
+    check_directory(tmp_path, oracle, name, count=count, most=most)
 
 
 def listed(family: str, count: int) -> dict[str, list[Any]]:

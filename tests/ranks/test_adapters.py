@@ -94,6 +94,7 @@ def test_a_rank_adds_its_share_of_what_is_added_to_each_weight(name: str, size: 
 def test_ranks_together_have_what_an_adapter_has_of_its_own(name: str, size: int) -> None:
     """What ranks make of their shares, added up where they add up, is what the whole makes."""
     spec, made = spec_of(CONFIGS[name]), torch.Generator().manual_seed(4)
+    cuts = [site_cuts(spec, RankShare(rank, size)) for rank in range(size)]
     for site, found in sites_of(spec).sites.items():
         if site == EMBEDDING:
             continue
@@ -106,7 +107,7 @@ def test_ranks_together_have_what_an_adapter_has_of_its_own(name: str, size: int
         whole[some] = weight
         expected, parts, divided = whole @ x + own.offset, [], False
         for rank in range(size):
-            cut = site_cuts(spec, RankShare(rank, size)).get(site)
+            cut = cuts[rank].get(site)
             assert cut is not None, site
             given = AdapterWeights({}, {site: own})
             share = share_of(given, {site: cut}, is_first=rank == 0).own[site]

@@ -12,6 +12,7 @@ from quire.backends.triton.coded_experts import CodedExperts
 from quire.backends.triton.experts import ExpertWeights, FusedExperts
 from tests.backends.triton.grouped_checks import codes_of, matrices
 from tests.backends.triton.places import DEVICE
+from tests.testing.pairs import in_pairs
 
 ON_GPU = DEVICE.type == "cuda"
 KINDS = ("4 bits", "4 bits, zeros", "4 bits, minima", "floats")
@@ -39,16 +40,18 @@ def alone(plain: Tensor, biases: Tensor, x: Tensor, experts: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize(("dtype", "scales"), [(BF16, BF16), (BF16, F16), (F16, F16)])
+@pytest.mark.parametrize(
+    ("kind", "group", "types"),
+    in_pairs(KINDS, [32, 64, 128], [(BF16, BF16), (BF16, F16), (F16, F16)]),
+)
 @torch.inference_mode()
 def test_pairs_are_multiplied_by_their_expert(
-    kind: str, group: int, dtype: torch.dtype, scales: torch.dtype
+    kind: str, group: int, types: tuple[torch.dtype, torch.dtype]
 ) -> None:
     """Tiles of every size, an expert that nobody takes, lines that fill no tile. Scales of another
     type than the activations' are multiplied as they are, not rounded to that first."""
     torch.manual_seed(group)
+    dtype, scales = types
     hidden, inner = (512, 320) if ON_GPU else (128, 64)
     inner = 384 if group == 128 and ON_GPU else max(inner, group)
     sides = []

@@ -182,7 +182,8 @@ def for_experts(place: Place, *experts: int, dora: bool = False) -> dict[str, li
     return added
 
 
-# Interpreted, two hundred lines take ten seconds in each type, and few of them differ by it.
+# Enough for the largest tile; interpreted, they take seconds in each type, and few differ by it.
+NUM_MANY = 125
 FEW, MANY = small_places(), small_places() if DEVICE.type == "cuda" else small_places()[:1]
 
 
@@ -190,7 +191,7 @@ FEW, MANY = small_places(), small_places() if DEVICE.type == "cuda" else small_p
     ("place", "biased", "num_lines"),
     [
         *(pytest.param(*one.values, False, LINES, id=f"few lines-{one.id}") for one in FEW),
-        *(pytest.param(*one.values, True, 200, id=f"many, biased-{one.id}") for one in MANY),
+        *(pytest.param(*one.values, True, NUM_MANY, id=f"many, biased-{one.id}") for one in MANY),
     ],
 )
 def test_experts(place: Place, biased: bool, num_lines: int) -> None:

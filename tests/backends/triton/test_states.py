@@ -120,7 +120,8 @@ def test_states_are_float32_beside_keys_in_8_bits(name: str) -> None:
 def test_slices_of_bfloat16_are_as_exact_as_it_allows(name: str) -> None:
     from quire.backends.triton.states import SlicesStates
 
-    case = Case.of(PLANS[name], [*BY_SIZE[192], (600, 0)], 192)
+    many = [(600, 0)] if DEVICE.type == "cuda" else []
+    case = Case.of(PLANS[name], BY_SIZE[192] + many, 192)
     x, cache = case.qkv.bfloat16(), case.given.clone().to(DEVICE)
     wanted = replace(case, qkv=x.float()).expected(len(case.lengths), torch.float32)
     given = case.on_device
@@ -138,7 +139,7 @@ def test_steady_kernels_give_the_same_bits_however_a_prompt_is_cut(name: str) ->
     blocks that others take up in chunks."""
     from quire.backends.triton.invariant import SteadyKernels
 
-    plan, count, size, read = PLANS[name], 42, 16, []
+    plan, count, size, read = PLANS[name], 36, 16, []
     rule, rates = rule_of(plan, DEVICE), rates_of(plan, count)
     x = torch.randn(count, plan.channels, generator=generator(4)).to(DEVICE)
     kernels = SteadyKernels(

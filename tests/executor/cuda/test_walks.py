@@ -222,15 +222,20 @@ def test_rows_whose_every_step_is_reported_walk_too(num_watched: int, num_blocks
     assert seen["walks"] > 15 and not seen["masked"]
 
 
+@cache
+def all_given() -> tuple[list[Sequence], Counter[str]]:
+    """On a CPU, where forced tokens are always given."""
+    plain, kinds = small_config(num_blocks=512), PLAIN + KINDS + MASKED + FORCED
+    return run(LocalExecutor(plain, WALKED, dict(WEIGHTS)), plain, kinds, count=40)
+
+
 @pytest.mark.parametrize("worth", [0.0, 0.2, 1e9])
 def test_forced_tokens_that_are_drawn_are_those_that_would_be_given(
     worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them are given, some, and none; what is forced may be spelled in several ways."""
     monkeypatch.setattr(jumps, "WORTH", worth)
-    kinds = PLAIN + KINDS + MASKED + FORCED
-    plain = small_config(num_blocks=512)
-    expected, given = run(LocalExecutor(plain, WALKED, dict(WEIGHTS)), plain, kinds, count=40)
+    kinds, (expected, given) = PLAIN + KINDS + MASKED + FORCED, all_given()
     few = small_config(num_blocks=24)
     executor, apart = LocalExecutor(few, WALKED, dict(WEIGHTS)), replace(few, device="cuda")
     found, drawn = run(executor, apart, kinds, count=40)

@@ -50,8 +50,15 @@ def wanted(name: str) -> list[list[int]]:
     return outputs(LocalExecutor(plain, spec, dict(weights)), plain, requests(PLAIN + SPECIAL))
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize(("max_repeat", "extra"), [(1, 60), (8, 0)])
+@pytest.mark.parametrize(
+    ("max_repeat", "extra", "rounded"),
+    [
+        (1, 60, False),
+        (8, 0, True),
+        pytest.param(1, 60, True, marks=pytest.mark.long),
+        pytest.param(8, 0, False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_windows_change_no_token_of_the_cuda_runner(
     name: str, max_repeat: int, extra: int, rounded: bool
