@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from quire import (
     LLM,
@@ -23,7 +24,9 @@ from quire import (
 )
 from tests.parity.families import make_pair
 from tests.parity.families_with_states import WITH_STATES
+from tests.parity.later_families import LATER
 from tests.parity.more_families import MORE, random_model
+from tests.parity.newest_families import NEWEST
 from tests.parity.older_families import OLDER
 
 PROMPTS = [[5, 6, 7], [9] * 40, [9] * 40 + [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]]
@@ -140,6 +143,47 @@ def test_the_weights_of_layers_with_states_are_exchanged_too(name: str, tmp_path
         after = answers(llm)
     assert after != before
     check_logprobs(oracle, after)
+
+
+NAMED_OTHERWISE = [
+    *("mixtral", "qwen3 moe", "granite moe, every factor and bias", "gpt neox", "ernie4_5 moe"),
+    *("exaone_moe", "hy_v3", "minimax_m2", "phimoe", "nemotron h"),
+]
+
+
+@pytest.mark.parametrize("name", NAMED_OTHERWISE)
+def test_modules_of_a_trainer_may_have_other_names_than_files(name: str, tmp_path: Path) -> None:
+    """Trainers send parameters as Transformers' modules hold them: all experts of a layer in one
+    tensor, routers and heads under names that no file has. A directory with these names is read,
+    too."""
+    oracle = random_model({**MORE, **LATER, **NEWEST, **WITH_STATES}[name])
+    oracle.save_pretrained(tmp_path / "old")
+    named = trained(oracle, 1).state_dict()
+    with open_llm(tmp_path / "old") as llm:
+        before = answers(llm)
+        loader(llm)((name, tensor) for name, tensor in named.items())
+        after = answers(llm)
+    assert after != before
+    check_logprobs(oracle, after)
+    (tmp_path / "raw").mkdir()
+    copy(tmp_path / "old" / "config.json", tmp_path / "raw")
+    untied = {name: tensor.clone() for name, tensor in named.items()}
+    save_file(untied, tmp_path / "raw" / "model.safetensors")
+    with open_llm(tmp_path / "raw") as raw:
+        check_logprobs(oracle, answers(raw))
+
+
+@pytest.mark.parametrize("name", ["apertus", "ernie4_5 moe"])
+def test_weights_of_files_may_have_more_or_fewer_ones_in_their_shapes(
+    name: str, tmp_path: Path
+) -> None:
+    oracle = random_model(LATER[name])
+    oracle.save_pretrained(tmp_path / "old")
+    trained(oracle, 1).save_pretrained(tmp_path / "new")
+    stored = load_file(tmp_path / "new" / "model.safetensors")
+    with open_llm(tmp_path / "old") as llm:
+        assert loader(llm)(stored.items()) == set(stored)
+        check_logprobs(oracle, answers(llm))
 
 
 @pytest.mark.parametrize(

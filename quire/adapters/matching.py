@@ -107,7 +107,7 @@ class Matcher:
                 made += self._bias(name, stored)
             elif kind == "added_bias":
                 made += self._added_bias(name, stored, found)
-            elif kind == "weight" and self.config.has_whole(name.module):
+            elif kind == "weight" and self.has_whole(name):
                 made += self._weight(name, stored)
         if self.sites.experts_add_only and any(is_of_expert(one.part.site) for one in made):
             raise self.wrong(
@@ -118,6 +118,18 @@ class Matcher:
         if any(is_of_pairs(one.part.site) for one in made):
             raise self.wrong(name.module, f"{_PAIRS} by more than A and B: not built", MERGE)
         return made
+
+    def has_whole(self, name: TensorName) -> bool:
+        """Whether the adapter has the whole weight of a module: modules_to_save names it, or the
+        other half of a tied pair, of which PEFT then stores both."""
+        if self.config.has_whole(name.module):
+            return True
+        if not (self.config.is_tied and self.sites.is_tied):
+            return False
+        modules = self.sites.parts.items()
+        pair = [one for one, parts in modules if parts[0].site in (EMBEDDING, HEAD)]
+        is_half = any(module in pair for module in self._modules(name))
+        return is_half and any(map(self.config.has_whole, pair))
 
     def copy(self, name: TensorName, stored: StoredTensor) -> Copy:
         """A copy of a weight of the base that PEFT stored beside an adapter: only embeddings and

@@ -70,7 +70,7 @@ def plan_adapter(directory: Path, sites: Sites, max_rank: int) -> AdapterPlan:
             changes += matcher.formed(name, low_rank, config.form)
         elif low_rank:
             changes += matcher.changes(name, low_rank, has_base="weight" in found)
-        if "weight" in found and not config.has_whole(name.module):
+        if "weight" in found and not matcher.has_whole(name):
             copies.append(matcher.copy(name, found["weight"]))
         own += matcher.own(name, found)
     changes += [one for given in stacked.values() for one in stacked_changes(matcher, given)]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.generic import sigmoid
 from quire.backends.linear import LinearOp
 from quire.backends.ops import RowOp
 from quire.layer_plan import ExpertsPlan
@@ -31,7 +32,7 @@ class Choice:
         plan = self._plan
         if plan.apart is not None:
             return one_by_one(products, plan.per_token, plan.apart)
-        scores = products.softmax(-1) if plan.score == "softmax" else products.sigmoid()
+        scores = products.softmax(-1) if plan.score == "softmax" else sigmoid(products)
         by = scores if self._bias is None else scores + self._bias
         chosen = self._in_best_groups(by).topk(plan.per_token, -1).indices
         best = scores.gather(-1, chosen)

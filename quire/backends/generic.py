@@ -1,7 +1,7 @@
 """Ops in plain torch for every device, used where it has no kernel.
 
-They give a number the same bits at any place of a tensor. torch's own silu and gelu do not: they
-round differently in the last few numbers, which do not fill a vector.
+They give a number the same bits at any place of a tensor. On a CPU torch's own silu, gelu, sigmoid
+and softplus do not: they round differently in the last few numbers, which do not fill a vector.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire.layer_plan import CLAMP, CLAMPED_SLOPE, Activation, LayerPlan
 _TWICE_ROOT_2_OVER_PI = 1.5957691216057308
 _CUBE = 0.044715
 _ROOT_HALF = 0.7071067811865476
+_STRAIGHT = 20.0  # from here on softplus is its argument, to the last bit of a float32
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:
@@ -41,6 +42,19 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
             raise LookupError(
                 "an activation with learned numbers is no op by itself. This is a bug."
             )
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    if x.is_cuda:
+        return x.sigmoid()
+    return x.neg().exp_().add_(1).reciprocal_()
+
+
+def softplus(x: Tensor) -> Tensor:
+    """The logarithm of 1 + exp(x)."""
+    if x.is_cuda:
+        return F.softplus(x)
+    return torch.where(x > _STRAIGHT, x, x.clamp(max=_STRAIGHT).exp_().log1p_())
 
 
 def gate(activation: Activation) -> RowOp:

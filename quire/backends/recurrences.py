@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends import decay_rule, delta_rule
+from quire.backends.generic import sigmoid, softplus
 from quire.backends.ops import StateRule
 from quire.layer_parts.state import ConvolutionPlan, DeltaNetPlan, MambaPlan
 
@@ -45,11 +45,11 @@ def recurrence_of(rule: StateRule, rates: Tensor | None) -> Recurrence:
     if isinstance(plan, MambaPlan):
         if heads.skips is None:
             raise TypeError("a MambaPlan without skips")
-        steps = F.softplus(rates + heads.shifts).clamp_min_(plan.least_step)
+        steps = softplus(rates + heads.shifts).clamp_min_(plan.least_step)
         return Mamba(plan, -heads.log_slopes.exp() * steps, steps, heads.skips)
     rate, decay = rates.chunk(2, dim=-1)
-    log_decay = -heads.log_slopes.exp() * F.softplus(decay + heads.shifts)
-    return DeltaNet(plan, log_decay, rate.sigmoid() * plan.most_rate)
+    log_decay = -heads.log_slopes.exp() * softplus(decay + heads.shifts)
+    return DeltaNet(plan, log_decay, sigmoid(rate) * plan.most_rate)
 
 
 @dataclass(frozen=True, slots=True)

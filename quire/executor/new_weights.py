@@ -26,8 +26,8 @@ from quire.weights.parts import Part
 from quire.weights.read_rows import in_order
 from quire.weights.row_order import RowOrder
 from quire.weights.stored_names import BASES, is_of_a_tower, own_name
-from quire.weights.tied import head_name
-from quire.weights.within import Within
+from quire.weights.tied import head_names
+from quire.weights.within import Within, without_ones
 
 # Tensors in checkpoints that are no weights: they are computed from the config.
 _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
@@ -51,20 +51,30 @@ class NewWeights:
     def __init__(self, model: Decoder, spec: ModelSpec) -> None:
         places = model.places
         self._targets: dict[str, list[_Target]] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for weight in weights_of(spec):
+        self._shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._tied_heads = head_names(spec) if spec.tied_embeddings else ()
+        weights = tuple(weights_of(spec))
+        own = frozenset(part.hf for weight in weights for part in weight.parts)
+        for weight in weights:
             place, first = places[weight.name], 0
             for part in weight.parts:
                 shape = part.rows, *weight.shape[1:]
                 first += part.zeros
-                for name, within in _stored(part):
-                    self._shapes[name] = within.whole(shape, (within.expert or 0) + 1)
+                for name, within in self._stored(part, own):
+                    self._shapes[name] = within.wholes(shape, (within.expert or 0) + 1)
                     self._targets.setdefault(name, []).append(
                         _Target(place, first, part.rows, within, part.order, part.hf_added)
                     )
                 first += part.rows
-        self._is_tied = spec.tied_embeddings
-        self._head = head_name(spec)
+
+    def _stored(self, part: Part, own: Collection[str]) -> Iterator[tuple[str, Within]]:
+        """The tensors that may have a part, and where in them: its own in files, and what
+        Transformers calls the module or the tensor of all experts, if files have no other weight of
+        that name. A head that is tied brings nothing of its own."""
+        yield part.hf, part.hf_within
+        other = part.hf_else
+        if other is not None and other[0] not in own and other[0] not in self._tied_heads:
+            yield other
 
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -84,8 +94,9 @@ class NewWeights:
                 raise _half_way(error, len(loaded)) if loaded else error from None
             if name is None:
                 continue
+            tensor = _without_other_ones(pair[1].detach(), self._shapes[name])
             for target in self._targets[name]:
-                _write(target, pair[1].detach())
+                _write(target, tensor)
             loaded.add(pair[0])
         return loaded
 
@@ -102,10 +113,12 @@ class NewWeights:
 
     def _name(self, given: str) -> str | None:
         own = own_name(given)
-        for name in (own, *(f"{base}{own}" for base in BASES)):  # without prefix in headless models
+        base = next((one for one in BASES if own.startswith(one)), "")
+        # Models without a head have no prefix, and modules of Transformers may have another.
+        for name in (own, *(f"{one}{own.removeprefix(base)}" for one in BASES)):
             if name in self._targets:
                 return name
-        if given.endswith(_NOT_WEIGHTS) or (self._is_tied and own == self._head):
+        if given.endswith(_NOT_WEIGHTS) or own in self._tied_heads:
             return None
         if is_of_a_tower(given):
             return None
@@ -114,12 +127,10 @@ class NewWeights:
         raise _wrong(f"the model has no weight {given!r}.{hint}", given)
 
 
-def _stored(part: Part) -> Iterator[tuple[str, Within]]:
-    """The tensors of files that may have a part, and where in them: its own, or that of all
-    experts."""
-    yield part.hf, part.hf_within
-    if part.hf_else is not None and part.hf_else[1].expert is not None:
-        yield part.hf_else
+def _without_other_ones(tensor: Tensor, shapes: tuple[tuple[int, ...], ...]) -> Tensor:
+    """The tensor in the model's shape, of which some files leave out or add dimensions of 1."""
+    same = (one for one in shapes if without_ones(one) == without_ones(tuple(tensor.shape)))
+    return tensor.reshape(next(same))
 
 
 def _write(target: _Target, tensor: Tensor) -> None:
@@ -132,13 +143,13 @@ def _write(target: _Target, tensor: Tensor) -> None:
         place.write_rows(target.first, rows)
 
 
-def _check(name: str, tensor: Any, shape: tuple[int, ...]) -> None:
+def _check(name: str, tensor: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
     if not isinstance(tensor, Tensor):
         raise _wrong(f"the weight {name!r} is a {type(tensor).__name__}, not a tensor", name)
-    if tuple(tensor.shape) != shape:
+    if without_ones(tuple(tensor.shape)) not in map(without_ones, shapes):
         raise _wrong(
             f"the weight {name!r} has the shape {list(tensor.shape)}, the model's has "
-            f"{list(shape)}",
+            f"{list(shapes[0])}",
             name,
         )
     if tensor.is_meta or tensor.layout != torch.strided:

@@ -78,7 +78,12 @@ FAMILY = Family(
     gguf_words=_gguf_words,
     gguf_reads=GGUF_READS,
     names=LayerNames(
-        router_choice=Name("mlp.moe_statics.e_score_correction", "exp_probs_b", bare=True),
+        router_choice=Name(
+            "mlp.moe_statics.e_score_correction",
+            "exp_probs_b",
+            bare=True,
+            hf_also="mlp.gate.moe_statics.e_score_correction",
+        ),
         **SHARED_NAMES,
     ),
     without_effect=ROUTER_KEYS,

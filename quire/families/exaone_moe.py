@@ -47,7 +47,13 @@ FAMILY = Family(
     gguf_words=_gguf_words,
     gguf_reads=(*GGUF_ROUTING, "expert_shared_feed_forward_length"),
     names=LayerNames(
-        router_choice=Name("mlp.e_score_correction", "exp_probs_b", bare=True), **SHARED_NAMES
+        router_choice=Name(
+            "mlp.e_score_correction",
+            "exp_probs_b",
+            bare=True,
+            hf_also="mlp.gate.e_score_correction",
+        ),
+        **SHARED_NAMES,
     ),
     without_effect=ROUTER_KEYS,
 )

@@ -142,8 +142,9 @@ class LayerNames:
         Name("mlp.experts.{}.up_proj", "ffn_up_exps"),
     )
     expert_down: Name = Name("mlp.experts.{}.down_proj", "ffn_down_exps")
-    # Names of the two tensors [experts, out, in] in files that hold all experts in one; and whether
-    # some files have them as [experts, in, out].
+    # Names of the two tensors [experts, out, in] that hold all experts, in some files and in
+    # Transformers' modules (None: the usual ones, where files have each expert by itself); and
+    # whether some files have them as [experts, in, out].
     expert_stacks: tuple[str, str] | None = None
     stacks_either_way: bool = False
     shared_gate_up: tuple[Name, ...] = (

@@ -34,7 +34,7 @@ def _gguf_words(fields: Fields, config: dict[str, Any]) -> dict[str, Any]:
 
 
 SHARED_WIDTH = "expert_shared_feed_forward_length"
-ROUTER = "block_sparse_moe.router"
+ROUTER, EXPERTS = "block_sparse_moe.router", "block_sparse_moe.experts"
 INPUT, SHARED_INPUT = "block_sparse_moe.input_linear", "shared_mlp.input_linear"
 FAMILY = Family(
     name="granitemoe",
@@ -56,6 +56,7 @@ FAMILY = Family(
             Name(INPUT, "ffn_up_exps", stacked=True),
         ),
         expert_down=Name("block_sparse_moe.output_linear", "ffn_down_exps", stacked=True),
+        expert_stacks=(f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"),
         shared_gate_up=(
             Name(SHARED_INPUT, "ffn_gate_shexp"),
             Name(SHARED_INPUT, "ffn_up_shexp"),

@@ -53,7 +53,9 @@ FAMILY = Family(
     unsaid=sizes(120_832, 4096, 13_312, 80, 64, 131_072),
     names=LayerNames(
         router=Name("mlp.router.gate", "ffn_gate_inp", hf_also="mlp.gate"),
-        router_choice=Name("mlp.expert", "exp_probs_b", bare=True),
+        router_choice=Name(
+            "mlp.expert", "exp_probs_b", bare=True, hf_also="mlp.e_score_correction"
+        ),
         shared_gate_up=(
             _shared("gate_proj", "ffn_gate_shexp"),
             _shared("up_proj", "ffn_up_shexp"),

@@ -55,7 +55,12 @@ FAMILY = Family(
     partial_rotary=True,
     names=replace(
         mixtral.FAMILY.names,
-        router_choice=Name("block_sparse_moe.e_score_correction", "exp_probs_b", bare=True),
+        router_choice=Name(
+            "block_sparse_moe.e_score_correction",
+            "exp_probs_b",
+            bare=True,
+            hf_also="mlp.e_score_correction",
+        ),
     ),
     without_effect={**ROUTER_KEYS, "router_jitter_noise": "training"},
 )

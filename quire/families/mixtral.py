@@ -36,7 +36,7 @@ FAMILY = Family(
     gguf_windows=True,
     gguf_interleaved=True,
     names=LayerNames(
-        router=Name("block_sparse_moe.gate", "ffn_gate_inp"),
+        router=Name("block_sparse_moe.gate", "ffn_gate_inp", hf_also="mlp.gate"),
         expert_gate_up=(
             Name("block_sparse_moe.experts.{}.w1", "ffn_gate_exps"),
             Name("block_sparse_moe.experts.{}.w3", "ffn_up_exps"),

@@ -58,6 +58,7 @@ NAMES = LayerNames(
     router_choice=Name("mixer.gate.e_score_correction", "exp_probs_b", bare=True),
     expert_gate_up=(Name("mixer.experts.{}.up_proj", "ffn_up_exps"),),
     expert_down=Name("mixer.experts.{}.down_proj", "ffn_down_exps"),
+    expert_stacks=("mixer.experts.up_proj", "mixer.experts.down_proj"),
     shared_gate_up=(Name("mixer.shared_experts.up_proj", "ffn_up_shexp"),),
     shared_down=Name("mixer.shared_experts.down_proj", "ffn_down_shexp"),
 )
@@ -91,10 +92,8 @@ FAMILY = Family(
         "mlp_hidden_act": ("relu2",),
         "mamba_hidden_act": ("silu",),
         "n_shared_experts": (1,),
-        **dict.fromkeys(
-            ("attention_bias", "mamba_proj_bias", "residual_in_fp32", "tie_word_embeddings"),
-            (False,),
-        ),
+        **dict.fromkeys(("attention_bias", "mamba_proj_bias"), (False,)),
+        **dict.fromkeys(("residual_in_fp32", "tie_word_embeddings"), (False,)),
         **dict.fromkeys(("moe_latent_size", "sliding_window"), (None,)),
     },
 )

@@ -218,7 +218,10 @@ def family_of(architecture: object) -> Family | None:
         return BY_ARCHITECTURE[architecture]
     for ending in _OTHER_HEADS:
         if architecture.endswith(ending):
-            return BY_ARCHITECTURE.get(architecture.removesuffix(ending) + CAUSAL)
+            stem = architecture.removesuffix(ending)
+            # Transformers names the text of models that also see so.
+            names = (stem + CAUSAL, stem.removesuffix("Text") + CAUSAL)
+            return next((BY_ARCHITECTURE[one] for one in names if one in BY_ARCHITECTURE), None)
     return None
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire.backends.generic import sigmoid
 from quire.backends.ops import (
     AttentionInputs,
     AttentionStep,
@@ -165,5 +166,5 @@ class Attention:
             q = q * grown(self.growth, shared.positions)[:, None, None].to(q.dtype)
         attended = step.attend(q, keys, values, self.sinks)
         if self.gate is not None:
-            attended = attended * self.gate(x).float().sigmoid().to(x.dtype)
+            attended = attended * sigmoid(self.gate(x).float()).to(x.dtype)
         return self.tp.all_reduce(self.out(self.inner(attended)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.backends.generic import sigmoid
 from quire.backends.ops import ChoiceOp, ExpertsOp
 from quire.layers.linear import Linear
 from quire.layers.mlp import GatedMLP, PlainMLP
@@ -46,7 +47,7 @@ class SharedExpert:
 
     def __call__(self, x: Tensor) -> Tensor:
         made = self.mlp(x) if self._factor == 1.0 else self.mlp(x) * self._factor
-        return made if self._gate is None else self._gate(x.float()).sigmoid().to(x.dtype) * made
+        return made if self._gate is None else sigmoid(self._gate(x.float())).to(x.dtype) * made
 
 
 class ScoredInputs:

@@ -194,7 +194,7 @@ def stored_weights(
     for name, pieces in by_name.items():
         first, shape, _ = pieces[0]
         experts = 1 + max(part.hf_within.expert or 0 for part, _, _ in pieces)
-        whole = torch.empty(first.hf_within.whole(shape, experts))
+        whole = torch.empty(first.hf_within.wholes(shape, experts)[0])
         for part, shape, source in pieces:
             out = torch.empty(shape)
             less = 0.0 if files.kind == "hf" else -part.hf_added

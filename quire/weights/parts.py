@@ -13,6 +13,8 @@ from quire.weights.within import WHOLE, Within
 # Gates and ups of all experts in one tensor, an option of llama.cpp's converters. Before 2024-04
 # they wrote each expert separately.
 GGUF_FUSED = "ffn_gate_up_exps"
+# The tensors of all experts of a layer in modules of Transformers.
+_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Stored:
         if kind != "weight":
             within = replace(within, transposed=False)
         made = replace(self.part, hf=hf, gguf=gguf, hf_within=within)
+        if kind != "weight":
+            made = replace(made, hf_else=None)
         if self.name.hf_also:
             other = replace(self.name, hf=self.name.hf_also).stored(kind)[0]
             made = replace(made, hf_else=(other, within))
@@ -154,12 +158,18 @@ class LayerParts:
                 fused = self.stored(Name("", GGUF_FUSED)).stored("weight")[1]
                 others = ((alone, WHOLE), (fused, place))
                 part = replace(part, gguf_else=others[: len(names)])
-            if expert is not None and self.names.expert_stacks is not None:
-                stack = self.stored(Name(self.names.expert_stacks[len(names) == 1], "")).hf
+            if expert is not None and (stack := self._stack(name)) is not None:
                 place = replace(place, either_way=self.names.stacks_either_way)
-                part = replace(part, hf_else=(stack, place))
+                part = replace(part, hf_else=(self.stored(Name(stack, "")).hf, place))
             made.append(Stored(stored, part))
         return tuple(made)
+
+    def _stack(self, name: Name) -> str | None:
+        """Another tensor that may hold this product of all experts."""
+        stacks = self.names.expert_stacks
+        if stacks is None:
+            stacks = None if name.stacked or name.piled else _STACKS
+        return None if stacks is None else stacks[name == self.names.expert_down]
 
     def ordered(self, name: Name, rows: int, order: RowOrder | None) -> tuple[Stored, ...]:
         return (Stored(self.stored(name), Part("", "", rows, order=order)),)

@@ -31,7 +31,8 @@ _TOWERS = (
 def stored_name(name: str, stored: Container[str]) -> str:
     """The stored name of a tensor; its own name if it is not stored."""
     base = next((one for one in BASES if name.startswith(one)), "")
-    starts, rest = ((base, *_INNER) if base else _OUTER), name.removeprefix(base)
+    # Modules of Transformers, and files with their names, may have `model.` for another base.
+    starts, rest = ((base, "model.", *_INNER) if base else _OUTER), name.removeprefix(base)
     return next((one for start in starts if (one := start + rest) in stored), name)
 
 

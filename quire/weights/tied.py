@@ -32,7 +32,13 @@ def with_stored_head(files: ModelFiles, spec: ModelSpec) -> ModelSpec:
 
 
 def head_name(spec: ModelSpec) -> str:
-    return f"{family_named(spec.family).outer_names.head.hf}.weight"
+    return head_names(spec)[0]
+
+
+def head_names(spec: ModelSpec) -> tuple[str, ...]:
+    """The head's name in files, and what Transformers calls it if that is another."""
+    head = family_named(spec.family).outer_names.head
+    return tuple(f"{name}.weight" for name in (head.hf, head.hf_also) if name)
 
 
 def _same_bytes(one: StoredTensor, other: StoredTensor) -> bool:

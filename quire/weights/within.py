@@ -39,7 +39,7 @@ class Within:
             source = of_expert(self._apart(source), self.expert, where)
         whole = (self.of or shape[0], *shape[1:])
         grouped = (self.groups, whole[0] // self.groups, *whole[1:])
-        if _without_ones(source.shape) == _without_ones(grouped):  # some files leave out or add 1s
+        if without_ones(source.shape) == without_ones(grouped):  # some files leave out or add 1s
             source = replace(source, shape=whole)
         turned = self.transposed or (self.either_way and source.shape == whole[::-1] != whole)
         expected = whole[::-1] if turned else whole
@@ -67,23 +67,26 @@ class Within:
             tensor = tensor.reshape(self.piled, -1, *tensor.shape[1:])
         if self.expert is not None:
             tensor = tensor[self.expert]
-        if self.transposed:
+        wanted = self.of or count
+        if self.transposed or (self.either_way and tensor.shape[0] != wanted):
             tensor = tensor.transpose(0, 1)
         return tensor[self.first : self.first + count * self.step : self.step]
 
-    def whole(self, shape: tuple[int, ...], experts: int) -> tuple[int, ...]:
-        """The shape of the tensor from which a part of this shape is cut, with so many experts."""
+    def wholes(self, shape: tuple[int, ...], experts: int) -> tuple[tuple[int, ...], ...]:
+        """The shapes that the tensor may have from which a part of this shape is cut, with so many
+        experts."""
         rows = (self.of or shape[0], *shape[1:])
         rows = rows[::-1] if self.transposed else rows
         if self.piled:
-            return (self.piled * rows[0], *rows[1:])
-        return rows if self.expert is None else (experts, *rows)
+            return ((self.piled * rows[0], *rows[1:]),)
+        ways = (rows, rows[::-1]) if self.either_way else (rows,)
+        return ways if self.expert is None else tuple((experts, *one) for one in ways)
 
 
 WHOLE = Within()
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size > 1)
 
 

@@ -143,6 +143,18 @@ def test_numbers_of_an_adapters_own_stand_in_place_of_the_bases(
     compare(where, tmp_path / "base", model, peft, own, max_loras=2)
 
 
+def test_a_tied_pair_is_stored_twice_where_one_half_is_named(where: Where, tmp_path: Path) -> None:
+    """As PEFT 0.21 writes it for ensure_weight_tying: modules_to_save names the embedding alone."""
+    model = random_model(FAMILIES["qwen3"])
+    model.save_pretrained(tmp_path / "base")
+    named = ["embed_tokens", "model.embed_tokens"]
+    peft = make_peft(model, ("q_proj",), modules_to_save=named, ensure_weight_tying=True)
+    table = own_numbers(model, (EMBED,))[EMBED]
+    own = {EMBED: table, HEAD: table.clone()}
+    peft.more = own
+    compare(where, tmp_path / "base", model, peft, own, max_loras=2)
+
+
 def test_a_bias_beside_b_is_added_by_its_scale(where: Where, tmp_path: Path) -> None:
     model = random_model(FAMILIES["phi3, partial longrope"])
     model.save_pretrained(tmp_path / "base")

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.backends.choose import kernels_for, torch_kernels
+from quire.backends.generic import activated, sigmoid, softplus
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.errors import NotSupported
 from tests.backends.passes import random_pass
@@ -193,3 +195,20 @@ def test_copied_and_cleared_blocks() -> None:
 def test_an_unknown_device_is_refused_by_name() -> None:
     with pytest.raises(NotSupported, match="tpu"):
         kernels_for("tpu", shape_of(), batch_invariant=False)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softplus", "silu", "gelu", "gelu_tanh", "relu2"])
+def test_a_number_has_the_same_bits_at_any_place_of_a_tensor(name: str) -> None:
+    """What fills no vector at the end of a tensor is rounded as all else is, and far numbers are
+    those of torch's own functions."""
+    made = torch.Generator().manual_seed(0)
+    far = torch.tensor([-200.0, -90.0, -20.5, -1e-6, 0.0, 1e-6, 19.99, 20.5, 90.0, 200.0])
+    x = torch.cat([torch.randn(4096, generator=made) * 4, far])
+    own = {"sigmoid": (sigmoid, torch.sigmoid), "softplus": (softplus, F.softplus)}
+    made_of, expected = own.get(name, (lambda x: activated(x.clone(), name), None))
+    whole = made_of(x)
+    for first in (0, 1, 5, 16):
+        for count in range(1, 80):
+            assert torch.equal(made_of(x[first : first + count]), whole[first : first + count])
+    if expected is not None:
+        torch.testing.assert_close(whole, expected(x), rtol=3e-7, atol=1e-38)

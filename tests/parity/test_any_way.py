@@ -70,6 +70,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 128,
         "norm_topk_prob": True,
     },
+    "qwen2_moe": {  # one number for each token opens the shared expert
+        **LLAMA,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        **EXPERTS,
+        "num_experts": 7,
+        "moe_intermediate_size": 64,
+        "shared_expert_intermediate_size": 64,
+    },
     "gpt_oss": {
         **LLAMA,
         "architectures": ["GptOssForCausalLM"],
@@ -282,7 +291,7 @@ def check(home: Path, name: str, count: int, num_alone: int, **options: Any) -> 
         *("gemma4", "qwen3_5", "gemma3n"),
         *(
             pytest.param(one, marks=pytest.mark.long)
-            for one in ("gemma3", "llama", "bamba", "mamba2")
+            for one in ("gemma3", "llama", "bamba", "mamba2", "qwen2_moe")
         ),
     ],
 )

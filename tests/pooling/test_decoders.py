@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.gemma3 import Gemma3TextConfig
 
 from quire import PoolingParams, SamplingParams
 from quire.errors import InvalidParams, NotSupported, UnsupportedModel
 from tests.pooling.tiny import (
     DECODERS,
+    HEADS,
+    SIZES,
     hidden_of,
     open_llm,
     similarity,
@@ -100,6 +103,20 @@ def test_classes_of_the_last_token(
         logits = states @ model.score.weight.T
         expected = logits.sigmoid() if labels == 1 else logits.softmax(-1)
         np.testing.assert_allclose(reward.outputs.data, expected.detach(), atol=2e-5)
+
+
+def test_a_text_model_of_one_that_sees_may_classify(tmp_path: Path) -> None:
+    """Transformers calls it Gemma3TextForSequenceClassification."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    own = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7, "layer_types": kinds}
+    config = Gemma3TextConfig(**SIZES, **HEADS, **own)
+    model = write_model(tmp_path, config, "classes", num_labels=3)
+    with open_llm(tmp_path) as llm:
+        outputs = llm.classify(texts(3), use_tqdm=False)
+    for output in outputs:
+        with torch.no_grad():
+            logits = model(torch.tensor([output.prompt_token_ids])).logits[0]
+        np.testing.assert_allclose(output.outputs.probs, logits.softmax(-1), atol=2e-5)
 
 
 @pytest.mark.parametrize(

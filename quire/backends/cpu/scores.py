@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.backends.generic import softcapped
+from quire.backends.generic import sigmoid, softcapped
 from quire.backends.ops import HeadShape
 
 
@@ -30,7 +30,7 @@ def partial(
 def share_beside(weights: Tensor, sinks: Tensor) -> Tensor:
     """The factor of attention over all keys that a sink leaves. `weights`: logs of the sums of
     exponentials, with heads in the last dimension."""
-    return torch.sigmoid(weights - sinks)
+    return sigmoid(weights - sinks)
 
 
 def merge(sums: Tensor, weights: Tensor, part: Tensor, weight: Tensor) -> None:

@@ -68,8 +68,8 @@ class Product:
         return 2 * self.outer if self.gated else self.outer
 
     def is_tiled(self, capability: tuple[int, int]) -> bool:
-        """Whether cuda_c/plain.cu computes it on such a GPU: Hopper, with sizes of whole eights, and
-        no fewer columns than it copies at once."""
+        """Whether cuda_c/plain.cu computes it on such a GPU: on Hopper, with sizes of whole eights,
+        and no fewer columns than it copies at once."""
         whole = self.outer % 8 == 0 and self.inner % 8 == 0 and self.inner >= 64
         return capability == (9, 0) and self.dtype.itemsize == 2 and whole
 
