@@ -47,14 +47,17 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     if x.is_cuda:
         return x.sigmoid()
-    return x.neg().exp_().add_(1).reciprocal_()
+    return x.float().neg().exp_().add_(1).reciprocal_().to(x.dtype)
 
 
 def softplus(x: Tensor) -> Tensor:
     """The logarithm of 1 + exp(x)."""
     if x.is_cuda:
         return F.softplus(x)
-    return torch.where(x > _STRAIGHT, x, x.clamp(max=_STRAIGHT).exp_().log1p_())
+    wide = x.float()
+    return torch.where(wide > _STRAIGHT, wide, wide.clamp(max=_STRAIGHT).exp_().log1p_()).to(
+        x.dtype
+    )
 
 
 def gate(activation: Activation) -> RowOp:
