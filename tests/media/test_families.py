@@ -16,7 +16,7 @@ from tests.media.seeing import Seeing
 from tests.media.tiny import FIRST_ADDED, TinyModel, picture, save_tiny
 from tests.parity.test_same_tokens import preempt_every_second_step
 
-COUNT = 5
+COUNT = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, logprobs=0)
 Written = tuple[list[int], list[float]]
 
