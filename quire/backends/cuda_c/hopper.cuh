@@ -1,5 +1,5 @@
-// What kernels for Hopper share: barriers in shared memory, copies of boxes into it, and products of
-// groups of four warps. Compiled with HALF (1: float16, 0: bfloat16).
+// What kernels for Hopper share: barriers in shared memory, copies of boxes into it, products of
+// groups of four warps, and numbers of 16 bits. Compiled with HALF (1: float16, 0: bfloat16).
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -70,3 +70,14 @@ struct Ring {
     if (++at == SIZE) at = 0, turn ^= 1;
   }
 };
+
+// Two numbers in 16 bits each.
+__device__ __forceinline__ u32 rounded(float low, float high) {
+  u32 v;
+#if HALF
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#endif
+  return v;
+}

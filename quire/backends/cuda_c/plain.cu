@@ -51,16 +51,6 @@ __device__ __forceinline__ float wide_number(u16 half) {
   return v;
 }
 
-__device__ __forceinline__ u32 rounded(float low, float high) {
-  u32 v;
-#if HALF
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#endif
-  return v;
-}
-
 struct Pair {  // neighbouring numbers
   float x, y;
 

@@ -96,16 +96,6 @@ __device__ __forceinline__ u64 place(u32 address, int offset) {
   return (u64)low | (u64)(1024 >> 4 | 1 << 30) << 32;
 }
 
-__device__ __forceinline__ u32 pack(float low, float high) {
-  u32 made;
-#if HALF
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
-#endif
-  return made;
-}
-
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -260,7 +250,7 @@ __device__ __forceinline__ void hide(float (&s)[64], int first_key, int lowest, 
 
 __device__ __forceinline__ void weights_of(u32 (&p)[32], const float (&s)[64]) {
 #pragma unroll
-  for (int i = 0; i < 32; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
+  for (int i = 0; i < 32; i++) p[i] = rounded(s[2 * i], s[2 * i + 1]);
 }
 
 __device__ __forceinline__ void swap(u32 &low, u32 &high, int distance, bool upper) {
@@ -288,7 +278,7 @@ __device__ __forceinline__ void write_out(const float (&o)[WIDTH / 2], const Sof
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int at = (4 * j + i) * 4 + 2 * r;
-        x[i] = pack(o[at] * share, o[at + 1] * share);
+        x[i] = rounded(o[at] * share, o[at + 1] * share);
       }
       swap(x[0], x[1], 1, odd);
       swap(x[2], x[3], 1, odd);
