@@ -120,15 +120,14 @@ def kernel_of(tile: PlainTile, half: bool, way: Way = "plain") -> CudaKernel:
     )
 
 
-def load_kernels(products: Iterable[Product]) -> bool:
-    """Load the kernels of these products, compiled in parallel; whether they could be loaded. If
-    not, that is noted once."""
+def load_kernels(products: Iterable[Product], device: torch.device) -> bool:
+    """Load the kernels of these products onto a device, compiled in parallel; whether they could be
+    loaded. If not, that is noted once."""
     wanted: dict[tuple[PlainTile, bool, Way], None] = {}
     for one in products:
         half, way = one.dtype == torch.float16, way_of(one)
         for rows in (_GROUP, MOST_ROWS):
             wanted[plain_tile((one.num_lines, one.inner), rows, way), half, way] = None
-    device = torch.cuda.current_device()
 
     def load(one: tuple[PlainTile, bool, Way]) -> None:
         with torch.cuda.device(device):  # the current device is a thread's own

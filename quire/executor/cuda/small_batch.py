@@ -246,7 +246,7 @@ def _tiled(products: Sequence[Product], device: torch.device) -> set[tuple[int, 
         return set()
     capability = torch.cuda.get_device_capability(device)
     found = [one for one in products if one.is_tiled(capability)]
-    if not plain.load_kernels(found):
+    if not plain.load_kernels(found, device):
         return set()
     return {(one.num_lines, one.inner, plain.way_of(one)) for one in found}
 

@@ -162,7 +162,7 @@ class Calls(CallRoom):
         if tiled:
             from quire.backends.cuda_c.plain import load_kernels
 
-            compiled.append(partial(load_kernels, tiled))
+            compiled.append(partial(load_kernels, tiled, self.device))
         packed = [] if self.shape.fp8_kv else [self.packed]
         return [*packed, *compiled, embed_a_token] if products else []
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.backends.cuda_c import plain
 from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
+from quire.backends.cuda_c.launch import CudaKernel
+from quire.backends.cuda_c.nvrtc import NoCudaC
 from quire.backends.cuda_c.plain import (
     MOST_ROWS,
     PlainTile,
@@ -15,6 +21,7 @@ from quire.backends.cuda_c.plain import (
     num_parts,
     plain_tile,
 )
+from quire.backends.triton.small_batch import Product
 
 # Lines that fill no block, columns of part of a stage and of few, and real sizes.
 SHAPES = ((456, 520), (1000, 768), (8, 64), (1024, 2048), (28672, 4096), (4096, 14336))
@@ -123,3 +130,18 @@ def test_other_tiles_make_the_same(size: tuple[int, int], groups: int) -> None:
         weight, x = random(lines, columns), random(rows, columns)
         found = multiply_plain(weight, x, None, tile=PlainTile(groups, *size))
         assert_near(found, F.linear(x.float(), weight.float()))
+
+
+def test_where_nothing_compiles_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(*_: object) -> CudaKernel:
+        raise NoCudaC("no compiler in this test")
+
+    monkeypatch.setattr(plain, "kernel_of", missing)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    product = Product(16, 64, 64, torch.bfloat16, normed=True, gated=False, has_bias=False)
+    caplog.set_level(logging.INFO, "quire")
+    for _ in range(2):
+        assert not plain.load_kernels([product], torch.device("cuda", 0))
+    assert caplog.text.count("no compiler in this test") == 1
