@@ -14,7 +14,7 @@ from quire.families.fields import Fields
 from quire.inputs.tokenizer import Tokenizer
 from quire.sampling_params import SamplingParams
 from quire.session.media import ModelMedia
-from quire.spec import AnySpec
+from quire.spec import AnySpec, ModelSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,13 @@ GENERATION_DEFAULTS = {
     "min_p": "min_p",
     "max_new_tokens": "max_tokens",
 }
+# Keys that change what Transformers draws, and that are not read.
+_UNREAD = (
+    *("no_repeat_ngram_size", "bad_words_ids", "typical_p", "top_h", "epsilon_cutoff"),
+    *("eta_cutoff", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens"),
+    *("begin_suppress_tokens", "num_beams", "penalty_alpha", "min_length", "min_new_tokens"),
+    *("sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "dola_layers"),
+)
 
 
 def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,6 +46,24 @@ def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
         for theirs, ours in GENERATION_DEFAULTS.items()
         if generation_config.get(theirs) is not None
     }
+
+
+def unread_line(generation_config: Mapping[str, Any], spec: AnySpec) -> str | None:
+    """What to say of a generation_config.json that asks for more than is read; None if it does
+    not, or if the model writes no text or hears, which has rules for what its files force."""
+    if not isinstance(spec, ModelSpec) or spec.heard_rows:
+        return None
+    neutral: tuple[object, ...] = (None, False, 0, 1, [])
+    wanted = {key: generation_config.get(key) for key in _UNREAD}
+    asked = [f"{key}={value!r:.60}" for key, value in wanted.items() if value not in neutral]
+    if generation_config.get("do_sample") is False and "temperature" not in generation_config:
+        asked.append("do_sample=False")
+    if not asked:
+        return None
+    return (
+        f"generation_config.json also sets {', '.join(asked)}, which is not read: only "
+        f"{', '.join(GENERATION_DEFAULTS)} and eos_token_id are, as defaults of SamplingParams"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from quire.session.decoder_spec import decoder_plan
 from quire.session.encoder_loading import NO_TEXT, load_encoder
 from quire.session.fallback import inline_config, load_fallback, own_spec, resolve_fallback
 from quire.session.hf_config import config_of
-from quire.session.loaded_model import LoadedModel
+from quire.session.loaded_model import LoadedModel, unread_line
 from quire.session.media import ModelMedia
 from quire.session.quantisation import check_quantisation, weight_facts
 from quire.session.ranks import ranks_executor
@@ -90,7 +90,8 @@ def _load(model: str, options: Options, undone: ExitStack) -> LoadedModel:
     head = _head(pooler, files, spec, tokenizer, dummy=options.load_format == "dummy")
     if options.max_model_len == FIT_TO_MEMORY:
         config = _fitted(config, facts)
-    for line in (*config.notes, *facts.notes, unused_line(options.logits_processors or ())):
+    said_too = unused_line(options.logits_processors or ()), unread_line(generation_config, spec)
+    for line in (*config.notes, *facts.notes, *said_too):
         if line:
             note(line)
     hf_config = (
