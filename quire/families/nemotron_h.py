@@ -92,8 +92,8 @@ FAMILY = Family(
         "mlp_hidden_act": ("relu2",),
         "mamba_hidden_act": ("silu",),
         "n_shared_experts": (1,),
-        **dict.fromkeys(("attention_bias", "mamba_proj_bias"), (False,)),
-        **dict.fromkeys(("residual_in_fp32", "tie_word_embeddings"), (False,)),
+        **dict.fromkeys(("attention_bias", "mamba_proj_bias", "residual_in_fp32"), (False,)),
+        "tie_word_embeddings": (False,),
         **dict.fromkeys(("moe_latent_size", "sliding_window"), (None,)),
     },
 )

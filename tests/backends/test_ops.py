@@ -212,3 +212,10 @@ def test_a_number_has_the_same_bits_at_any_place_of_a_tensor(name: str) -> None:
             assert torch.equal(made_of(x[first : first + count]), whole[first : first + count])
     if expected is not None:
         torch.testing.assert_close(whole, expected(x), rtol=3e-7, atol=1e-38)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_of_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
+    x = (torch.randn(500, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    for made_of in (sigmoid, softplus):
+        assert torch.equal(made_of(x), made_of(x.float()).to(dtype))

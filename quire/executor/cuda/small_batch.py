@@ -187,8 +187,8 @@ class SmallBatchPass:
         if tensors is None:
             return None
         load_kernels(((found.matrix.codes, _way(name)) for name, found in known.items()), dtype)
-        tiled = _tiled(products, model.places["embed.weight"][0].tensors()[0].device)
-        thin = ThinProducts()
+        table, thin = tensors["embed.weight"], ThinProducts()
+        tiled = _tiled(products, table.device)
 
         def norm(name: str) -> Norm:
             return Norm(tensors[f"{name}.weight"], spec.norm_eps)
@@ -213,15 +213,15 @@ class SmallBatchPass:
             )
             for i, layer in enumerate(model.layers)
         ]
-        table = tensors["embed.weight"]
         weight = table if spec.tied_embeddings else tensors["head.weight"]
-        by_tiles = (*weight.shape, "normed") in tiled
-        first = _Tiled(weight, None) if by_tiles else _Thin(weight, None, thin)
-        most = plain.MOST_HEAD_ROWS if by_tiles else MOST_ROWS
-        head = _Head(first, most, weight, norms[-1], model.kernels)
+        if (*weight.shape, "normed") in tiled:
+            logits: tuple[_Product, int] = _Tiled(weight, None), plain.MOST_HEAD_ROWS
+        else:
+            logits = _Thin(weight, None, thin), MOST_ROWS
+        head = _Head(*logits, weight, norms[-1], model.kernels)
         wide = all(isinstance(one, _Tiled) for layer in layers for one in layer.products)
-        most = plain.MOST_ROWS if wide else MOST_ROWS
-        return SmallBatchPass(table, norms[0], layers, head, most_rows=most)
+        most_rows = plain.MOST_ROWS if wide else MOST_ROWS
+        return SmallBatchPass(table, norms[0], layers, head, most_rows=most_rows)
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:
         """The logits [rows, V]."""
