@@ -308,6 +308,13 @@ def _taken(experts: ExpertsPlan) -> MlpPlan:
     return replace(experts.expert, width=width)
 
 
+def dense_plans(layers: tuple[LayerPlan, ...]) -> tuple[MlpPlan, ...]:
+    """The different feed-forwards of all tokens among these layers."""
+    plans = (plan for layer in layers for plan in (layer.mlp, layer.beside))
+    dense = (plan.shared if isinstance(plan, ExpertsPlan) else plan for plan in plans)
+    return tuple(dict.fromkeys(plan for plan in dense if plan is not None))
+
+
 def expert_plans(layers: tuple[LayerPlan, ...]) -> tuple[ExpertsPlan, ...]:
     """The different mixtures of experts among these layers."""
     plans = (plan for layer in layers for plan in (layer.mlp, layer.beside))

@@ -32,14 +32,12 @@ class LinearOp(WeightRows, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What follows a product of gate and up: the activation, and the op that computes
-    activation(gate) * up (Kernels.gate)."""
+    """What follows a product of gate and up: the activation, the op that computes
+    activation(gate) * up (Kernels.gate), and what makes one op of both (Kernels.gated)."""
 
     activation: Activation
     opened: Callable[[Tensor], Tensor]
-
-    def behind(self, product: Callable[[Tensor], Tensor]) -> GatedProduct:
-        return GatedProduct(product, self.opened)
+    behind: Callable[[LinearOp], Callable[[Tensor], Tensor]]
 
 
 @dataclass(slots=True)

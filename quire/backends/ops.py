@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire.backends.linear import GatedProduct
 from quire.layer_parts.state import StatePlan
 from quire.layer_plan import Activation, AttentionPlan, ExpertsPlan, LayerPlan
 
@@ -279,6 +280,10 @@ class Kernels(Protocol):
 
     def gate(self, activation: Activation) -> RowOp:
         """[T, 2 I] = gate | up -> activation(gate) * up [T, I]."""
+
+    def gated(self, activation: Activation, product: LinearOp) -> RowOp:
+        """A product of gate and up that was made here, followed by `gate`."""
+        return GatedProduct(product, self.gate(activation))
 
     def activate(self, activation: Activation) -> RowOp:
         """[T, I] -> activation of each number."""

@@ -51,10 +51,12 @@ class AdaptedLinear:
     def gated(self, gate: Gate) -> RowOp:
         """The product of gate and up with adapters, followed by activation(gate) * up."""
 
+        unchanged = gate.behind(self._base)
+
         def opened(x: Tensor) -> Tensor:
             lines = self._current.lines
             if lines is None:
-                return gate.opened(self._base(x))
+                return unchanged(x)
             return self._product.multiply_gated(self._base, gate, x, lines)
 
         return opened
@@ -211,7 +213,7 @@ class AdapterSites:
         self._experts[name] = made
         return AdaptedExperts(base, made, self._current)
 
-    def behind_gate(self, name: str, gate: Gate, product: RowOp) -> RowOp:
+    def behind_gate(self, name: str, gate: Gate, product: LinearOp) -> RowOp:
         """The product of this name, which was made before, followed by activation(gate) * up."""
         made = self._linears.get(name)
         return gate.behind(product) if made is None else made.gated(gate)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
 from quire.backends.linear import Gate
 from quire.backends.ops import RowOp
 from quire.errors import UnsupportedModel
-from quire.layer_plan import ExpertsPlan, MlpPlan
+from quire.layer_plan import Activation, ExpertsPlan, MlpPlan
 from quire.layers.experts import Experts, Router, ScoredInputs, SharedExpert
 from quire.layers.linear import Linear
 from quire.layers.mlp import Cutoff, GatedMLP, LearnedCurve, PlainMLP
@@ -85,8 +87,7 @@ def dense(parts: WeightParts, name: str, plan: MlpPlan) -> GatedMLP | PlainMLP:
     if plan.sparse is not None:
         raise UnsupportedModel(f"{name}: a cutoff without a gate.")
     if plan.gated:
-        gate = Gate(plan.activation, kernels.gate(plan.activation))
-        opened = _opened(parts, f"{name}.gate_up", gate, up)
+        opened = _opened(parts, f"{name}.gate_up", plan.activation, up)
         return GatedMLP(_behind(opened, norm), up, down, parts.tp)
     if plan.activation == "xielu":
         curve = LearnedCurve(parts.tensor(f"{name}.curve.weight", 4))
@@ -118,9 +119,11 @@ def _scaled(parts: WeightParts, plan: MlpPlan, product: Linear) -> RowOp:
     return scaled
 
 
-def _opened(parts: WeightParts, name: str, gate: Gate, product: Linear) -> RowOp:
+def _opened(parts: WeightParts, name: str, activation: Activation, product: Linear) -> RowOp:
     """The product followed by activation(gate) * up, with slots for LoRA adapters if it may have
     some."""
+    behind = partial(parts.kernels.gated, activation)
     if parts.adapters is None:
-        return gate.behind(product)
-    return parts.adapters.behind_gate(name, gate, product)
+        return behind(product.multiply)
+    gate = Gate(activation, parts.kernels.gate(activation), behind)
+    return parts.adapters.behind_gate(name, gate, product.multiply)

@@ -8,63 +8,18 @@
 //
 // Compiled with GROUPS, LINES, STAGES, SPLITS (blocks that share the columns), HALF, and for steps of
 // few rows (defined in triton/small_batch.py) NORMED, GATED (silu of the first half of the lines
-// times the second half) and ADDS; and for the instruction of a product, which names every sum:
-// WIDTH (LINES), SUMS (operands), REGISTERS (their numbers), AFTER and LAST (numbers behind them).
+// times the second half) and ADDS; and as products.cuh.
 
-#include "hopper.cuh"
-
-typedef unsigned short u16;
+#include "products.cuh"
 
 constexpr int ROWS = 64 * GROUPS;
 constexpr int MULTIPLYING = 128 * GROUPS, THREADS = MULTIPLYING + 32;
-constexpr int DEPTH = 64;                       // columns of a stage: 128 bytes, as a swizzle spans
 constexpr int X_BYTES = ROWS * 128, WEIGHT_BYTES = LINES * 128;
 constexpr int STAGE_BYTES = X_BYTES + WEIGHT_BYTES;
-constexpr int CONTROL_BYTES = 1024;             // barriers
 constexpr int MADE = GATED ? LINES / 2 : LINES; // lines of the result to a tile
 constexpr int EIGHTS = MADE / 8, OWN = EIGHTS / SPLITS;  // eight lines of a tile, and of a block
 constexpr int KINDS = GATED ? 2 : 1;            // of sums that make a number of the result
 constexpr int SLOT_BYTES = MULTIPLYING * 16;    // of sums that each thread sends to another block
-
-// sums [64, LINES] (+)= a [64, 16] b [LINES, 16]^T
-__device__ __forceinline__ void multiply16(float (&sums)[LINES / 2], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" LAST ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16." TYPES " {" REGISTERS "}, " AFTER
-               ", p, 1, 1, 0, 0;\n}"
-               : SUMS
-               : "l"(a), "l"(b), "r"(add));
-}
-
-// The descriptor of rows of 128 bytes in shared memory, swizzled: 1,024 bytes from 8 rows to the
-// next.
-__device__ __forceinline__ u64 place(u32 address) {
-  return (u64)(address >> 4) | (u64)(1024 >> 4 | 1 << 30) << 32;
-}
-
-__device__ __forceinline__ float wide_number(u16 half) {
-  float v;
-#if HALF
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(half));
-#else
-  v = __uint_as_float((u32)half << 16);
-#endif
-  return v;
-}
-
-struct Pair {  // neighbouring numbers
-  float x, y;
-
-  static __device__ __forceinline__ Pair of(u32 v) {
-    return {wide_number((u16)v), wide_number((u16)(v >> 16))};
-  }
-  __device__ __forceinline__ u32 packed() const { return rounded(x, y); }
-  __device__ __forceinline__ Pair in_16_bits() const { return of(packed()); }
-};
-
-__device__ __forceinline__ u32& pair_at(u16* numbers) { return *reinterpret_cast<u32*>(numbers); }
-__device__ __forceinline__ u32 pair_at(const u16* numbers) {
-  return *reinterpret_cast<const u32*>(numbers);
-}
 
 struct Shared {  // its layout
   u32 base;
@@ -100,12 +55,6 @@ __device__ __forceinline__ void cluster_arrive() {
 
 __device__ __forceinline__ void cluster_wait() {
   if (SPLITS > 1) asm volatile("barrier.cluster.wait;" ::: "memory");
-}
-
-__device__ __forceinline__ u32 address_in(int rank, u32 address) {
-  u32 there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
 }
 
 // The loading thread. Weights may be read before the kernel ahead has ended; x may not.
@@ -275,12 +224,6 @@ __device__ __forceinline__ Pair finished(Pair sums, float factor, const u16* bia
     sums.x += more.x, sums.y += more.y;
   }
   return sums.in_16_bits();
-}
-
-__device__ __forceinline__ Pair opened(Pair gate, Pair up) {
-  Pair open = {__fdividef(gate.x, 1.f + __expf(-gate.x)), __fdividef(gate.y, 1.f + __expf(-gate.y))};
-  open = open.in_16_bits();
-  return {open.x * up.x, open.y * up.y};
 }
 
 __device__ __forceinline__ Pair of_row(float4 sums, int half) {

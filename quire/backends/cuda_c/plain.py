@@ -137,7 +137,7 @@ def load_kernels(products: Iterable[Product], device: torch.device) -> bool:
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(load, wanted))
     except NoCudaC as missing:
-        _note_missing(str(missing))
+        note_missing(str(missing))
         return False
     return True
 
@@ -147,7 +147,7 @@ def way_of(product: Product) -> Way:
 
 
 @cache
-def _note_missing(why: str) -> None:
+def note_missing(why: str) -> None:
     note(f"Products of few rows are Triton's, which are slower: {why}")
 
 

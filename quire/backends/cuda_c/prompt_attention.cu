@@ -64,12 +64,6 @@ __device__ __forceinline__ void load_heads(u32 to, const Map *map, int column, i
   R32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52," \
       "%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-template <int N>
-__device__ __forceinline__ void keep(float (&x)[N]) {  // made above, and read below, this line
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
-}
-
 // x [64, 128 or 64] (+)= a [64, 16], in registers, times b [16, ..] or, not TURNED, b [.., 16]^T
 template <int TURNED>
 __device__ __forceinline__ void multiply(float (&x)[64], const u32 *a, u64 b, int add) {

@@ -12,10 +12,13 @@ from torch import Tensor
 
 from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
+from quire.backends.cuda_c.few_rows_linear import FewRowsLinear
+from quire.backends.cuda_c.gated import GatedRows
+from quire.backends.cuda_c.linear import PackedLinear
 from quire.backends.cuda_c.prompt_attention import PromptAttention, prompt_attention
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.fp8 import wide_keys, wide_values
-from quire.backends.linear import LinearOp
+from quire.backends.linear import GatedProduct, LinearOp
 from quire.backends.ops import (
     AttentionInputs,
     ChoiceOp,
@@ -82,7 +85,7 @@ class TritonKernels:
         return num_tokens
 
     def make_linear(self, weight: Tensor, bias: Tensor | None) -> LinearOp:
-        return PlainLinear(weight, bias)
+        return FewRowsLinear.of(weight, bias) or PlainLinear(weight, bias)
 
     def make_experts(
         self, gate: RowOp, ups: Sequence[LinearOp], downs: Sequence[LinearOp]
@@ -123,6 +126,13 @@ class TritonKernels:
 
     def gate(self, activation: Activation) -> RowOp:
         return partial(elementwise.gate_mul, activation=activation)
+
+    def gated(self, activation: Activation, product: LinearOp) -> RowOp:
+        apart = GatedProduct(product, self.gate(activation))
+        weight = plain_weight(product)
+        if weight is None:
+            return apart
+        return GatedRows.of(weight.weight, weight.bias, activation, apart) or apart
 
     def activate(self, activation: Activation) -> RowOp:
         return partial(elementwise.activate, activation=activation)
@@ -199,6 +209,14 @@ class TritonKernels:
     def _copy(self, cache: Tensor, copies: tuple[tuple[int, int], ...]) -> None:
         if copies:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
+
+
+def plain_weight(product: LinearOp) -> PlainLinear | None:
+    """The plain weight that passes of many rows multiply with."""
+    if isinstance(product, PackedLinear):
+        plain = product.matrix.plain
+        return None if plain is None else PlainLinear(plain, product.bias)
+    return product if isinstance(product, PlainLinear) else None
 
 
 def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:

@@ -120,23 +120,25 @@ class Product:
 def products_of(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
     """The kinds of products that a pass of this model consists of; none in float16, which might
     not hold the sums that are normed only afterwards, and none of a model with other parts."""
+    of_layers = layer_products(spec, dtype)
+    head = Product(ROWS[0], spec.vocab_size, spec.hidden_size, dtype, True, False, False)
+    made = (*of_layers, head) if of_layers else ()
+    return tuple(replace(one, rows=rows) for rows in ROWS for one in made)
+
+
+def layer_products(spec: ModelSpec, dtype: torch.dtype) -> tuple[Product, ...]:
+    """Those of its layers, of the fewest rows: qkv, out, gate and up, down."""
     if str(dtype) == "torch.float16" or not spec.is_plain:
         return ()
     attention, (mlp,) = spec.layers[0].attention, mlps_of(spec.layers[0])
     hidden, attended = spec.hidden_size, spec.num_heads * spec.head_dim
     heads = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
-    # columns, depth, normed, gated, with a bias
-    kinds = (
-        (heads, hidden, True, False, attention.qkv_bias),
-        (hidden, attended, False, False, attention.o_bias),
-        (mlp.width, hidden, True, True, mlp.bias),
-        (hidden, mlp.width, False, False, mlp.bias),
-        (spec.vocab_size, hidden, True, False, False),
-    )
-    return tuple(
-        Product(rows, outer, inner, dtype, normed=normed, gated=gated, has_bias=has_bias)
-        for rows in ROWS
-        for outer, inner, normed, gated, has_bias in kinds
+    rows = ROWS[0]
+    return (
+        Product(rows, heads, hidden, dtype, True, False, attention.qkv_bias),
+        Product(rows, hidden, attended, dtype, False, False, attention.o_bias),
+        Product(rows, mlp.width, hidden, dtype, True, True, mlp.bias),
+        Product(rows, hidden, mlp.width, dtype, False, False, mlp.bias),
     )
 
 

@@ -252,6 +252,7 @@ class CudaExecutor:
         return torch.cuda.mem_get_info(self._device)[0] + kept
 
     def _make_runner(self, model: Decoder | ModuleModel) -> CudaRunner:
+        from quire.backends.cuda_c.few_rows_linear import wait_until_loaded
         from quire.executor.cuda.guessing import most_lines
         from quire.executor.cuda.small_batch import SmallBatchPass
         from quire.executor.cuda.triton_ops import TritonOps
@@ -279,6 +280,7 @@ class CudaExecutor:
             given = (spec, self._num_sounds, size, shape.dtype, device)
             self.shelf.pages = SoundPages(*given)
         few_rows = None
+        wait_until_loaded()
         if isinstance(model, Decoder) and not config.batch_invariant:
             few_rows = SmallBatchPass.of(model, spec, shape.dtype)
         least = STEADY_ROWS if config.batch_invariant else 1

@@ -8,7 +8,7 @@ few rows that a step costs as much as reading the weights and launching kernels.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import torch
@@ -19,6 +19,7 @@ from quire.backends.cuda_c import plain
 from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
 from quire.backends.cuda_c.linear import CodesMatrix, load_kernels
 from quire.backends.cuda_c.packed import LINES, SQUARES, multiply_packed
+from quire.backends.cuda_c.packed import MOST_ROWS as MOST_CODED_ROWS
 from quire.backends.ops import AttentionStep, HeadNorms, Kernels
 from quire.backends.triton.small_batch import (
     MOST_ROWS,
@@ -58,6 +59,9 @@ class _Product(Protocol):
     """A product of few rows with a norm, a gate or an addition (see
     backends/triton/small_batch.py)."""
 
+    @property
+    def most_rows(self) -> int: ...
+
     def normed(self, stream: Stream) -> Tensor: ...
     def gated(self, stream: Stream) -> Tensor: ...
     def add(self, stream: Stream, x: Tensor, norm: Norm) -> None: ...
@@ -70,6 +74,10 @@ class _Thin:
     weight: Tensor
     bias: Tensor | None
     products: ThinProducts
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_ROWS
 
     def normed(self, stream: Stream) -> Tensor:
         return self.products.normed(stream, self.weight, self.bias)
@@ -88,6 +96,10 @@ class _Tiled:
     weight: Tensor
     bias: Tensor | None
 
+    @property
+    def most_rows(self) -> int:
+        return plain.MOST_ROWS
+
     def normed(self, stream: Stream, *, gated: bool = False) -> Tensor:
         rows = NormedRows(stream.eps, stream.squares)
         return plain.multiply_plain(self.weight, stream.scaled, self.bias, norm=rows, gated=gated)
@@ -104,12 +116,20 @@ class _Tiled:
 
 @dataclass(frozen=True, slots=True)
 class _Codes:
-    """With a weight in 4-bit codes."""
+    """With a weight in 4-bit codes. If it is kept as a plain one, too, more rows multiply with
+    that."""
 
     matrix: CodesMatrix
     bias: Tensor | None
+    plain: _Tiled | None = None
+
+    @property
+    def most_rows(self) -> int:
+        return MOST_CODED_ROWS if self.plain is None else self.plain.most_rows
 
     def normed(self, stream: Stream, *, gated: bool = False) -> Tensor:
+        if self.plain is not None and len(stream.scaled) > MOST_CODED_ROWS:
+            return self.plain.normed(stream, gated=gated)
         rows, x = NormedRows(stream.eps, stream.squares), self.matrix.ordered(stream.scaled)
         return multiply_packed(self.matrix.codes, x, self.bias, norm=rows, gated=gated)
 
@@ -117,6 +137,9 @@ class _Codes:
         return self.normed(stream, gated=True)
 
     def add(self, stream: Stream, x: Tensor, norm: Norm) -> None:
+        if self.plain is not None and len(x) > MOST_CODED_ROWS:
+            self.plain.add(stream, x, norm)
+            return
         parts = stream.residual.shape[1] // SQUARES
         added = AddedRows.to(stream.residual, stream.scaled, norm.weight, parts)
         multiply_packed(self.matrix.codes, self.matrix.ordered(x), self.bias, added=added)
@@ -196,7 +219,11 @@ class SmallBatchPass:
         def product(name: str) -> _Product:
             weight, bias = tensors.get(f"{name}.weight"), linears[name].bias
             if weight is None:
-                return known[name]
+                found = known[name]
+                kept = found.matrix.plain
+                if kept is None or (*kept.shape, _way(name)) not in tiled:
+                    return found
+                return replace(found, plain=_Tiled(kept, bias))
             is_tiled = (*weight.shape, _way(name)) in tiled
             return _Tiled(weight, bias) if is_tiled else _Thin(weight, bias, thin)
 
@@ -219,8 +246,7 @@ class SmallBatchPass:
         else:
             logits = _Thin(weight, None, thin), MOST_ROWS
         head = _Head(*logits, weight, norms[-1], model.kernels)
-        wide = all(isinstance(one, _Tiled) for layer in layers for one in layer.products)
-        most_rows = plain.MOST_ROWS if wide else MOST_ROWS
+        most_rows = min(one.most_rows for layer in layers for one in layer.products)
         return SmallBatchPass(table, norms[0], layers, head, most_rows=most_rows)
 
     def __call__(self, token_ids: Tensor, shared: Pass, cache: KVCache) -> Tensor:

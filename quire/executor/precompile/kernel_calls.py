@@ -22,7 +22,7 @@ from quire.executor.cuda.host_copies import HostCopies
 from quire.executor.cuda.upload import Upload
 from quire.executor.precompile.call_room import ROWS, CallRoom
 from quire.layer_parts.state import ConvolutionPlan, MambaPlan, StatePlan
-from quire.layer_plan import expert_plans, mlps_of
+from quire.layer_plan import dense_plans, expert_plans, mlps_of
 from quire.params.row_sampling import RowSampling
 from quire.step import Assigned, PrefixGroup, RowStart, Slice, StepPlan
 from quire.steps.automata import TokenTexts
@@ -49,6 +49,7 @@ class Calls(CallRoom):
             *by_window,
             partial(self.sample, truncated=False),
             *self.small_batch(),
+            *([] if self.config.batch_invariant else [self.joined_gates]),
             *self.experts(),
             *self.states(),
             *(one.heads for one in by_heads),
@@ -165,6 +166,18 @@ class Calls(CallRoom):
             compiled.append(partial(load_kernels, tiled, self.device))
         packed = [] if self.shape.fp8_kv else [self.packed]
         return [*packed, *compiled, embed_a_token] if products else []
+
+    def joined_gates(self) -> None:
+        """Products of gate and up for many rows."""
+        from quire.backends.cuda_c.gated import GatedKind, load_kernels
+
+        hidden = self.spec.hidden_size
+        kinds = [
+            GatedKind(2 * mlp.width, hidden, self.dtype, mlp.activation)
+            for mlp in dense_plans(self.spec.layers)
+            if mlp.gated
+        ]
+        load_kernels([kind for kind in kinds if kind.is_tiled(self.device)], self.device)
 
     def experts(self) -> list[Callable[[], object]]:
         """The products of mixtures of experts: compiled for tiles of every size, but not called."""

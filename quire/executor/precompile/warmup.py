@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -46,7 +47,9 @@ class Warmup:
         # Imported here, because threads must not import modules that import each other.
         import quire.backends.triton.kernels  # noqa: F401
 
-        self._pool = ThreadPoolExecutor(THREADS, "quire-compile")
+        # A thread's device is its own, and at first the first one.
+        self._enter = partial(torch.cuda.set_device, torch.cuda.current_device())
+        self._pool = ThreadPoolExecutor(THREADS, "quire-compile", self._enter)
         hashed = self._pool.submit(hashing.join)
         compiled = [] if compiling is None else [self._pool.submit(compiling.wait)]
         calls = Calls(config, spec, torch.device("cuda", torch.cuda.current_device()))
@@ -87,6 +90,7 @@ class Warmup:
     def _go_on(self) -> None:
         """Load kernels that only some plans call. Those of features are loaded when a row needs
         them, which in many engines is never."""
+        self._enter()
         if self._compiling is not None:
             self._compiling.wait_for_later()
         self._stopped.wait(REST_AFTER)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire.backends.adapter_ops import AdapterRoom, Added
 from quire.backends.adapters import LoopedAdapters
-from quire.backends.linear import Gate
+from quire.backends.linear import Gate, GatedProduct
 from quire.backends.plain import PlainLinear
 from quire.backends.triton import adapters
 from quire.backends.triton.adapter_lines import UNUSED, Tiles, most_tiles, tiled
@@ -222,7 +222,8 @@ def test_a_gate_in_the_same_launch_changes_no_bit(
     base = PlainLinear(some(place, 2 * inner, columns), some(place, 2 * inner))
     ours = StackedAdapters(room)
     product = ours.product(rows, columns, base.bias, seldom=False, base=base)
-    gate = Gate(activation, partial(gate_mul, activation=activation))
+    opened = partial(gate_mul, activation=activation)
+    gate = Gate(activation, opened, lambda one: GatedProduct(one, opened))
     x = some(place, num_lines, columns)
     lines = ours.lines((np.arange(num_lines) % (SLOTS + 1) - 1).astype(np.int32))
     assert lines is not None

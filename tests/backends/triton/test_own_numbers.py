@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.backends.adapter_ops import AdapterRoom, Added, OwnNumbers
 from quire.backends.adapters import LoopedAdapters
 from quire.backends.experts import EveryExpert
-from quire.backends.linear import Gate
+from quire.backends.linear import Gate, GatedProduct
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.adapters import StackedAdapters
 from quire.backends.triton.elementwise import gate_mul
@@ -115,7 +115,8 @@ def test_a_product_whose_rows_are_an_adapters_own_opens_its_gate_behind_them(pla
     ours, columns, inner = both(place)[0], 32, 48
     base = PlainLinear(some(place, 2 * inner, columns), None)
     product = ours.product((inner, inner), columns, None, seldom=False, base=base)
-    gate = Gate("silu", partial(gate_mul, activation="silu"))
+    opened = partial(gate_mul, activation="silu")
+    gate = Gate("silu", opened, lambda one: GatedProduct(one, opened))
     x, lines = some(place, LINES, columns), ours.lines(CHOSEN)
     assert lines is not None
     product.load(1, [Added(0, 0, some(place, 4, columns), some(place, inner, 4))])
