@@ -52,7 +52,25 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(warmup, "REST_AFTER", 0.0)
     monkeypatch.setattr(warmup, "Calls", lambda *given: made)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     return made
+
+
+def test_every_thread_loads_onto_the_device_of_the_engine(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's engine may be on another one than the first, where threads begin."""
+    devices = threading.local()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: setattr(devices, "own", number))
+    found: list[int] = []
+    call = lambda: found.append(getattr(devices, "own", 0))  # noqa: E731
+    calls.all = lambda: [call] * 3  # type: ignore[method-assign]
+    calls.later = lambda: [call] * 2  # type: ignore[method-assign]
+    warm = Warmup(None, None)
+    warm.wait()
+    finish(warm)
+    assert found == [3] * 5
 
 
 def test_the_first_steps_wait_for_their_own_kernels_alone(calls: Calls) -> None:
@@ -160,6 +178,7 @@ def test_stopping_ends_the_process_that_compiles(calls: Calls) -> None:
 AT_EXIT = """
 import time, torch
 torch.cuda.current_device = lambda: 0
+torch.cuda.set_device = lambda number: None
 from quire.executor.precompile import warmup
 from types import SimpleNamespace
 later = [lambda: time.sleep(0.2)] * 5000
