@@ -10,7 +10,7 @@ from transformers.models.olmo_hybrid import OlmoHybridConfig
 from quire.errors import CorruptModel, UnsupportedModel
 from quire.families.chunks import chunk_of, within_a_chunk
 from quire.families.rope_config import for_length
-from quire.layer_parts.rope import FactorRope, Llama3Rope
+from quire.layer_parts.rope import FactorRope, Llama3Rope, YarnRope
 from quire.layer_plan import ExpertsPlan
 from quire.weights.hf_config import spec_from_hf
 
@@ -69,6 +69,13 @@ def test_both_sets_of_factors_of_phimoe_have_a_factor_of_their_own() -> None:
     assert (longer.rope.scaling, longer.max_model_len) == (FactorRope((2.0,) * 8, 1.5), 256)
     with pytest.raises(UnsupportedModel, match="num_experts_per_tok '3'"):
         spec_from_hf({**named, "num_experts_per_tok": 3})
+
+
+def test_a_theta_of_gpt_oss_holds_beside_settings_that_are_left_out() -> None:
+    named = {**TINY, "architectures": ["GptOssForCausalLM"], "rope_parameters": None}
+    for said, theta in (({}, 150_000.0), ({"rope_theta": 77.0}, 77.0)):
+        rope = spec_from_hf({**named, **said}).rope
+        assert rope.theta == theta and isinstance(rope.scaling, YarnRope)
 
 
 def test_turned_layers_of_llama4_see_a_text_in_chunks() -> None:
