@@ -90,6 +90,7 @@ class AttentionPlan:
     scale: float  # multiplied with every product of a query and a key
     rope: Rope | None  # None: nothing is rotated
     window: int | None = None  # how many tokens back a query sees, itself included; None = all
+    chunk: int | None = None  # a text is cut into chunks of so many; a query sees its own; not both
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
     qkv_bias: bool = False
     k_bias: bool = True  # False: keys have no bias even with qkv_bias
@@ -109,6 +110,11 @@ class AttentionPlan:
     value_norm: float | None = None
     clip: float | None = None
     inner_norm: NormPlan | None = None
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back a query sees at most, itself included; None = all."""
+        return self.window if self.chunk is None else self.chunk
 
     @property
     def num_parts(self) -> int:

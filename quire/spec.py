@@ -66,8 +66,6 @@ class ModelSpec:
     eos_ids: tuple[int, ...] = ()
     bos_id: int | None = None
     dtype: str = "float32"  # what the weights were stored in
-    # The length beyond `max_model_len` in which tokens see their own chunks alone; 0: no chunks.
-    chunked_len: int = 0
 
     @property
     def num_layers(self) -> int:

@@ -202,7 +202,7 @@ def test_however_weights_are_packed(
     options: dict[str, Any], kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernels == "torch":
-        _without_native_kernels(monkeypatch)
+        without_native_kernels(monkeypatch)
     pair = make_pair("llama untied, every bias")
     pair.oracle.save_pretrained(tmp_path / "old")
     oracle = trained(pair.oracle, 1)
@@ -221,7 +221,7 @@ def load_one(model: Any, named: tuple[str, torch.Tensor]) -> None:
     assert model.load_weights([named]) <= {named[0]}
 
 
-def _without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from quire.backends.cpu.int8 import TorchInt8
     from quire.backends.cpu.native import kernels
     from quire.executor.cpu import int8_probe

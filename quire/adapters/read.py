@@ -2,7 +2,8 @@
 
 Scales are multiplied into B, and rows are put into the order of the model's products. A DoRA
 adapter's factor, m / ||W + s B A|| for each output row, needs the base's weights once; they are
-read from the model's files, so that it does not depend on how the model stores them.
+read from the model's files, so that it does not depend on how the model stores them, unless they
+were exchanged since.
 """
 
 from __future__ import annotations

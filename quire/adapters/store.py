@@ -51,7 +51,6 @@ class AdapterStore:
         self._by_content: WeakValueDictionary[tuple[str, str], Adapter] = WeakValueDictionary()
         self._by_number: WeakValueDictionary[int, Adapter] = WeakValueDictionary()
         self._loaded: OrderedDict[int, AdapterWeights] = OrderedDict()
-        self._base_refusal = ""
 
     def find(self, request: LoRARequest) -> Adapter:
         """The requested adapter, checked against the model; InvalidAdapter if it cannot be used."""
@@ -64,8 +63,6 @@ class AdapterStore:
         self._known.move_to_end(key)
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
-        if self._base_refusal and known.plan.needs_base:
-            raise InvalidAdapter(self._base_refusal, parameter="lora_path")
         return known
 
     def check(self, request: LoRARequest) -> None:
@@ -121,12 +118,8 @@ class AdapterStore:
         return self._loaded[number]
 
     def base_changed(self) -> None:
-        """Called when the model's weights were replaced: factors that were computed from its files
-        are then wrong."""
-        self._base_refusal = (
-            "an adapter with DoRA, or with biases or embeddings of the base, needs the weights of "
-            "the model's files, and others were loaded since. Make a new LLM."
-        )
+        """Called before the model gets other weights: what was computed from those it had is then
+        wrong, and is computed again when it is needed."""
         for number in list(self._loaded):
             adapter = self._by_number.get(number)
             if adapter is None or adapter.plan.needs_base:

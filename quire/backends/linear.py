@@ -19,6 +19,10 @@ class WeightRows(Protocol):
     def write_rows(self, first: int, rows: Tensor) -> None:
         """Overwrite rows first, first + 1, ... of the weight, from any dtype and device."""
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        """Rows first, first + 1, ... of the weight as it is used, in float32 on the host. They may
+        be the weight's own memory: for reading alone."""
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that it keeps on its device: a single one if the weight is a plain tensor."""
 
@@ -65,4 +69,7 @@ class KeptQuantised:
     stays_quantised = True
 
     def write_rows(self, first: int, rows: Tensor) -> None:
+        raise NotSupported(KEPT)
+
+    def read_rows(self, first: int, count: int) -> Tensor:
         raise NotSupported(KEPT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,6 +22,9 @@ class PlainLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         """In place, as captured passes read the weight at its address."""
         self.weight[first : first + len(rows)] = rows
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.weight[first : first + count].to("cpu", torch.float32)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,)

@@ -25,10 +25,12 @@ CPU_SHARE, CPU_LIMIT = 0.25, 4 << 30
 
 
 def groups_of(config: EngineConfig, spec: ModelSpec) -> tuple[KVGroup, ...]:
-    """The layers of a model, grouped by their windows, and by their heads where these differ."""
+    """The layers of a model, grouped by how far back they see, and by their heads where these
+    differ. A chunk begins no further back than a window of its size."""
     states = [state is not None for state in spec.states]
     heads = spec.kv_heads if len(set(spec.kv_heads)) > 1 else ()
-    return kv_groups(spec.windows, config.max_model_len, states, heads, spec.kv_sources)
+    reaches = [layer.attention.reach for layer in spec.layers]
+    return kv_groups(reaches, config.max_model_len, states, heads, spec.kv_sources)
 
 
 def windows_of(groups: Sequence[KVGroup]) -> Windows:

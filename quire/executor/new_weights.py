@@ -37,6 +37,7 @@ _NOT_WEIGHTS = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_
 class _Target:
     """The rows of a weight that a stored tensor, or a part of it, fills."""
 
+    weight: str  # quire's name
     places: tuple[WeightRows, ...]
     first: int
     count: int
@@ -46,12 +47,13 @@ class _Target:
 
 
 class NewWeights:
-    """Writes named tensors into a model."""
+    """Writes named tensors into a model, and reads back those that it wrote."""
 
     def __init__(self, model: Decoder, spec: ModelSpec) -> None:
         places = model.places
         self._targets: dict[str, list[_Target]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._written: set[tuple[str, int]] = set()  # the first rows of targets, by weight
         self._tied_heads = head_names(spec) if spec.tied_embeddings else ()
         weights = tuple(weights_of(spec))
         own = frozenset(part.hf for weight in weights for part in weight.parts)
@@ -63,7 +65,15 @@ class NewWeights:
                 for name, within in self._stored(part, own):
                     self._shapes[name] = within.wholes(shape, (within.expert or 0) + 1)
                     self._targets.setdefault(name, []).append(
-                        _Target(place, first, part.rows, within, part.order, part.hf_added)
+                        _Target(
+                            weight.name,
+                            place,
+                            first,
+                            part.rows,
+                            within,
+                            part.order,
+                            part.hf_added,
+                        )
                     )
                 first += part.rows
 
@@ -96,9 +106,24 @@ class NewWeights:
                 continue
             tensor = _without_other_ones(pair[1].detach(), self._shapes[name])
             for target in self._targets[name]:
+                self._written.add((target.weight, target.first))
                 _write(target, tensor)
             loaded.add(pair[0])
         return loaded
+
+    @torch.no_grad()
+    def written(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Those of these tensors of which anything was written, by this name or another, as files
+        of Hugging Face would have them now, in float32, one at a time: rounded as the model has
+        them."""
+        for name in names:
+            targets = self._targets.get(name, ())
+            if not any((target.weight, target.first) in self._written for target in targets):
+                continue
+            whole = torch.empty(self._shapes[name][0])
+            for target in targets:
+                target.within.of_tensor(whole, target.count).copy_(_read(target))
+            yield name, whole
 
     def _checked(self, pair: Any) -> str | None:
         """The name as in `_targets`; None for a tensor that is no weight of its own."""
@@ -141,6 +166,13 @@ def _write(target: _Target, tensor: Tensor) -> None:
         rows = rows.float() + target.less
     for place in target.places:
         place.write_rows(target.first, rows)
+
+
+def _read(target: _Target) -> Tensor:
+    rows = target.places[0].read_rows(target.first, target.count)
+    if target.less:
+        rows = rows - target.less
+    return rows if target.order is None else in_order(rows.contiguous(), target.order.back())
 
 
 def _check(name: str, tensor: Any, shapes: tuple[tuple[int, ...], ...]) -> None:

@@ -15,9 +15,9 @@ from quire.spec import ModelSpec
 CHUNKED, FULL = "chunked_attention", "full_attention"
 
 
-def cut_to_a_chunk(spec: ModelSpec, fields: Fields, usual: Sequence[bool]) -> ModelSpec:
-    """The spec for texts in which every token is in the first chunk. `usual`: whether each layer is
-    one with chunks, where the config does not list the kinds of layers."""
+def with_chunks(spec: ModelSpec, fields: Fields, usual: Sequence[bool]) -> ModelSpec:
+    """The spec with the chunks of its layers. `usual`: whether each layer is one with chunks, where
+    the config does not list the kinds of layers."""
     kinds = fields.values.get("layer_types") or [CHUNKED if one else FULL for one in usual]
     if not isinstance(kinds, list) or len(kinds) != num_layers(fields):
         raise fields.wrong("layer_types", f"a list of {num_layers(fields)} names")
@@ -25,10 +25,24 @@ def cut_to_a_chunk(spec: ModelSpec, fields: Fields, usual: Sequence[bool]) -> Mo
         if kind not in (CHUNKED, FULL):
             raise UnsupportedModel(f"{fields.source}: layer type {str(kind)[:40]!r}")
     fields.refuse_null("attention_chunk_size")
-    chunk, length = fields.count("attention_chunk_size", 8192), spec.max_model_len
-    if CHUNKED not in kinds or length <= chunk:
+    chunk = fields.count("attention_chunk_size", 8192)
+    if spec.max_model_len <= chunk:
         return spec
-    return replace(spec, max_model_len=chunk, chunked_len=length)
+    own = (chunk if kind == CHUNKED else None for kind in kinds)
+    pairs = zip(spec.layers, own, strict=True)
+    layers = (replace(o, attention=replace(o.attention, chunk=c)) for o, c in pairs)
+    return replace(spec, layers=tuple(layers))
+
+
+def chunk_of(spec: ModelSpec) -> int:
+    """The size of the chunks in which some layers see a text; 0 if there are none."""
+    return next((one.chunk for one in spec.attentions if one.chunk is not None), 0)
+
+
+def within_a_chunk(spec: ModelSpec) -> ModelSpec:
+    """The spec for texts in which every token is in the first chunk."""
+    bare = spec.with_attention(lambda one: replace(one, chunk=None))
+    return replace(bare, max_model_len=chunk_of(spec))
 
 
 _PERIOD, _WINDOW = "interleave_moe_layer_step", "attention.sliding_window"

@@ -23,7 +23,6 @@ PERIOD = 2  # one layer in each period has no window: its last
 # Used if a config has no rope settings.
 ROPE: dict[str, Any] = {
     "rope_type": "yarn",
-    "rope_theta": 150_000.0,
     "factor": 32.0,
     "original_max_position_embeddings": 4096,
     "truncate": False,
@@ -38,7 +37,7 @@ def read(fields: Fields) -> ModelSpec:
     spec = read_plain_decoder(
         fields,
         heads,
-        rope=read_rope(fields, heads.head_dim, theta=ROPE["rope_theta"]),
+        rope=read_rope(fields, heads.head_dim, theta=150_000.0),
         windows=windows_in_turn(fields, window, PERIOD),
         norm=NormPlan(fields.positive("rms_norm_eps", 1e-5), rounds_last=True),
         **read_biases(fields, unsaid=True),

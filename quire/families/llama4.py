@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.families.chunks import IN_GGUF, cut_to_a_chunk
+from quire.families.chunks import IN_GGUF, with_chunks
 from quire.families.family import Family, LayerNames, Name, sizes
 from quire.families.fields import Fields
 from quire.families.mixtures import ROUTER_KEYS, read_experts, with_experts
@@ -46,7 +46,7 @@ def read(fields: Fields) -> ModelSpec:
 
     pairs = zip(spec.layers, turned, strict=True)
     layers = tuple(replace(one, attention=of(one.attention, turns)) for one, turns in pairs)
-    spec = with_pairs_side_by_side(cut_to_a_chunk(replace(spec, layers=layers), fields, turned))
+    spec = with_pairs_side_by_side(with_chunks(replace(spec, layers=layers), fields, turned))
     return _with_experts(spec, fields)
 
 

@@ -64,6 +64,9 @@ class AdaptedLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self._base.write_rows(first, rows)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self._base.read_rows(first, count)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self._base.tensors()
 

@@ -15,6 +15,8 @@ from quire.backends.ops import (
     AttentionStep,
     HeadNorms,
     HeadShape,
+    Kernels,
+    PlannedAttention,
     RowOp,
     StateStep,
 )
@@ -24,17 +26,19 @@ from quire.layers.batch import Batch
 from quire.layers.cross import Heard
 from quire.layers.linear import Linear
 from quire.layers.overlay import Overlay
+from quire.layers.own_chunks import apart_by_chunk
 from quire.layers.rotary import Turn
 from quire.layers.tp import TensorParallel
 
 
 class Kind(NamedTuple):
     """What the attention of a pass is planned for, once for all layers that have it in common: the
-    block table that is read, the window, and the heads."""
+    block table that is read, the window, the heads, and the chunks."""
 
     table: int
     window: int | None
     shape: HeadShape
+    chunk: int | None = None
 
 
 def attention_inputs(batch: Batch, table: int = 0) -> AttentionInputs:
@@ -53,6 +57,13 @@ def attention_inputs(batch: Batch, table: int = 0) -> AttentionInputs:
         longest_query=batch.longest_query,
         longest_context=batch.longest_context,
     )
+
+
+def planned(kernels: Kernels, kind: Kind, inputs: AttentionInputs) -> PlannedAttention:
+    """The attention of a pass for all layers of a kind."""
+    if kind.chunk is not None:
+        inputs = apart_by_chunk(inputs, kind.chunk, kind.shape.block_size)
+    return kernels.of_heads(kind.shape).plan_attention(inputs, kind.window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class Attention:
         adapted: AdaptedHeads | None = None,
         values: Values | None = None,
         inner: RowOp = unchanged,
+        chunk: int | None = None,
     ) -> None:
         """`rope`: index into the model's ropes. `norms`: norms of q and k that the kernel applies
         before it rotates. `heads`: applied to q and k before that kernel. `growth`: makes queries
@@ -133,11 +145,11 @@ class Attention:
         `norms` makes before it. `gate`: its sigmoid is multiplied with the attended values.
         `adapted`: norms q and k in place of `norms` where adapters have norms of their own.
         `values`: how values are made, where not as a third part of the first product. `inner`:
-        applied to what was attended, before the last product."""
+        applied to what was attended, before the last product. `chunk`: as in an AttentionPlan."""
         self.shape, self.qkv, self.heads, self.out = shape, qkv, heads, out
         self.window, self.rope, self.norms, self.tp = window, rope, norms, tp
         self.growth, self.sinks, self.gate, self.adapted = growth, sinks, gate, adapted
-        self.weights, self.inner = weights, inner
+        self.weights, self.inner, self.chunk = weights, inner, chunk
         self.table = 0  # its block table, set by Decoder.use_groups
         self.num_turned = shape.num_heads + shape.num_kv_heads
         self.values = values or Values(self.num_turned)
@@ -149,7 +161,7 @@ class Attention:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.table, self.window, self.shape)
+        return Kind(self.table, self.window, self.shape, self.chunk)
 
     def __call__(self, x: Tensor, shared: Pass, keys: Tensor, values: Tensor) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.shape.head_dim)  # q, k, v heads

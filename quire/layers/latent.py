@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from quire.backends.ops import HeadNorms, HeadShape, HeadsOp, Kernels, LatentRows, RowNorm, RowOp
@@ -58,6 +59,17 @@ class LatentPairs:
             else:
                 self.to_values.products[head].write_rows(0, rows[at : at + plan.value_dims])
                 at += plan.value_dims
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        """Of as many rows as write_rows takes."""
+        plan, found = self.plan, list[Tensor]()
+        while (at := sum(map(len, found))) < count:
+            head, inside = divmod(first + at, plan.pair_dims)
+            if inside == 0:
+                found.append(self.to_rows.products[head].read_rows(0, plan.kv_rank).T)
+            else:
+                found.append(self.to_values.products[head].read_rows(0, plan.value_dims))
+        return torch.cat(found)
 
     def tensors(self) -> tuple[Tensor, ...]:
         both = (*self.to_rows.products, *self.to_values.products)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from quire.backends.linear import LinearOp
@@ -18,6 +19,9 @@ class PlainRows:
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.tensor[first : first + len(rows)] = rows
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.tensor[first : first + count].to("cpu", torch.float32)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
@@ -41,6 +45,9 @@ class Linear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         """Overwrite the rows first, first + 1, ... of the weight."""
         self.multiply.write_rows(first, rows)
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.multiply.read_rows(first, count)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.multiply.tensors()

@@ -18,7 +18,7 @@ from quire.backends.two_way import TwoWayAttention
 from quire.errors import UnsupportedModel
 from quire.families.registry import family_named
 from quire.layers.adapted import AdapterSites
-from quire.layers.attention import Kind, Pass, attention_inputs
+from quire.layers.attention import Kind, Pass, attention_inputs, planned
 from quire.layers.batch import Batch
 from quire.layers.embedding import Embedding, shared_table
 from quire.layers.kv_groups import BlockTables, KVGroup
@@ -107,10 +107,7 @@ class Decoder:
         [1, ...] where values are a part of keys, and is addressed by the table of its group."""
         kinds = self.kinds
         inputs = {kind.table: attention_inputs(batch, kind.table) for kind in kinds}
-        attention = {
-            kind: self.kernels.of_heads(kind.shape).plan_attention(inputs[kind.table], kind.window)
-            for kind in kinds
-        }
+        attention = {kind: planned(self.kernels, kind, inputs[kind.table]) for kind in kinds}
         states = {
             table: self.kernels.plan_states(attention_inputs(batch, table))
             for table in self.state_tables

@@ -187,6 +187,7 @@ class Parts(WeightParts):
             adapted=adapted,
             values=self._values(plan),
             inner=self.inner_norm(f"{name}.inner_norm", plan.inner_norm, attended) or unchanged,
+            chunk=plan.chunk,
         )
 
     def _values(self, plan: AttentionPlan) -> Values:
@@ -201,7 +202,8 @@ class Parts(WeightParts):
 
     def _reading_attention(self, name: str, plan: AttentionPlan) -> ReadingAttention:
         others = (plan.query_growth, plan.sinks, plan.output_gate, plan.qk_norm_behind, plan.clip)
-        if any(others) or plan.qk_norm_over == "width" or plan.inner_norm is not None:
+        more = (plan.inner_norm, plan.chunk)
+        if any(others) or plan.qk_norm_over == "width" or more != (None, None):
             raise UnsupportedModel(f"{name}: keys of another layer beside sinks, gates or growth.")
         hidden, width = self.spec.hidden_size, plan.num_heads * plan.head_dim
         norm: RowOp = unchanged

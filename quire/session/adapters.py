@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,9 @@ def make_store(
         read_adapter,
         dtype=DTYPES[config.dtype],
         rows_of=sites.rows_of,
-        read_base=partial(_base_weights, files, planned, is_dummy=options.load_format == "dummy"),
+        read_base=partial(
+            _base_weights, files, planned, handles, is_dummy=options.load_format == "dummy"
+        ),
     )
     store = AdapterStore(
         sites,
@@ -82,17 +84,23 @@ def check_no_adapters(options: Options, what: str) -> None:
 def _base_weights(
     files: ModelFiles,
     planned: ModelSpec | FallbackPlan,
+    handles: Handles,
     names: Collection[str],
     *,
     is_dummy: bool,
-) -> Iterable[tuple[str, Tensor]]:
-    """The model's own weights of these names; none if they are dummies, or if only Transformers
-    knows their names in the files."""
+) -> Iterator[tuple[str, Tensor]]:
+    """The model's own weights of these names: those that were exchanged as the model has them, the
+    others as its files do. None of files if they are dummies, or if only Transformers knows their
+    names in the files."""
     from quire.weights.load import stored_weights
 
-    if is_dummy or not isinstance(planned, ModelSpec):
-        return ()
-    return stored_weights(files, planned, only=names)
+    rest = {*names}
+    if handles.exchange is not None:
+        for name, weight in handles.exchange.written(names):
+            rest.discard(name)
+            yield name, weight
+    if rest and not is_dummy and isinstance(planned, ModelSpec):
+        yield from stored_weights(files, planned, only=rest)
 
 
 class AskedAdapters:

@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from quire.base.notes import note
 from quire.config import EngineConfig
 from quire.errors import InvalidOption, NotEnoughMemory, NotSupported, UnsupportedModel
+from quire.executor.driver import first_gpu
+from quire.executor.precompile.cuda_context import torch_knows_cuda
+from quire.families.chunks import chunk_of, within_a_chunk
 from quire.families.rope_config import for_length, long_len
 from quire.models.fallback.registered import CLASSES
 from quire.options import DeviceFacts, Options, resolve
+from quire.options.decide import DEFAULT_BLOCK_SIZE
 from quire.ranks.shares import ALONE, OPTION, RankShare
 from quire.spec import ModelSpec
 from quire.weights.quantised.config import without_quantisation
@@ -48,8 +52,7 @@ def plan_model(files: ModelFiles, options: Options) -> ModelSpec | FallbackPlan:
 
 def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
     """The spec from one of quire's own families, for texts as long as asked for."""
-    spec = files.spec(options.hf_overrides)
-    _check_chunks(spec, options.max_model_len or 0)
+    spec = _for_chunks(files.spec(options.hf_overrides), options)
     longer, longest = for_length(spec, options.max_model_len or 0), long_len(spec)
     if longest:
         now = "short" if longer is spec else "long"
@@ -61,20 +64,31 @@ def own_spec(files: ModelFiles, options: Options) -> ModelSpec:
     return longer
 
 
-def _check_chunks(spec: ModelSpec, asked: int) -> None:
-    """Refuse texts that are longer than the chunks in which a model sees them, or note chunks."""
-    chunk, longest = spec.max_model_len, spec.chunked_len
-    if asked > chunk and longest:
+def _for_chunks(spec: ModelSpec, options: Options) -> ModelSpec:
+    """The spec without chunks if texts are no longer than one; or if longer ones cannot be
+    computed, which is refused where they are asked for."""
+    chunk, asked = chunk_of(spec), options.max_model_len or 0
+    if not chunk or 0 < asked <= chunk:
+        return within_a_chunk(spec) if chunk else spec
+    size = options.block_size or DEFAULT_BLOCK_SIZE
+    if options.device != "cpu" and torch_knows_cuda() and first_gpu() is not None:
+        why, way_out = "is not built for a GPU", "device='cpu'"
+    elif chunk % size:
+        why, way_out = f"takes blocks that divide it, not {size} tokens", "another block_size"
+    else:
+        return spec
+    if asked > chunk:
         raise UnsupportedModel(
             f"max_model_len {asked:,} is above attention_chunk_size {chunk:,}: in longer texts a "
-            "token sees only its own chunk, which quire's own families do not compute. Use at most "
-            f"{chunk:,}, or model_impl='transformers' with a directory."
+            f"token sees only its own chunk, which {why}. Use at most {chunk:,}, {way_out}, or "
+            "model_impl='transformers' with a directory."
         )
-    if longest:
-        note(
-            f"attention_chunk_size: texts have at most {chunk:,} tokens, a chunk; Transformers "
-            f"computes the model, more slowly, if max_model_len is larger (up to {longest:,})"
-        )
+    note(
+        f"attention_chunk_size: texts have at most {chunk:,} tokens, a chunk; more, up to "
+        f"{spec.max_model_len:,}, {why}; Transformers computes them, more slowly, if max_model_len "
+        "says so"
+    )
+    return within_a_chunk(spec)
 
 
 def _is_registered(architectures: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import gcd
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from quire.backends.linear import LinearOp
 from quire.backends.ops import HeadShape
 from quire.backends.plain import PlainLinear
 from quire.executor.cpu.accuracy import caches_alone, pass_alone
+from quire.families.chunks import chunk_of
 from quire.layers.attention import Kind
 from quire.layers.rotary import Rotary
 from quire.layers.tp import TensorParallel
@@ -46,7 +48,8 @@ class LayerwiseModel:
 
     def __init__(self, files: ModelFiles, spec: ModelSpec) -> None:
         self._files, self._spec = files, spec
-        self._shape = head_shape(spec, DEFAULT_BLOCK_SIZE, torch.float32)
+        self._block_size = gcd(DEFAULT_BLOCK_SIZE, chunk_of(spec))  # blocks divide chunks
+        self._shape = head_shape(spec, self._block_size, torch.float32)
         self._kernels = _Unpacked(self._shape)
         self._names = [weight.name for weight in weights_of(spec)]
         # Weights of the output head, loaded when first needed.
@@ -59,7 +62,7 @@ class LayerwiseModel:
         spec, plans = self._spec, self._spec.layers
         rotary = Rotary(spec.rotations, max(map(len, windows)), CPU)
         kinds = frozenset(
-            Kind(0, one.window, HeadShape.of(one, DEFAULT_BLOCK_SIZE, torch.float32))
+            Kind(0, one.window, HeadShape.of(one, self._block_size, torch.float32), one.chunk)
             for one in spec.attentions
         )
         lengths = {len(window) for window in windows}
@@ -96,7 +99,7 @@ class LayerwiseModel:
         sources = sorted({one for one in spec.kv_sources if one is not None})
         places = [1 + sources.index(i) if i in sources else 0 for i in range(spec.num_layers)]
         each = [
-            caches_alone(spec, longest, DEFAULT_BLOCK_SIZE, torch.float32, CPU, places)
+            caches_alone(spec, longest, self._block_size, torch.float32, CPU, places)
             for _ in (windows if sources else windows[:1])
         ]
         return each if sources else each * len(windows)

@@ -295,6 +295,8 @@ class Session:
             self.turns.asleep |= {*PARTS}
             self.engine.scheduler.pool.forget_cache()
             self.engine.scheduler.media.clear()
+            if level == 2 and self.model.adapters is not None:  # its files are read again
+                self.model.adapters.base_changed()
             self.model.executor.sleep(keep_weights=level == 1)
 
     def wake_up(self, tags: Sequence[str] | None) -> None:

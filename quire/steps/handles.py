@@ -7,7 +7,7 @@ logits that are with their processors. An executor owns a Handles, which finds t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -28,6 +28,16 @@ class HeldLogits(Protocol):
 
     def wait(self, seconds: float) -> None:
         """Wait until these or other held logits are done, for at most `seconds`."""
+
+
+class Exchange(Protocol):
+    """Exchanges weights of a model whose files were read (executor/new_weights.py)."""
+
+    def load(self, named: Iterable[tuple[str, Any]]) -> set[str]:
+        """Write tensors, and return the names of those written."""
+
+    def written(self, names: Collection[str]) -> Iterable[tuple[str, Any]]:
+        """Those of the named tensors of which anything was written, as they are now."""
 
 
 def _no_adapter(number: int) -> Any:
@@ -55,6 +65,8 @@ class Handles:
         self.adapter: Callable[[int], Any] = _no_adapter
         # Why the executor's device has no room for the adapter of a number; "" if it has.
         self.lacks_room: Callable[[int], str] = lambda _: ""
+        # What writes other weights into the model; None before the first of them.
+        self.exchange: Exchange | None = None
 
     def add_request(self, request: Request) -> None:
         self._requests[request.number] = request

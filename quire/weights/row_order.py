@@ -24,6 +24,10 @@ class RowOrder:
             return self
         return RowOrder(self.heads, tuple(first.order[row] for row in self.order))
 
+    def back(self) -> RowOrder:
+        """The order that undoes this one."""
+        return RowOrder(self.heads, tuple(map(self.order.index, range(len(self.order)))))
+
 
 def deinterleaved(heads: int, size: int, dims: int) -> RowOrder:
     """For interleaved pairs (0 and 1, 2 and 3, ...) in the first `dims` rows of a head.

@@ -263,17 +263,3 @@ def test_without_enable_lora_nothing_is_in_the_way(shelf: Shelf) -> None:
         assert llm.generate(PROMPT, ONE, use_tqdm=False, lora_request=[None])[0].error is None
     with pytest.raises(InvalidRequest, match="max_cpu_loras.*at least max_loras"):
         open_llm(shelf.base, max_loras=3, max_cpu_loras=2)
-
-
-def test_dora_is_refused_once_the_base_has_other_weights(shelf: Shelf, tmp_path: Path) -> None:
-    dora = make_peft(shelf.model, ("q_proj",), use_dora=True).save(tmp_path / "dora")
-    with open_llm(shelf.base) as llm:
-        before, plain = ask(llm, dora), ask(llm, Path(shelf.requests[0].lora_path))
-        worker: Any = llm.llm_engine.model_executor.driver_worker
-        weights = shelf.model.state_dict()
-        weights.pop("lm_head.weight", None)
-        worker.model_runner.model.load_weights(weights.items())
-        with pytest.raises(InvalidAdapter, match="DoRA.*Make a new LLM"):
-            ask(llm, dora)
-        assert ask(llm, Path(shelf.requests[0].lora_path)) == plain
-    assert before

@@ -94,6 +94,9 @@ class ReferenceLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.weight[first : first + len(rows)] = rows
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.weight[first : first + count].to("cpu", torch.float32)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.weight,)
 

@@ -8,8 +8,9 @@ import pytest
 from transformers.models.olmo_hybrid import OlmoHybridConfig
 
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.chunks import chunk_of, within_a_chunk
 from quire.families.rope_config import for_length
-from quire.layer_parts.rope import FactorRope, Llama3Rope
+from quire.layer_parts.rope import FactorRope, Llama3Rope, YarnRope
 from quire.layer_plan import ExpertsPlan
 from quire.weights.hf_config import spec_from_hf
 
@@ -70,13 +71,27 @@ def test_both_sets_of_factors_of_phimoe_have_a_factor_of_their_own() -> None:
         spec_from_hf({**named, "num_experts_per_tok": 3})
 
 
-def test_texts_of_llama4_are_no_longer_than_a_chunk() -> None:
+def test_a_theta_of_gpt_oss_holds_beside_settings_that_are_left_out() -> None:
+    named = {**TINY, "architectures": ["GptOssForCausalLM"], "rope_parameters": None}
+    for said, theta in (({}, 150_000.0), ({"rope_theta": 77.0}, 77.0)):
+        rope = spec_from_hf({**named, **said}).rope
+        assert rope.theta == theta and isinstance(rope.scaling, YarnRope)
+
+
+def test_turned_layers_of_llama4_see_a_text_in_chunks() -> None:
+    """If a text may be longer than one: otherwise there are none."""
     named = {**TINY, "architectures": ["Llama4ForCausalLM"], "attention_chunk_size": 100}
     spec = spec_from_hf(named)
-    assert (spec.max_model_len, spec.chunked_len) == (100, 256)
+    attentions = [layer.attention for layer in spec.layers]
+    assert [one.chunk for one in attentions] == [100, 100, 100, None]
+    assert [one.rope is None for one in attentions] == [False, False, False, True]
+    assert [one.reach for one in attentions] == [100, 100, 100, None]
+    assert (spec.max_model_len, chunk_of(spec)) == (256, 100)
+    cut = within_a_chunk(spec)
+    assert (cut.max_model_len, chunk_of(cut)) == (100, 0)
     for change in ({"attention_chunk_size": 256}, {"layer_types": ["full_attention"] * 4}):
         spec = spec_from_hf({**named, **change})
-        assert (spec.max_model_len, spec.chunked_len) == (256, 0)
+        assert (spec.max_model_len, chunk_of(spec)) == (256, 0)
     with pytest.raises(CorruptModel, match="attention_chunk_size"):
         spec_from_hf({**named, "attention_chunk_size": None})
     with pytest.raises(UnsupportedModel, match="sliding_attention"):

@@ -205,6 +205,8 @@ class PlanOracle:
         at = torch.arange(count)
         apart = at[:, None] - at[None]
         seen = (apart >= 0) & (apart < (plan.window or count))
+        own = plan.chunk or count
+        seen &= at[:, None] // own == at[None] // own
         scores = scores.masked_fill(~seen, -torch.inf)
         if plan.sinks:
             column = self.weights[f"{name}sinks.weight"][:, None, None].expand(-1, count, 1)

@@ -64,6 +64,7 @@ ATTENTION: dict[str, list[Any]] = {
         Rope(100.0, 16, turning=3),
     ],
     "window": [5],
+    "chunk": [4, 8],
     "qkv_bias": [True],
     "o_bias": [True],
     "query_growth": [QueryGrowth(0.5, 6), QueryGrowth(0.5, 6, first=2)],
@@ -342,7 +343,6 @@ def test_every_field_has_another_value_here() -> None:
     around.add("whole")  # of the share of one of several ranks: tests/ranks
     # Of what files have, and of what a sound gives: tests/media/test_whisper.py.
     around |= {"k_bias", "cross"}
-    around.add("chunked_len")  # of what is refused: tests/families
     kinds = (
         AttentionPlan,
         LatentPlan,

@@ -31,6 +31,7 @@ ATTENTION = {
     "scale": 1.0,
     "softcap": 5.0,
     "window": 3,
+    "chunk": 3,
     "rope": None,
     "qk_norm_over": "width",
     "qk_norm_behind": True,
@@ -76,7 +77,7 @@ SEEN_IN_WEIGHTS = {
     *("width", "gated", "bias", "attention", "mlp", "norm", "layers"),
     *("vocab_size", "hidden_size", "tied_embeddings", "learned_positions"),
 }
-NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype", "two_way", "chunked_len"}
+NOT_COMPUTED_WITH = {"max_model_len", "eos_ids", "bos_id", "dtype", "two_way"}
 OF_A_RANK = {"whole"}  # and no model's files are a rank's
 
 

@@ -132,6 +132,17 @@ def test_tensors_that_do_not_fit_their_layout(
         read(tmp_path)
 
 
+def test_zero_points_are_taken_where_a_config_does_not_call_codes_symmetric(
+    tmp_path: Path,
+) -> None:
+    said = {key: value for key, value in GPTQ.items() if key != "sym"}
+    state = write_quantised(
+        tiny_model("llama"), tmp_path, type(CASES["gptq"])(said, CASES["gptq alone"].write)
+    )
+    expected = as_quire_names_them(state, locate(str(tmp_path)).spec())
+    assert all(torch.equal(one, expected[name]) for name, one in read(tmp_path).items())
+
+
 def test_biases_of_zeros_that_tools_write_are_passed_over(tmp_path: Path) -> None:
     write_quantised(tiny_model("llama"), tmp_path, CASES["gptq"])
     changed(tmp_path, bias=torch.zeros(64))

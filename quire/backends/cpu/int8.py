@@ -86,6 +86,9 @@ class Int8Matrix:
         """Pack rows of any dtype and device; see linear.WeightRows."""
         self.pack(rows.to("cpu", torch.float32).contiguous(), first)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.look_up(torch.arange(first, first + count))
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.packed, self.scales, self.sums
 
@@ -158,6 +161,9 @@ class TorchLinear:
 
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.matrix.write_rows(first, rows)
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.matrix.read_rows(first, count)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.matrix.tensors()

@@ -142,6 +142,9 @@ class InvariantLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.op.write_rows(first, rows)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.op.read_rows(first, count)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.op.tensors()
 

@@ -57,5 +57,9 @@ class PackedLinear:
         plain[first : first + len(rows)] = rows
         self.packed = torch.ops.mkldnn._reorder_linear_weight(plain, None)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        plain: Tensor = self.packed.to_dense()
+        return plain[first : first + count].float()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.packed,)

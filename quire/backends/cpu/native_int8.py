@@ -127,5 +127,8 @@ class NativeLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.matrix.write_rows(first, rows)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.matrix.read_rows(first, count)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.matrix.tensors()

@@ -136,6 +136,9 @@ class SteadyLinear:
     def write_rows(self, first: int, rows: Tensor) -> None:
         self.plain.write_rows(first, rows)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.plain.read_rows(first, count)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.plain.tensors()
 

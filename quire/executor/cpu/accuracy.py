@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.backends.ops import AttentionInputs, HeadShape, Kernels
 from quire.executor.memory import make_cache, own_caches
-from quire.layers.attention import Kind, Pass
+from quire.layers.attention import Kind, Pass, planned
 from quire.layers.kv_groups import KVGroup
 from quire.layers.rotary import Rotary
 from quire.models.decoder import Decoder
@@ -199,9 +199,7 @@ def pass_alone(
         longest_query=count,
         longest_context=count,
     )
-    attention = {
-        kind: kernels.of_heads(kind.shape).plan_attention(inputs, kind.window) for kind in kinds
-    }
+    attention = {kind: planned(kernels, kind, inputs) for kind in kinds}
     slots = (positions,) * (1 + max((kind.table for kind in kinds), default=0))
     states = {0: kernels.plan_states(inputs)}
     return Pass(positions, rotary(positions), slots, attention, states=states)

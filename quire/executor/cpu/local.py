@@ -199,7 +199,7 @@ class LocalExecutor:
         anyway."""
         self._runner = None
         if not keep_weights:
-            self._model = None
+            self._model = self.handles.exchange = None
             self.shelf.drop_tower()
 
     def wake_up(self, part: Part) -> None:
@@ -218,7 +218,9 @@ class LocalExecutor:
             raise NotSupported(NO_EXCHANGE)
         if self._runner is not None and self._runner.adapters is not None:
             self._runner.adapters.forget()
-        return NewWeights(self._model, self.spec).load(named)
+        if self.handles.exchange is None:
+            self.handles.exchange = NewWeights(self._model, self.spec)
+        return self.handles.exchange.load(named)
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         if self._runner is None:
@@ -236,7 +238,7 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Drop the model and the KV cache, which frees their memory at once."""
-        self._runner = self._model = self._weights = None
+        self._runner = self._model = self._weights = self.handles.exchange = None
         self.shelf.drop_tower()
 
 

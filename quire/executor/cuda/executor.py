@@ -162,6 +162,7 @@ class CudaExecutor:
         if self._runner is not None:
             self._runner.close()
         self._runner = self._model = self._weights = self._on_host = None
+        self.handles.exchange = None
         self.shelf.drop_tower()
         give_back()
 
@@ -176,7 +177,7 @@ class CudaExecutor:
             if self._sites is not None:
                 self._sites.release()
             if not keep_weights:
-                self._model = self._on_host = self._sites = None
+                self._model = self._on_host = self._sites = self.handles.exchange = None
             elif self._model is not None and self._on_host is None:
                 self._on_host = OffloadedWeights(self._model)
             give_back()
@@ -202,7 +203,9 @@ class CudaExecutor:
         with gpu_errors("while taking other weights"):
             if self._runner is not None:
                 self._runner.forget_adapters()
-            return NewWeights(self._model, self.spec).load(named)
+            if self.handles.exchange is None:
+                self.handles.exchange = NewWeights(self._model, self.spec)
+            return self.handles.exchange.load(named)
 
     def _drop_garbage(self, dtype: torch.dtype) -> None:
         """Free the memory of an earlier engine that was not closed and is garbage now. Collecting

@@ -16,6 +16,7 @@ from quire.backends.triton.sample import SampleBuffers, SamplingColumns, sample
 from quire.backends.triton.steady import SteadyBuffers, SteadyDecode
 from quire.backends.triton.steps import Fed, accept, feed
 from quire.backends.triton.tiles import steady_tiles
+from quire.errors import NotSupported
 from quire.executor.cuda.device_ops import Feed
 from quire.executor.cuda.device_rows import DeviceColumns, aligned_lines
 from quire.executor.cuda.graphs import DecodePlaces, GuessPlaces
@@ -48,6 +49,8 @@ class TritonOps:
     ) -> None:
         """`state_tables`: block tables of layers that keep states; `steady`: attention gives a row
         the same bits in any batch."""
+        if any(kind.chunk is not None for kind in kinds):
+            raise NotSupported("layers that see their own chunk alone are not built for a GPU.")
         self._columns, self._block_size, self._steady = columns, block_size, steady
         self._kinds = sorted(kinds, key=lambda kind: kind.table)
         self._state_tables = state_tables

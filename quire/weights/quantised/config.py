@@ -153,7 +153,8 @@ def _gptq_layout(fields: Fields, is_second: bool) -> Layout:
     bits = fields.count("bits")
     if bits not in GPTQ_BITS:
         raise refused(fields, "bits", "GPTQ is read in 2, 3, 4 and 8 bits")
-    group, symmetric = _group(fields, "group_size"), fields.flag("sym", True)
+    # Where a config does not say it, zero points are taken as they are stored.
+    group, symmetric = _group(fields, "group_size"), fields.flag("sym", False)
     return Layout("gptq", bits, group, symmetric, zeros_less_one=not is_second)
 
 

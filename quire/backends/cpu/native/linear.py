@@ -53,6 +53,9 @@ class NativeLinear:
             plain = rows.to("cpu", torch.float32).contiguous()
         self._pack(plain)
 
+    def read_rows(self, first: int, count: int) -> Tensor:
+        return self.look_up(torch.arange(first, first + count))
+
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.packed,)
 
