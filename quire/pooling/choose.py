@@ -52,7 +52,7 @@ def choose_pooler(
     sentence = None
     if options.runner != "generate":
         if files.kind == "hf":
-            sentence = read_sentence_files(files.path)
+            sentence = read_sentence_files(files.modules_path, files.path)
             for name in filter(lambda name: (files.path / name).exists(), _PICKLED_HEADS):
                 note(f"{name} is a pickle and not read: no {_PICKLED_HEADS[name]} are made by it")
         else:
@@ -82,6 +82,7 @@ def choose_pooler(
             chat=sentence.chat,
             lower_case=sentence.lower_case,
             max_len=sentence.max_len,
+            pools_prompt=sentence.pools_prompt,
         )
     return _configured(spec, options)
 

@@ -59,15 +59,16 @@ class Head:
         states: Floats,
         num_tokens: int,
         *,
+        first: int = 0,
         dimensions: int | None = None,
         use_activation: bool | None = None,
     ) -> Floats:
-        """The result of a task for the states of one text: [size], or [tokens, size] for token_*
-        tasks."""
+        """The result of a task for the states of one text, without those of its tokens before
+        `first`: [size], or [tokens, size] for token_* tasks."""
         by_token = task.startswith("token_")
         x = np.array(states)  # a copy: `states` is a view of a whole pass
         if not by_token:
-            parts = [_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)]
+            parts = [_pooled(x, kind, first, num_tokens) for kind in self.spec.pooling_of(task)]
             x = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
@@ -109,18 +110,20 @@ def _width(spec: PoolerSpec, hidden_size: int) -> int:
     return min(made, spec.cut_to or made)
 
 
-def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
-    """[1, H] of the states that a kind of pooling needs, or of all states of a text."""
+def _pooled(x: Floats, pooling: PoolingType, first: int, num_tokens: int) -> Floats:
+    """[1, H] of the states that a kind of pooling needs, or of all states, of tokens first ..
+    num_tokens of a text."""
     made: Floats
+    count = num_tokens - first
     match pooling:
         case "mean":
-            made = x.sum(0, keepdims=True) / num_tokens
+            made = x.sum(0, keepdims=True) / count
         case "mean_sqrt_len":
-            made = x.sum(0, keepdims=True) / math.sqrt(num_tokens)
+            made = x.sum(0, keepdims=True) / math.sqrt(count)
         case "max":
             made = x.max(0, keepdims=True)
-        case "weightedmean":  # weights are positions, from 1
-            weights = np.arange(1, num_tokens + 1, dtype=np.float32)[:, None]
+        case "weightedmean":  # weights are positions in the whole text, from 1
+            weights = np.arange(first + 1, num_tokens + 1, dtype=np.float32)[:, None]
             made = (weights * x).sum(0, keepdims=True) / weights.sum()
         case "cls":
             made = x[:1]
@@ -139,7 +142,7 @@ def load_head(
     stored = {} if dummy else files.stored_tensors()
     projections, width = [], hidden_size * len(spec.pooling)
     for one in spec.projections:
-        projections.append(_projection(one, stored, files.path, width))
+        projections.append(_projection(one, stored, files.modules_path, width))
         width = one.rows
     labels: list[Op] = []
     if spec.classifier is not None:

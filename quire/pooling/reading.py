@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import (
+    InvalidPrompt,
     InvalidRequest,
     NotSupported,
     PromptTooLong,
@@ -23,8 +24,8 @@ from quire.inputs.prompt import Encoding, read_tokenization
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenization import named_options
 from quire.inputs.tokenizer import Tokenizer
-from quire.pooling.spec import PoolerSpec
-from quire.request import HiddenKind, Ints, Request
+from quire.pooling.spec import PoolerSpec, Task
+from quire.request import Ints, Request
 from quire.sampling_params import SamplingParams
 
 Made = Request | QuireError
@@ -91,7 +92,7 @@ class PoolingReader:
     def read(
         self,
         prompts: Sequence[Any],
-        hidden: HiddenKind,
+        task: Task,
         options: TextOptions,
         *,
         first_number: int,
@@ -105,20 +106,24 @@ class PoolingReader:
             if not isinstance(one, QuireError) and one.token_ids is None
         ]
         encoded = iter(self._encode(texts, options))
+        left_out = self._left_out(task, options) if texts else 0
         made: list[Made] = []
         for i, one in enumerate(parsed):
             if isinstance(one, QuireError):
                 found: Made = one
+            elif one.token_ids is None:
+                ids = _with_text(next(encoded), left_out)
+                found = self._request(ids, one, task, first_number + i, skip_cache, left_out)
             else:
-                ids = next(encoded) if one.token_ids is None else _cut(one.token_ids, options, self)
-                found = self._request(ids, one, hidden, first_number + i, skip_cache)
+                ids = _cut(one.token_ids, options, self)
+                found = self._request(ids, one, task, first_number + i, skip_cache)
             made.append(naming_prompt(found, i))
         return made
 
     def read_pairs(
         self,
         pairs: Sequence[tuple[str, str]],
-        hidden: HiddenKind,
+        task: Task,
         options: TextOptions,
         *,
         first_number: int,
@@ -128,9 +133,28 @@ class PoolingReader:
         encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
         nothing = ParsedPrompt(None, None)
         return [
-            naming_prompt(self._request(ids, nothing, hidden, first_number + i, False), i)
+            naming_prompt(self._request(ids, nothing, task, first_number + i, False), i)
             for i, ids in enumerate(encoded)
         ]
+
+    def _left_out(self, task: Task, options: TextOptions) -> int:
+        """How many tokens of the prompt before each text pooling leaves out: those that the prompt
+        has by itself, without the special one at its end. Of chat messages none."""
+        tokenizer, spec = self._tokenizer, self._spec
+        if not options.prompt or spec.chat is not None or not spec.leaves_out_prompt(task):
+            return 0
+        if options.side == "left" and self.most(options) is not None:
+            raise NotSupported(
+                "truncation_side='left' would cut off the model's prompt, whose tokens are not "
+                "pooled (include_prompt is false): keep the right side, or use prompt_name=''"
+            )
+        special = options.encoding.add_special_tokens
+        [alone] = self._encoder(options).encode([self._lower(options.prompt)], special)
+        if isinstance(alone, QuireError):
+            raise alone
+        ids = alone[0].tolist()
+        ended = tokenizer is not None and not tokenizer.special_ids.isdisjoint(ids[-1:])
+        return len(ids) - ended
 
     def _lower(self, text: str) -> str:
         return text.lower() if self._spec.lower_case else text
@@ -219,9 +243,10 @@ class PoolingReader:
         self,
         ids: Ints | QuireError,
         parsed: ParsedPrompt,
-        hidden: HiddenKind,
+        task: Task,
         number: int,
         skip_cache: bool,
+        left_out: int = 0,
     ) -> Made:
         if isinstance(ids, QuireError):
             return ids
@@ -232,6 +257,7 @@ class PoolingReader:
                 parameter="prompt",
                 value=len(ids),
             )
+        hidden = self._spec.states(task)
         return Request(
             number=number,
             prompt_ids=ids,
@@ -242,6 +268,7 @@ class PoolingReader:
             arrival=time.time(),
             cache_salt=parsed.cache_salt,
             hidden=hidden,
+            hidden_from=left_out,
             whole=self._whole,
         )
 
@@ -258,6 +285,16 @@ def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
     if isinstance(given, str) and not given:  # not empty: the tokenizer adds special tokens
         return ParsedPrompt("", None)
     return parse_prompt(given, vocab_size)
+
+
+def _with_text(ids: Ints | QuireError, left_out: int) -> Ints | QuireError:
+    """The ids of a text behind its prompt, or that pooling leaves all of them out."""
+    if isinstance(ids, QuireError) or len(ids) > left_out or not left_out:
+        return ids
+    return InvalidPrompt(
+        "no token is left to pool: those of the model's prompt do not count (include_prompt is "
+        "false), and there are no others. Leave the text out, or use prompt_name=''"
+    )
 
 
 def _rendered(

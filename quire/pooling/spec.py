@@ -75,6 +75,7 @@ class PoolerSpec:
     lower_case: bool = False
     max_len: int | None = None
     cut_to: int | None = None  # the default size of embeddings
+    pools_prompt: bool = True  # whether the tokens of such a prompt count in pooling
     why_not: str = ""  # why a task is missing, and what to do
 
     @property
@@ -86,6 +87,10 @@ class PoolerSpec:
         """The hidden states that a task needs."""
         kinds = {STATES[kind] for kind in self.pooling_of(task)}
         return "all" if task.startswith("token_") or len(kinds) > 1 else kinds.pop()
+
+    def leaves_out_prompt(self, task: Task) -> bool:
+        """Whether a task's result depends on leaving the tokens of a prompt out of pooling."""
+        return task == "embed" and not self.pools_prompt and {*self.pooling} != {"last"}
 
     def pooling_of(self, task: Task) -> tuple[PoolingType, ...]:
         """The kinds of pooling by which a task for whole texts joins the states of tokens."""
