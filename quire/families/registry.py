@@ -219,8 +219,8 @@ def family_of(architecture: object) -> Family | None:
     for ending in _OTHER_HEADS:
         if architecture.endswith(ending):
             stem = architecture.removesuffix(ending)
-            # Transformers names the text of models that also see so.
-            names = (stem + CAUSAL, stem.removesuffix("Text") + CAUSAL)
+            # Transformers names the text of models that also see so, and GPT-2 its own way.
+            names = (stem + CAUSAL, stem.removesuffix("Text") + CAUSAL, f"{stem}LMHeadModel")
             return next((BY_ARCHITECTURE[one] for one in names if one in BY_ARCHITECTURE), None)
     return None
 

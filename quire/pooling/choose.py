@@ -144,7 +144,8 @@ def _classifying(
     pooling: PoolingType = "last" if encoder is None else "cls"
     count = _num_labels(fields)
     prefix = "model." if encoder is None else encoder.prefix
-    parts: tuple[HeadPart, ...] = (Dense("score"),)
+    # Of classes for tokens, those with their own code call it "classifier".
+    parts: tuple[HeadPart, ...] = (Dense("score", also="classifier" if per_token else ""),)
     if encoder is not None:
         parts = encoder.classifier(fields, per_token)
         pooling = "cls" if per_token else _label_pooling(fields, encoder)

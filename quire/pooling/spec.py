@@ -11,7 +11,8 @@ from quire.request import HiddenKind
 
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
-PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
+# late: labels are made of each token's state and then averaged; of no embeddings.
+PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len", "late"]
 # The hidden states that each kind of pooling needs.
 STATES: Mapping[PoolingType, HiddenKind] = {
     "cls": "first",
@@ -20,6 +21,7 @@ STATES: Mapping[PoolingType, HiddenKind] = {
     "max": "all",
     "weightedmean": "all",
     "mean_sqrt_len": "sum",
+    "late": "all",
 }
 
 

@@ -12,6 +12,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 
 from quire import PoolingParams, SamplingParams
 from quire.errors import InvalidParams, NotSupported, UnsupportedModel
+from tests.fallback.tiny import tiny_model as tiny_classifier
 from tests.pooling.tiny import (
     DECODERS,
     HEADS,
@@ -117,6 +118,28 @@ def test_a_text_model_of_one_that_sees_may_classify(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model(torch.tensor([output.prompt_token_ids])).logits[0]
         np.testing.assert_allclose(output.outputs.probs, logits.softmax(-1), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "FalconForTokenClassification",  # its head is called "classifier"
+        "GPT2ForSequenceClassification",  # its causal class is GPT2LMHeadModel
+        "PhiForSequenceClassification",  # logits of tokens would have a bias
+    ],
+)
+def test_classes_with_names_of_their_own(architecture: str, tmp_path: Path) -> None:
+    model = tiny_classifier(architecture, num_labels=3)
+    model.save_pretrained(tmp_path)
+    prompt, task = [7, 8, 9, 60], "classify"
+    if architecture.endswith("TokenClassification"):
+        task = "token_classify"
+    with open_llm(tmp_path, skip_tokenizer_init=True) as llm:
+        raw = PoolingParams(use_activation=False)
+        [output] = llm.encode(prompt, raw, pooling_task=task, use_tqdm=False)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0]
+    np.testing.assert_allclose(output.outputs.data, logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
