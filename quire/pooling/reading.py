@@ -71,8 +71,18 @@ class PoolingReader:
         self._tokenizer, self._spec = tokenizer, spec
         self._vocab_size, self._num_types = vocab_size, num_types
         self._max_len, self._whole = max_len, whole
-        self._encoders: dict[tuple[int | None, str], CutEncoder] = {}
+        self._encoders: dict[tuple[int | None, str, bool], CutEncoder] = {}
         self._params: dict[bool, SamplingParams] = {}
+
+    def check(self, options: TextOptions) -> None:
+        """Refuse a length to which no text can be cut."""
+        if self._spec.chat is None and self._tokenizer is not None:
+            self._encoder(options)
+        elif self.most(options) is not None and self._spec.chat is not None:
+            raise NotSupported(
+                "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
+                "would be cut off; shorten the texts"
+            )
 
     def prompt_named(self, name: str | None) -> str:
         """The text of a named prompt, which texts begin with; None: the model's default."""
@@ -122,19 +132,25 @@ class PoolingReader:
 
     def read_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Sequence[tuple[Any, Any]],
         task: Task,
         options: TextOptions,
         *,
         first_number: int,
     ) -> list[Made]:
         """As `read`, for pairs of texts that the model reads as one."""
-        lower = self._lower
-        encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
-        nothing = ParsedPrompt(None, None)
+        lower, wrong = self._lower, [_wrong_pair(pair) for pair in pairs]
+        good: list[Text] = [
+            (lower(one), lower(other))
+            for (one, other), error in zip(pairs, wrong, strict=True)
+            if error is None
+        ]
+        encoded, nothing = iter(self._encode(good, options)), ParsedPrompt(None, None)
         return [
-            naming_prompt(self._request(ids, nothing, task, first_number + i, False), i)
-            for i, ids in enumerate(encoded)
+            naming_prompt(
+                self._request(error or next(encoded), nothing, task, first_number + i, False), i
+            )
+            for i, error in enumerate(wrong)
         ]
 
     def _left_out(self, task: Task, options: TextOptions) -> int:
@@ -177,7 +193,8 @@ class PoolingReader:
             good = [
                 f"{first}{t}" if isinstance(t, str) else (f"{first}{t[0]}", t[1]) for t in texts
             ]
-        rows = iter(self._encoder(options).encode(good, options.encoding.add_special_tokens))
+        encoder = self._encoder(options, pairs=any(isinstance(text, tuple) for text in good))
+        rows = iter(encoder.encode(good, options.encoding.add_special_tokens))
         encoded = [one if isinstance(one, QuireError) else next(rows) for one in chats or good]
         return [row if isinstance(row, QuireError) else self._typed(*row) for row in encoded]
 
@@ -189,11 +206,7 @@ class PoolingReader:
         template_options: Mapping[str, Any],
     ) -> list[Ints | QuireError]:
         """Texts for a model that reads chat messages: the template has the special tokens."""
-        if self.most(options) is not None:
-            raise NotSupported(
-                "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
-                "would be cut off; shorten the texts"
-            )
+        self.check(options)
         given = {"chat_template": None, **template_options}
         if options.chat_template is not None:
             given["chat_template"] = options.chat_template
@@ -206,10 +219,10 @@ class PoolingReader:
             for one in found
         ]
 
-    def _encoder(self, options: TextOptions) -> CutEncoder:
+    def _encoder(self, options: TextOptions, *, pairs: bool = False) -> CutEncoder:
         if self._tokenizer is None:
             raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
-        key = (self.most(options), options.side)
+        key = (self.most(options), options.side, pairs)
         if key not in self._encoders:
             while len(self._encoders) >= _MOST_ENCODERS:
                 self._encoders.pop(next(iter(self._encoders)))
@@ -285,6 +298,13 @@ def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
     if isinstance(given, str) and not given:  # not empty: the tokenizer adds special tokens
         return ParsedPrompt("", None)
     return parse_prompt(given, vocab_size)
+
+
+def _wrong_pair(pair: tuple[Any, Any]) -> InvalidPrompt | None:
+    kind = next((type(one).__name__ for one in pair if not isinstance(one, str)), None)
+    if kind is None:
+        return None
+    return InvalidPrompt(f"the pair has a {kind}; this model scores pairs of texts")
 
 
 def _with_text(ids: Ints | QuireError, left_out: int) -> Ints | QuireError:

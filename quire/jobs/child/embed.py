@@ -32,7 +32,7 @@ class EmbeddingEngine(JobEngine):
         self._options = text_options(
             self._pooling, None, params.truncate_prompt_tokens, given.get("prompt_name")
         )
-        self._pooling.reader.most(self._options)
+        self._pooling.reader.check(self._options)
 
     def _requests(self, rows: Rows) -> list[Made]:
         first = self._session.intake.take_numbers(len(rows))
