@@ -273,7 +273,7 @@ class PoolingReader:
         hidden = self._spec.states(task)
         return Request(
             number=number,
-            prompt_ids=ids,
+            prompt_ids=self._unpadded(ids) if task == "classify" else ids,
             params=self._sampling(skip_cache or hidden != "last"),
             max_tokens=0,
             noise_key=0,
@@ -284,6 +284,12 @@ class PoolingReader:
             hidden_from=left_out,
             whole=self._whole,
         )
+
+    def _unpadded(self, ids: Ints) -> Ints:
+        """The ids without padding at their end: [7 8 2 2] -> [7 8] where 2 pads; never none."""
+        pad = None if self._spec.classifier is None else self._spec.classifier.pad
+        others = np.flatnonzero(ids != pad)
+        return ids[: others[-1] + 1] if len(others) else ids[:1]
 
     def _sampling(self, skip_cache: bool) -> SamplingParams:
         """States of cached tokens are not kept, so such requests do not use the prefix cache."""

@@ -55,6 +55,7 @@ class Classifier:
     activation: Literal["sigmoid", "softmax", "identity"]
     pooling: PoolingType
     prefix: str = ""  # an optional prefix of names
+    pad: int | None = None  # such tokens at the end of a text are not read
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,27 @@ def test_a_text_model_of_one_that_sees_may_classify(tmp_path: Path) -> None:
         np.testing.assert_allclose(output.outputs.probs, logits.softmax(-1), atol=2e-5)
 
 
+def test_classes_of_a_text_that_ends_with_the_token_that_pads(tmp_path: Path) -> None:
+    """Many tokenizers have one token for both; Transformers takes it for padding."""
+    config = DECODERS["qwen3"]
+    model = write_model(tmp_path, config, "classes", num_labels=1, pad_token_id=2)
+    given: list[Any] = ["w1 w2 w3", "</s>", [7, 2, 8, 2, 2], [2, 2]]
+    with open_llm(tmp_path) as llm:
+        outputs = llm.classify(given, use_tqdm=False)
+        [score] = llm.score("w1", "w2", use_tqdm=False)
+        [reward] = llm.reward("w1 w2", use_tqdm=False)
+    with open_llm(tmp_path, pooler_config={"pooling_type": "LAST"}) as llm:
+        [last] = llm.classify("w1 w2", use_tqdm=False)
+    assert last.outputs.probs[0] == pytest.approx(float(reward.outputs.data[-1]), abs=2e-5)
+    read = [[0, 7, 8, 9, 2], [0, 2, 2], given[2], [2, 2], [0, 7, 2, 8, 2]]
+    for output, ids in zip([*outputs, score], read, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0].sigmoid()
+        found = output.outputs.score if output is score else output.outputs.probs[0]
+        assert found == pytest.approx(float(expected), abs=2e-5)
+    assert len(reward.outputs.data) == 4  # each token has its labels
+
+
 @pytest.mark.parametrize(
     "architecture",
     [
