@@ -27,7 +27,7 @@ def decoder_plan(
     head is never used."""
     spec = plan_model(files, options)
     if not isinstance(spec, ModelSpec):
-        return spec, None
+        return spec, _headless(files, options) if spec.found.headless else None
     if options.load_format == "dummy":
         return spec, _headless(files, options)
     spec = with_stored_head(files, spec)

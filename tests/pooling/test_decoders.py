@@ -147,6 +147,7 @@ def test_classes_of_a_text_that_ends_with_the_token_that_pads(tmp_path: Path) ->
         "FalconForTokenClassification",  # its head is called "classifier"
         "GPT2ForSequenceClassification",  # its causal class is GPT2LMHeadModel
         "PhiForSequenceClassification",  # logits of tokens would have a bias
+        "DiffLlamaForSequenceClassification",  # only Transformers has its layers
     ],
 )
 def test_classes_with_names_of_their_own(architecture: str, tmp_path: Path) -> None:
@@ -158,9 +159,27 @@ def test_classes_with_names_of_their_own(architecture: str, tmp_path: Path) -> N
     with open_llm(tmp_path, skip_tokenizer_init=True) as llm:
         raw = PoolingParams(use_activation=False)
         [output] = llm.encode(prompt, raw, pooling_task=task, use_tqdm=False)
+        with pytest.raises(NotSupported, match="writes no text"):
+            llm.generate(prompt)
     with torch.no_grad():
         logits = model(torch.tensor([prompt])).logits[0]
     np.testing.assert_allclose(output.outputs.data, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_transformers_without_any_head_embed(tmp_path: Path) -> None:
+    model = tiny_classifier("DiffLlamaForCausalLM", tie_word_embeddings=False).model
+    model.save_pretrained(tmp_path)
+    prompt = [*range(7, 40)]
+    with open_llm(
+        tmp_path, **EMBEDS, skip_tokenizer_init=True, max_num_batched_tokens=16, max_model_len=64
+    ) as llm:
+        [output] = llm.embed(prompt, use_tqdm=False)
+        assert llm.supported_tasks == ("embed", "token_embed")
+    assert similarity(output.outputs.embedding, hidden_of(model, prompt)[-1]) > 0.99999
+    model = tiny_classifier("BartForSequenceClassification", is_decoder=False)
+    model.save_pretrained(tmp_path / "bart")  # BartForCausalLM is its decoder alone
+    with pytest.raises(UnsupportedModel, match="BartForSequenceClassification is not supported"):
+        open_llm(tmp_path / "bart", skip_tokenizer_init=True)
 
 
 @pytest.mark.parametrize(
