@@ -213,6 +213,7 @@ class RequestOutput:
         continuation_scores: list[ContinuationScore] | None = None,
         choice_chances: ChoiceChances | None = None,
         hidden: npt.NDArray[np.float32] | None = None,
+        hidden_from: int = 0,
         prompt_token_id_logprobs: npt.NDArray[np.float32] | None = None,
         **ignored: Any,
     ) -> None:
@@ -232,6 +233,7 @@ class RequestOutput:
         self.continuation_scores = continuation_scores  # only of score_continuations
         self._choice_chances = choice_chances
         self.hidden = hidden  # only of requests for hidden states
+        self.hidden_from = hidden_from  # how many first tokens they leave out
         self.prompt_token_id_logprobs = prompt_token_id_logprobs  # [lines, ids] as asked for
 
     @property

@@ -141,7 +141,8 @@ class Request:
     prompt; none is empty. With `choices` its answer is one of them, by the scores of these
     continuations. With `search` its answers are the best that a beam search finds.
 
-    A request with `hidden` draws nothing either: these hidden states of its prompt are its answer.
+    A request with `hidden` draws nothing either: these hidden states of its prompt are its answer,
+    without those of its first `hidden_from` tokens, which do not count.
     `whole`: the model computes the prompt in one pass or not at all.
 
     `media` are the items of its prompt, in order. In `prompt_ids` a token of an item is minus the
@@ -184,6 +185,7 @@ class Request:
     background: bool = False
     tenant: str = ""
     hidden: HiddenKind | None = None
+    hidden_from: int = 0
     whole: bool = False
     media: tuple[Span, ...] = ()
     with_placeholders: Ints | None = None  # the prompt's ids where some are negative

@@ -117,8 +117,7 @@ class Slice:
 
     `sample_into` names the rows that each draw a token from the logits of the last position: empty
     for a chunk that ends before, several for siblings of n > 1. `targets` are tokens to score,
-    `hidden` says which last hidden states are wanted.
-
+    `hidden` says which hidden states are wanted, of tokens from `hidden_from` on (0: all).
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
     draw. It draws at each of these positions and at the one before them. It keeps its draws as far
     as the guesses were right, and one more: with guesses [8 9 5] after [7] and draws [8 9 4 1] it
@@ -132,6 +131,7 @@ class Slice:
     targets: Targets | None = None
     num_guessed: int = 0
     hidden: HiddenKind | None = None
+    hidden_from: int = 0
     media: tuple[MediaPart, ...] = ()
     coordinates: Ints | None = None  # [3, tokens], where positions have three
     two_way: Ints | None = None  # [n, 2] positions: tokens from one up to the other see each other

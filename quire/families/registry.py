@@ -214,15 +214,19 @@ def family_of(architecture: object) -> Family | None:
     """The family whose layers an architecture has, with any head."""
     if not isinstance(architecture, str):
         return None
-    if architecture in BY_ARCHITECTURE:
-        return BY_ARCHITECTURE[architecture]
+    names = (architecture, *causal_names(architecture))
+    return next((BY_ARCHITECTURE[one] for one in names if one in BY_ARCHITECTURE), None)
+
+
+def causal_names(architecture: str) -> tuple[str, ...]:
+    """What a class that writes text with the same layers may be called; empty if the architecture
+    is none with another head, or with none."""
     for ending in _OTHER_HEADS:
         if architecture.endswith(ending):
             stem = architecture.removesuffix(ending)
-            # Transformers names the text of models that also see so.
-            names = (stem + CAUSAL, stem.removesuffix("Text") + CAUSAL)
-            return next((BY_ARCHITECTURE[one] for one in names if one in BY_ARCHITECTURE), None)
-    return None
+            # Transformers names the text of models that also see so, and GPT-2 its own way.
+            return stem + CAUSAL, stem.removesuffix("Text") + CAUSAL, f"{stem}LMHeadModel"
+    return ()
 
 
 def register_family(architecture: str, family: Family) -> None:

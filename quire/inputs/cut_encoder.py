@@ -25,10 +25,12 @@ _BATCH = 1024
 
 class CutEncoder:
     """Encodes with one tokenizer, cut to `most` tokens, of which the first are kept where `side`
-    is "right"; None cuts nothing."""
+    is "right"; None cuts nothing. `pairs`: it is for pairs of texts."""
 
-    def __init__(self, tokenizer: Tokenizer, most: int | None, side: str) -> None:
-        self._backend = tokenizer.backend if most is None else _cutting(tokenizer, most, side)
+    def __init__(self, tokenizer: Tokenizer, most: int | None, side: str, pairs: bool) -> None:
+        self._backend = tokenizer.backend
+        if most is not None:
+            self._backend = _cutting(tokenizer, most, side, pairs)
 
     def encode(
         self, texts: Sequence[Text], add_special_tokens: bool
@@ -67,11 +69,11 @@ def _problem(text: Text) -> InvalidPrompt | None:
     return next((found for part in parts if (found := text_problem(part)) is not None), None)
 
 
-def _cutting(tokenizer: Tokenizer, most: int, side: str) -> Backend:
+def _cutting(tokenizer: Tokenizer, most: int, side: str, pairs: bool) -> Backend:
     """A copy: the tokenizer itself never cuts."""
     from tokenizers import Tokenizer as Backend
 
-    around = tokenizer.backend.num_special_tokens_to_add(is_pair=False)
+    around = tokenizer.backend.num_special_tokens_to_add(is_pair=pairs)
     if most <= around:
         raise InvalidRequest(
             f"truncate_prompt_tokens={most} leaves no room for text: the tokenizer adds {around} "

@@ -41,6 +41,7 @@ def find_duplicates(requests: Sequence[Request], first_equal: Ints) -> dict[int,
             request.watched,
             _frozen(request.search),
             request.hidden,
+            request.hidden_from,
             0 if params.temperature == 0 else request.noise_key,
         )
         first = seen.setdefault(key, index)

@@ -52,7 +52,7 @@ def choose_pooler(
     sentence = None
     if options.runner != "generate":
         if files.kind == "hf":
-            sentence = read_sentence_files(files.path)
+            sentence = read_sentence_files(files.modules_path, files.path)
             for name in filter(lambda name: (files.path / name).exists(), _PICKLED_HEADS):
                 note(f"{name} is a pickle and not read: no {_PICKLED_HEADS[name]} are made by it")
         else:
@@ -82,6 +82,7 @@ def choose_pooler(
             chat=sentence.chat,
             lower_case=sentence.lower_case,
             max_len=sentence.max_len,
+            pools_prompt=sentence.pools_prompt,
         )
     return _configured(spec, options)
 
@@ -143,13 +144,25 @@ def _classifying(
     pooling: PoolingType = "last" if encoder is None else "cls"
     count = _num_labels(fields)
     prefix = "model." if encoder is None else encoder.prefix
-    parts: tuple[HeadPart, ...] = (Dense("score"),)
+    # Of classes for tokens, those with their own code call it "classifier".
+    parts: tuple[HeadPart, ...] = (Dense("score", also="classifier" if per_token else ""),)
     if encoder is not None:
         parts = encoder.classifier(fields, per_token)
         pooling = "cls" if per_token else _label_pooling(fields, encoder)
-    classifier = Classifier(parts, count, _activation(fields, count, sentence), pooling, prefix)
+    pad = _pad(fields) if encoder is None and not per_token else None
+    active = _activation(fields, count, sentence)
+    classifier = Classifier(parts, count, active, pooling, prefix, pad)
     tasks: tuple[Task, ...] = ("token_classify",) if per_token else ("classify", "token_classify")
     return PoolerSpec(tasks, (pooling,), classifier=classifier, why_not=_CLASSIFIES)
+
+
+def _pad(fields: Fields) -> int | None:
+    """The token that a decoder's class in Transformers takes for padding: its labels are those of
+    the last token that is another one, even if the tokenizer ends each text with this one."""
+    found = fields.values.get(
+        "pad_token_id", fields.inner("text_config").values.get("pad_token_id")
+    )
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 def _label_pooling(fields: Fields, encoder: EncoderFamily) -> PoolingType:
@@ -219,7 +232,7 @@ def _configured(spec: PoolerSpec, options: Options) -> PoolerSpec:
     if kind is not None:
         pooling = _POOLING_TYPES[kind]
         spec = replace(spec, pooling=(pooling,))
-        classifier = None if classifier is None else replace(classifier, pooling=pooling)
+        classifier = classifier and replace(classifier, pooling=pooling, pad=None)
     if active is not None:
         spec = replace(spec, normalise=active)
         if classifier is not None and not active:

@@ -59,20 +59,22 @@ class Head:
         states: Floats,
         num_tokens: int,
         *,
+        first: int = 0,
         dimensions: int | None = None,
         use_activation: bool | None = None,
     ) -> Floats:
-        """The result of a task for the states of one text: [size], or [tokens, size] for token_*
-        tasks."""
+        """The result of a task for the states of one text, without those of its tokens before
+        `first`: [size], or [tokens, size] for token_* tasks."""
         by_token = task.startswith("token_")
         x = np.array(states)  # a copy: `states` is a view of a whole pass
-        if not by_token:
-            parts = [_pooled(x, kind, num_tokens) for kind in self.spec.pooling_of(task)]
+        kinds = () if by_token else self.spec.pooling_of(task)
+        if kinds:
+            parts = [_pooled(x, kind, first, num_tokens) for kind in kinds]
             x = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
         if task in ("embed", "token_embed"):
             x = self._embedded(x, dimensions, use_activation)
         else:
-            x = self._classified(x, use_activation)
+            x = self._classified(x, use_activation, averaged=kinds == ("late",))
         return x if by_token else x[0]
 
     def _embedded(self, x: Floats, dimensions: int | None, use_activation: bool | None) -> Floats:
@@ -86,11 +88,12 @@ class Head:
         unit: Floats = x / np.maximum(norms, np.float32(_LEAST_NORM))
         return unit
 
-    def _classified(self, x: Floats, use_activation: bool | None) -> Floats:
-        classifier = self.spec.classifier
+    def _classified(self, x: Floats, use_activation: bool | None, *, averaged: bool) -> Floats:
+        classifier, labels = self.spec.classifier, _computed(self._labels, x)
+        labels = labels.mean(0, keepdims=True) if averaged else labels
         if use_activation is False or classifier is None:
-            return _computed(self._labels, x)
-        return _computed([*self._labels, activation(classifier.activation)], x)
+            return labels
+        return _computed([activation(classifier.activation)], labels)
 
 
 @torch.inference_mode()
@@ -109,23 +112,27 @@ def _width(spec: PoolerSpec, hidden_size: int) -> int:
     return min(made, spec.cut_to or made)
 
 
-def _pooled(x: Floats, pooling: PoolingType, num_tokens: int) -> Floats:
-    """[1, H] of the states that a kind of pooling needs, or of all states of a text."""
+def _pooled(x: Floats, pooling: PoolingType, first: int, num_tokens: int) -> Floats:
+    """[1, H] of the states that a kind of pooling needs, or of all states, of tokens first ..
+    num_tokens of a text."""
     made: Floats
+    count = num_tokens - first
     match pooling:
         case "mean":
-            made = x.sum(0, keepdims=True) / num_tokens
+            made = x.sum(0, keepdims=True) / count
         case "mean_sqrt_len":
-            made = x.sum(0, keepdims=True) / math.sqrt(num_tokens)
+            made = x.sum(0, keepdims=True) / math.sqrt(count)
         case "max":
             made = x.max(0, keepdims=True)
-        case "weightedmean":  # weights are positions, from 1
-            weights = np.arange(1, num_tokens + 1, dtype=np.float32)[:, None]
+        case "weightedmean":  # weights are positions in the whole text, from 1
+            weights = np.arange(first + 1, num_tokens + 1, dtype=np.float32)[:, None]
             made = (weights * x).sum(0, keepdims=True) / weights.sum()
         case "cls":
             made = x[:1]
         case "last":
             made = x[-1:]
+        case "late":  # what is made of them is averaged
+            made = x
     return made
 
 
@@ -139,7 +146,7 @@ def load_head(
     stored = {} if dummy else files.stored_tensors()
     projections, width = [], hidden_size * len(spec.pooling)
     for one in spec.projections:
-        projections.append(_projection(one, stored, files.path, width))
+        projections.append(_projection(one, stored, files.modules_path, width))
         width = one.rows
     labels: list[Op] = []
     if spec.classifier is not None:
@@ -200,7 +207,9 @@ def _part(
     part: HeadPart, stored: Mapping[str, StoredTensor], prefix: str, width: int, where: str
 ) -> tuple[Op, int]:
     """The op of a part, and the size of its result for a token."""
-    names = (f"{part.name}.weight", f"{part.name.removeprefix(prefix)}.weight")
+    names = [f"{part.name}.weight", f"{part.name.removeprefix(prefix)}.weight"]
+    if isinstance(part, Dense) and part.also:
+        names.append(f"{part.also}.weight")
     name = next((one for one in names if one in stored), None)
     if name is None:
         raise CorruptModel(

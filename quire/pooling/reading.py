@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import (
+    InvalidPrompt,
     InvalidRequest,
     NotSupported,
     PromptTooLong,
@@ -23,8 +24,8 @@ from quire.inputs.prompt import Encoding, read_tokenization
 from quire.inputs.quoting import ChatText
 from quire.inputs.tokenization import named_options
 from quire.inputs.tokenizer import Tokenizer
-from quire.pooling.spec import PoolerSpec
-from quire.request import HiddenKind, Ints, Request
+from quire.pooling.spec import PoolerSpec, Task
+from quire.request import Ints, Request
 from quire.sampling_params import SamplingParams
 
 Made = Request | QuireError
@@ -70,8 +71,18 @@ class PoolingReader:
         self._tokenizer, self._spec = tokenizer, spec
         self._vocab_size, self._num_types = vocab_size, num_types
         self._max_len, self._whole = max_len, whole
-        self._encoders: dict[tuple[int | None, str], CutEncoder] = {}
+        self._encoders: dict[tuple[int | None, str, bool], CutEncoder] = {}
         self._params: dict[bool, SamplingParams] = {}
+
+    def check(self, options: TextOptions) -> None:
+        """Refuse a length to which no text can be cut."""
+        if self._spec.chat is None and self._tokenizer is not None:
+            self._encoder(options)
+        elif self.most(options) is not None and self._spec.chat is not None:
+            raise NotSupported(
+                "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
+                "would be cut off; shorten the texts"
+            )
 
     def prompt_named(self, name: str | None) -> str:
         """The text of a named prompt, which texts begin with; None: the model's default."""
@@ -91,7 +102,7 @@ class PoolingReader:
     def read(
         self,
         prompts: Sequence[Any],
-        hidden: HiddenKind,
+        task: Task,
         options: TextOptions,
         *,
         first_number: int,
@@ -105,32 +116,61 @@ class PoolingReader:
             if not isinstance(one, QuireError) and one.token_ids is None
         ]
         encoded = iter(self._encode(texts, options))
+        left_out = self._left_out(task, options) if texts else 0
         made: list[Made] = []
         for i, one in enumerate(parsed):
             if isinstance(one, QuireError):
                 found: Made = one
+            elif one.token_ids is None:
+                ids = _with_text(next(encoded), left_out)
+                found = self._request(ids, one, task, first_number + i, skip_cache, left_out)
             else:
-                ids = next(encoded) if one.token_ids is None else _cut(one.token_ids, options, self)
-                found = self._request(ids, one, hidden, first_number + i, skip_cache)
+                ids = _cut(one.token_ids, options, self)
+                found = self._request(ids, one, task, first_number + i, skip_cache)
             made.append(naming_prompt(found, i))
         return made
 
     def read_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
-        hidden: HiddenKind,
+        pairs: Sequence[tuple[Any, Any]],
+        task: Task,
         options: TextOptions,
         *,
         first_number: int,
     ) -> list[Made]:
         """As `read`, for pairs of texts that the model reads as one."""
-        lower = self._lower
-        encoded = self._encode([(lower(one), lower(other)) for one, other in pairs], options)
-        nothing = ParsedPrompt(None, None)
-        return [
-            naming_prompt(self._request(ids, nothing, hidden, first_number + i, False), i)
-            for i, ids in enumerate(encoded)
+        lower, wrong = self._lower, [_wrong_pair(pair) for pair in pairs]
+        good: list[Text] = [
+            (lower(one), lower(other))
+            for (one, other), error in zip(pairs, wrong, strict=True)
+            if error is None
         ]
+        encoded, nothing = iter(self._encode(good, options)), ParsedPrompt(None, None)
+        return [
+            naming_prompt(
+                self._request(error or next(encoded), nothing, task, first_number + i, False), i
+            )
+            for i, error in enumerate(wrong)
+        ]
+
+    def _left_out(self, task: Task, options: TextOptions) -> int:
+        """How many tokens of the prompt before each text pooling leaves out: those that the prompt
+        has by itself, without the special one at its end. Of chat messages none."""
+        tokenizer, spec = self._tokenizer, self._spec
+        if not options.prompt or spec.chat is not None or not spec.leaves_out_prompt(task):
+            return 0
+        if options.side == "left" and self.most(options) is not None:
+            raise NotSupported(
+                "truncation_side='left' would cut off the model's prompt, whose tokens are not "
+                "pooled (include_prompt is false): keep the right side, or use prompt_name=''"
+            )
+        special = options.encoding.add_special_tokens
+        [alone] = self._encoder(options).encode([self._lower(options.prompt)], special)
+        if isinstance(alone, QuireError):
+            raise alone
+        ids = alone[0].tolist()
+        ended = tokenizer is not None and not tokenizer.special_ids.isdisjoint(ids[-1:])
+        return len(ids) - ended
 
     def _lower(self, text: str) -> str:
         return text.lower() if self._spec.lower_case else text
@@ -153,7 +193,8 @@ class PoolingReader:
             good = [
                 f"{first}{t}" if isinstance(t, str) else (f"{first}{t[0]}", t[1]) for t in texts
             ]
-        rows = iter(self._encoder(options).encode(good, options.encoding.add_special_tokens))
+        encoder = self._encoder(options, pairs=any(isinstance(text, tuple) for text in good))
+        rows = iter(encoder.encode(good, options.encoding.add_special_tokens))
         encoded = [one if isinstance(one, QuireError) else next(rows) for one in chats or good]
         return [row if isinstance(row, QuireError) else self._typed(*row) for row in encoded]
 
@@ -165,11 +206,7 @@ class PoolingReader:
         template_options: Mapping[str, Any],
     ) -> list[Ints | QuireError]:
         """Texts for a model that reads chat messages: the template has the special tokens."""
-        if self.most(options) is not None:
-            raise NotSupported(
-                "truncate_prompt_tokens: texts of this model are messages of a chat, whose end "
-                "would be cut off; shorten the texts"
-            )
+        self.check(options)
         given = {"chat_template": None, **template_options}
         if options.chat_template is not None:
             given["chat_template"] = options.chat_template
@@ -182,10 +219,10 @@ class PoolingReader:
             for one in found
         ]
 
-    def _encoder(self, options: TextOptions) -> CutEncoder:
+    def _encoder(self, options: TextOptions, *, pairs: bool = False) -> CutEncoder:
         if self._tokenizer is None:
             raise NotSupported("there is no tokenizer: the LLM has skip_tokenizer_init=True")
-        key = (self.most(options), options.side)
+        key = (self.most(options), options.side, pairs)
         if key not in self._encoders:
             while len(self._encoders) >= _MOST_ENCODERS:
                 self._encoders.pop(next(iter(self._encoders)))
@@ -219,9 +256,10 @@ class PoolingReader:
         self,
         ids: Ints | QuireError,
         parsed: ParsedPrompt,
-        hidden: HiddenKind,
+        task: Task,
         number: int,
         skip_cache: bool,
+        left_out: int = 0,
     ) -> Made:
         if isinstance(ids, QuireError):
             return ids
@@ -232,9 +270,10 @@ class PoolingReader:
                 parameter="prompt",
                 value=len(ids),
             )
+        hidden = self._spec.states(task)
         return Request(
             number=number,
-            prompt_ids=ids,
+            prompt_ids=self._unpadded(ids) if task == "classify" else ids,
             params=self._sampling(skip_cache or hidden != "last"),
             max_tokens=0,
             noise_key=0,
@@ -242,8 +281,15 @@ class PoolingReader:
             arrival=time.time(),
             cache_salt=parsed.cache_salt,
             hidden=hidden,
+            hidden_from=left_out,
             whole=self._whole,
         )
+
+    def _unpadded(self, ids: Ints) -> Ints:
+        """The ids without padding at their end: [7 8 2 2] -> [7 8] where 2 pads; never none."""
+        pad = None if self._spec.classifier is None else self._spec.classifier.pad
+        others = np.flatnonzero(ids != pad)
+        return ids[: others[-1] + 1] if len(others) else ids[:1]
 
     def _sampling(self, skip_cache: bool) -> SamplingParams:
         """States of cached tokens are not kept, so such requests do not use the prefix cache."""
@@ -258,6 +304,23 @@ def _parsed(given: Any, vocab_size: int) -> ParsedPrompt:
     if isinstance(given, str) and not given:  # not empty: the tokenizer adds special tokens
         return ParsedPrompt("", None)
     return parse_prompt(given, vocab_size)
+
+
+def _wrong_pair(pair: tuple[Any, Any]) -> InvalidPrompt | None:
+    kind = next((type(one).__name__ for one in pair if not isinstance(one, str)), None)
+    if kind is None:
+        return None
+    return InvalidPrompt(f"the pair has a {kind}; this model scores pairs of texts")
+
+
+def _with_text(ids: Ints | QuireError, left_out: int) -> Ints | QuireError:
+    """The ids of a text behind its prompt, or that pooling leaves all of them out."""
+    if isinstance(ids, QuireError) or len(ids) > left_out or not left_out:
+        return ids
+    return InvalidPrompt(
+        "no token is left to pool: those of the model's prompt do not count (include_prompt is "
+        "false), and there are no others. Leave the text out, or use prompt_name=''"
+    )
 
 
 def _rendered(

@@ -33,7 +33,8 @@ _NAMED: Mapping[str, PoolingType] = {
 }
 _INPUT, _TOKENS, _LOGITS = "sentence_embedding", "token_embeddings", "causal_logits"
 _NORM_EPS = 1e-5
-_CONFIGS = ("sentence_bert_config.json", "sentence_roberta_config.json")
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_CONFIGS = tuple(f"sentence_{kind}_config.json" for kind in _KINDS)  # the first one counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,19 @@ class SentenceFiles:
     chat: Mapping[str, Any] | None = None
     lower_case: bool = False
     max_len: int | None = None
+    pools_prompt: bool = True  # whether pooling counts the tokens of a prompt
 
 
-def read_sentence_files(directory: Path) -> SentenceFiles | None:
-    """Read a directory's modules.json and the files that it names; None if it has none."""
+def read_sentence_files(directory: Path, model: Path) -> SentenceFiles | None:
+    """Read a directory's modules.json and the files that it names; None if it has none. `model` is
+    the directory of its Transformer: itself, or a folder in it."""
     if not (directory / MODULES).is_file():
         return None
     pooling: tuple[PoolingType, ...] = ()
     projections: list[Projection] = []
-    normalise = False
+    normalise, pools_prompt = False, True
     scored_by = None
-    said = _general(directory)
+    said = _general(directory, model)
     for kind, folder in _modules(directory):
         if normalise:
             raise UnsupportedModel(f"{MODULES}: {kind} after Normalize; quire has it last")
@@ -70,7 +73,8 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
                 raise UnsupportedModel(
                     f"{MODULES}: Pooling after another module; quire has it first"
                 )
-            pooling = _pooling(_config(directory, folder), said.prompts)
+            fields = _config(directory, folder)
+            pooling, pools_prompt = _pooling(fields), fields.flag("include_prompt", True)
         elif kind == "LogitScore":
             scored_by = _token_rows(_config(directory, folder))
         elif kind in _PROJECTIONS:
@@ -90,6 +94,7 @@ def read_sentence_files(directory: Path) -> SentenceFiles | None:
         normalise=normalise,
         projections=tuple(projections),
         scored_by=scored_by,
+        pools_prompt=pools_prompt,
     )
 
 
@@ -103,10 +108,6 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     if not found or found[0][0] != "Transformer":
         first = repr(found[0][0][:80]) if found else "none"
         raise UnsupportedModel(f"{MODULES}: the first module must be a Transformer, it is {first}")
-    if found[0][1]:
-        raise UnsupportedModel(
-            f"{MODULES}: the Transformer is in {found[0][1]!r}; quire has it beside {MODULES}"
-        )
     return found
 
 
@@ -115,7 +116,7 @@ def _config(directory: Path, folder: str) -> Fields:
     return Fields(read_json(checked_file(directory, name)), name)
 
 
-def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, ...]:
+def _pooling(fields: Fields) -> tuple[PoolingType, ...]:
     named = fields.values.get("pooling_mode")
     if named is not None:  # the newer form: one name, or several
         words, known = named if isinstance(named, list) else [named], _NAMED
@@ -130,14 +131,7 @@ def _pooling(fields: Fields, prompts: Mapping[str, str]) -> tuple[PoolingType, .
             raise UnsupportedModel(
                 f"{fields.source}: {str(word)[:60]!r} is not built; quire has {', '.join(_NAMED)}"
             )
-    kinds = tuple(known[word] for word in words)
-    counts_all = fields.flag("include_prompt", True) or not any(prompts.values())
-    if not counts_all and not {*kinds} <= {"cls", "last"}:  # both use a single token
-        raise UnsupportedModel(
-            f"{fields.source}: include_prompt is false, which leaves a prompt's tokens out of "
-            f"{', '.join(kinds)}; quire counts every token"
-        )
-    return kinds
+    return tuple(known[word] for word in words)
 
 
 def _token_rows(fields: Fields) -> TokenRows:
@@ -184,9 +178,9 @@ _PROJECTIONS: Mapping[str, Callable[[Fields, str], Projection]] = {
 }
 
 
-def _general(directory: Path) -> SentenceFiles:
-    """Settings from files that are not of a single module."""
-    said = _about_texts(directory)
+def _general(directory: Path, model: Path) -> SentenceFiles:
+    """Settings of the whole directory, and of how its Transformer reads texts."""
+    said = _about_texts(model)
     name = "config_sentence_transformers.json"
     if not (directory / name).is_file():
         return said

@@ -11,7 +11,8 @@ from quire.request import HiddenKind
 
 Task = Literal["embed", "classify", "token_embed", "token_classify"]
 TASKS: tuple[Task, ...] = ("embed", "classify", "token_embed", "token_classify")
-PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len"]
+# late: labels are made of each token's state and then averaged; of no embeddings.
+PoolingType = Literal["cls", "mean", "last", "max", "weightedmean", "mean_sqrt_len", "late"]
 # The hidden states that each kind of pooling needs.
 STATES: Mapping[PoolingType, HiddenKind] = {
     "cls": "first",
@@ -20,6 +21,7 @@ STATES: Mapping[PoolingType, HiddenKind] = {
     "max": "all",
     "weightedmean": "all",
     "mean_sqrt_len": "sum",
+    "late": "all",
 }
 
 
@@ -53,6 +55,7 @@ class Classifier:
     activation: Literal["sigmoid", "softmax", "identity"]
     pooling: PoolingType
     prefix: str = ""  # an optional prefix of names
+    pad: int | None = None  # such tokens at the end of a text are not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class PoolerSpec:
     lower_case: bool = False
     max_len: int | None = None
     cut_to: int | None = None  # the default size of embeddings
+    pools_prompt: bool = True  # whether the tokens of such a prompt count in pooling
     why_not: str = ""  # why a task is missing, and what to do
 
     @property
@@ -86,6 +90,10 @@ class PoolerSpec:
         """The hidden states that a task needs."""
         kinds = {STATES[kind] for kind in self.pooling_of(task)}
         return "all" if task.startswith("token_") or len(kinds) > 1 else kinds.pop()
+
+    def leaves_out_prompt(self, task: Task) -> bool:
+        """Whether a task's result depends on leaving the tokens of a prompt out of pooling."""
+        return task == "embed" and not self.pools_prompt and {*self.pooling} != {"last"}
 
     def pooling_of(self, task: Task) -> tuple[PoolingType, ...]:
         """The kinds of pooling by which a task for whole texts joins the states of tokens."""

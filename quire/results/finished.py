@@ -66,7 +66,8 @@ class Results:
         if request.hidden is not None:
             error = samples[0].error
             states = None if error else joined(request.hidden, samples[0].hidden)
-            return _output(request, samples, [], error=error, hidden=states)
+            start = request.hidden_from
+            return _output(request, samples, [], error=error, hidden=states, hidden_from=start)
         texts = self._texts(samples)
         first = samples[0]
         return _output(

@@ -99,6 +99,7 @@ class Chunks:
             for one in drawing:
                 rows.planned[one], rows.drawn[one] = rows.planned[one] + 1, True
         media, coordinates, two_way = self._media.shown(sequence.request, start, end)
+        hidden, hidden_from = hidden_of(sequence.request, start, end)
         draft.prefill.append(
             Slice(
                 row,
@@ -106,7 +107,8 @@ class Chunks:
                 rows.fed_ids[row][start:end],
                 sample_into=drawing,
                 targets=targets_of(sequence, start, end),
-                hidden=hidden_of(sequence.request, start, end),
+                hidden=hidden,
+                hidden_from=hidden_from,
                 media=media,
                 coordinates=coordinates,
                 two_way=two_way,

@@ -1,7 +1,8 @@
 """Which hidden states of a prompt its slices ask for, and when they mean nothing.
 
 A request for hidden states computes its prompt and draws nothing. Every chunk of it asks for what
-it holds of the answer, and the last chunk always asks, so that its result ends the row.
+it holds of the answer, and the last chunk always asks, so that its result ends the row. Its first
+tokens may be left out of the answer, but never all of them.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from quire.request import HiddenKind, Request
 from quire.step import Floats
 
 
-def hidden_of(request: Request, start: int, end: int) -> HiddenKind | None:
-    """Which hidden states tokens start .. end of a prompt return; None if they return none."""
-    kind = request.hidden
-    if kind == "first" and start:
-        kind = "last"  # the first chunk had it; this one only ends the row
+def hidden_of(request: Request, start: int, end: int) -> tuple[HiddenKind | None, int]:
+    """Which hidden states tokens start .. end of a prompt return, None if they return none; and the
+    number of these tokens that are left out before them."""
+    kind, left_out = request.hidden, request.hidden_from
+    if end <= left_out:
+        return None, 0
+    if kind == "first" and start > left_out:
+        kind = "last"  # an earlier chunk had it; this one only ends the row
     if kind == "last" and end < request.num_prompt:
-        return None
-    return kind
+        return None, 0
+    return kind, max(left_out - start, 0)
 
 
 def not_finite(states: Floats) -> InvalidLogits | None:
@@ -34,7 +38,8 @@ def not_finite(states: Floats) -> InvalidLogits | None:
 
 
 def joined(kind: HiddenKind, parts: list[Floats]) -> Floats:
-    """The states of a whole prompt from those of its chunks: [tokens, H] of all, [1, H] else."""
+    """The states of a whole prompt from those of its chunks: [tokens that count, H] of all, [1, H]
+    else."""
     if kind == "all":
         return np.concatenate(parts)
     if kind == "sum":

@@ -23,11 +23,11 @@ def decoder_plan(
     """(the spec of the model, or the plan by which Transformers computes it; why the model writes
     no text, or None).
 
-    A model without an output head is built as if its head were its embedding: the head is never
-    used."""
+    A model without an output head is built as if its head were its embedding, without a bias: the
+    head is never used."""
     spec = plan_model(files, options)
     if not isinstance(spec, ModelSpec):
-        return spec, None
+        return spec, _headless(files, options) if spec.found.headless else None
     if options.load_format == "dummy":
         return spec, _headless(files, options)
     spec = with_stored_head(files, spec)
@@ -35,7 +35,9 @@ def decoder_plan(
     is_apart = pooler.tasks and files.kind == "hf" and not spec.tied_embeddings
     if why is None and is_apart and head_name(spec) not in files.stored_tensors():
         why = f"this model writes no text: {head_name(spec)} is not among its tensors."
-    return (spec if why is None else replace(spec, tied_embeddings=True)), why
+    if why is not None:
+        spec = replace(spec, tied_embeddings=True, logits=replace(spec.logits, bias=False))
+    return spec, why
 
 
 def _headless(files: ModelFiles, options: Options) -> str | None:

@@ -98,13 +98,12 @@ class Pooling:
         options = text_options(
             self, tokenization_kwargs, params.truncate_prompt_tokens, given.prompt_name
         )
-        hidden = self.spec.states(task)
         if given.pair is not None:
             pair = (given.prompt, given.pair)
-            [made] = self.reader.read_pairs([pair], hidden, options, first_number=number)
+            [made] = self.reader.read_pairs([pair], task, options, first_number=number)
         else:
             [made] = self.reader.read(
-                [given.prompt], hidden, options, first_number=number, skip_cache=asked.skip_cache
+                [given.prompt], task, options, first_number=number, skip_cache=asked.skip_cache
             )
         if given.cache_salt and isinstance(made, Request):
             return replace(made, cache_salt=given.cache_salt)
@@ -154,6 +153,7 @@ class Pooling:
             asked.task,
             states,
             output.num_prompt_tokens,
+            first=output.hidden_from,
             dimensions=asked.dimensions,
             use_activation=asked.use_activation,
         )

@@ -132,7 +132,7 @@ class PoolingMethods(ScoreMethod):
             first = self._session.intake.take_numbers(len(given))
             made = pooling.reader.read(
                 given,
-                pooling.spec.states(task),
+                task,
                 options,
                 first_number=first,
                 skip_cache=any(one.skip_cache for one in asked),

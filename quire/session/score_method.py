@@ -66,11 +66,9 @@ class ScoreMethod:
             task = pooling.check("classify")
             asked = pooling.asked(pooling_params, task, len(pairs))
             first = self._session.intake.take_numbers(len(pairs))
-            texts = _texts(pairs)
-            hidden = pooling.spec.states(task)
             if chat_template is not None:
                 options = replace(options, chat_template=read_template(chat_template))
-            made = pooling.reader.read_pairs(texts, hidden, options, first_number=first)
+            made = pooling.reader.read_pairs(pairs, task, options, first_number=first)
             finish = partial(
                 pooling.made, ScoringRequestOutput, lambda values: ScoringOutput(float(values[0]))
             )
@@ -86,8 +84,7 @@ class ScoreMethod:
         prompts = [one for pair in pairs for one in pair]
         asked = pooling.asked(params if params is None else _twice(params, count), task, 2 * count)
         first = self._session.intake.take_numbers(len(prompts))
-        hidden = pooling.spec.states(task)
-        made = pooling.reader.read(prompts, hidden, options, first_number=first)
+        made = pooling.reader.read(prompts, task, options, first_number=first)
         finish = pooling.request_output
         call = PoolCall(made, asked, finish, first_number=first, strict=strict)
         sides = gather_call(self._session.run, call, False, strict=False)
@@ -123,17 +120,6 @@ def _pairs(data_1: Any, data_2: Any) -> list[tuple[Any, Any]]:
             value=len(others),
         )
     return list(zip(ones, others, strict=True))
-
-
-def _texts(pairs: list[tuple[Any, Any]]) -> list[tuple[str, str]]:
-    for i, pair in enumerate(pairs):
-        for one in pair:
-            if not isinstance(one, str):
-                raise InvalidRequest(
-                    f"pair {i} has a {type(one).__name__}; this model scores pairs of texts",
-                    parameter="data_1",
-                )
-    return pairs
 
 
 def _twice(params: Params, count: int) -> Params:

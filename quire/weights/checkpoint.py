@@ -89,8 +89,7 @@ def check_inside(directory: Path, path: Path) -> Path:
     except (OSError, RuntimeError) as error:
         raise CorruptModel(f"{path}: named by the model but not readable: {error}") from None
     home = directory.resolve()
-    blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not (real.is_relative_to(home) or real.is_relative_to(blobs)):
+    if not (real.is_relative_to(home) or real.is_relative_to(_blobs(home) or home)):
         raise CorruptModel(
             f"{path} is a link to {real}, outside of the model; refused. Copy the file, "
             "or give the directory that holds it."
@@ -100,6 +99,12 @@ def check_inside(directory: Path, path: Path) -> Path:
     if not os.access(real, os.R_OK):
         raise ModelNotFound(f"{path}: no permission to read it")
     return path
+
+
+def _blobs(home: Path) -> Path | None:
+    """The blobs of the Hub cache in which `home` is a snapshot, or a folder of one; or None."""
+    above = (one for one in home.parents if one.name == "snapshots")
+    return next((one.parent / "blobs" for one in above), None)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

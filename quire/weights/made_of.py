@@ -59,12 +59,12 @@ def _located(model: str, options: Mapping[str, Any], revision: str, *, weights: 
 def _model_files(found: ModelFiles) -> list[Path]:
     if found.kind == "gguf":
         return sorted({found.path, *(tensor.path for tensor in found.stored_tensors().values())})
-    folders = [found.path]
-    if (found.path / _MODULES).exists():
-        folders += sorted(config.parent for config in found.path.glob("*/config.json"))
+    whole, folders = found.modules_path, {found.modules_path, found.path}
+    if (whole / _MODULES).exists():
+        folders.update(config.parent for config in whole.glob("*/config.json"))
     return [
         path
-        for folder in folders
+        for folder in sorted(folders)
         for path in sorted(folder.iterdir())
         if path.suffix in _MODEL and not path.name.startswith(_TOKENIZER) and path.is_file()
     ]

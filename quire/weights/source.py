@@ -43,6 +43,12 @@ class ModelFiles:
     name: str  # as the caller wrote it
     kind: Literal["hf", "gguf"]
     path: Path  # a directory, or the .gguf file
+    around: Path | None = None  # the sentence-transformers directory that has it in a folder
+
+    @property
+    def modules_path(self) -> Path:
+        """Where its modules.json is, if it has one."""
+        return self.around or self.path
 
     @cached_property
     def gguf(self) -> GgufFile:
@@ -149,6 +155,9 @@ def _local(model: str, path: Path) -> ModelFiles:
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(_what_a_file_is(path))
         return ModelFiles(model, "gguf", path)
+    if folder := _transformer_folder(path):
+        checkpoint.checked_file(path, f"{folder}/config.json")
+        return ModelFiles(model, "hf", path / folder, path)
     if (path / "config.json").exists():
         return ModelFiles(model, "hf", path)
     quantised = sorted(path.glob("*.gguf"))
@@ -174,13 +183,22 @@ def _what_a_file_is(path: Path) -> str:
     return f"{path} is a file but not a .gguf; give the model's directory, or a .gguf file"
 
 
-def _first_module(path: Path) -> str:
-    """The first module of a sentence-transformers directory; empty for others."""
+def _first_module(path: Path) -> tuple[str, str]:
+    """The kind of the first module of a sentence-transformers directory, and its folder; both empty
+    for other directories."""
     if not (path / "modules.json").exists():
-        return ""
+        return "", ""
     listed = parse_array(checkpoint.checked_file(path, "modules.json").read_bytes(), "modules.json")
     first = listed[0] if listed and isinstance(listed[0], dict) else {}
-    return str(first.get("type", ""))[:200].rpartition(".")[2]
+    kind, folder = first.get("type", ""), first.get("path")
+    return str(kind)[:200].rpartition(".")[2], folder if isinstance(folder, str) else ""
+
+
+def _transformer_folder(path: Path) -> str:
+    """The folder of a sentence-transformers directory that has the model; empty if it lies beside
+    modules.json, or if there is none."""
+    kind, folder = _first_module(path)
+    return folder.rstrip("/") if kind == "Transformer" else ""
 
 
 def _what_a_directory_is(path: Path) -> str:
@@ -200,17 +218,12 @@ def _what_a_directory_is(path: Path) -> str:
         )
     if any(file.suffix.lower() in checkpoint.PICKLES for file in path.iterdir()):
         return f"{path} holds weights but no config.json, which says what model they are of"
-    first = _first_module(path)
+    first, _ = _first_module(path)
     if first not in ("", "Transformer"):
         return f"{path}: modules.json begins with {first!r}; quire has Transformer there alone"
     inner = sorted(file.parent for file in path.glob("*/config.json"))
     if inner:
         names = ", ".join(folder.name for folder in inner[:5])
-        if first:
-            return (
-                f"{path} is an old sentence-transformers directory with the model in a folder of "
-                f"its own ({names}); move its files up, beside modules.json, without a path there"
-            )
         return f"{path} holds no config.json and no .gguf file; a folder in it does: {names}"
     return f"{path} holds no config.json and no .gguf file; is it a model?"
 

@@ -16,7 +16,7 @@ from quire import Job
 from quire.errors import InvalidRequest, JobError, NotSupported, QuireError
 from quire.jobs.vectors import decode_vector, encode_vector
 from tests.jobs.driving import journal_bytes, kill, run, started, wait_until
-from tests.pooling.tiny import ENCODERS, open_llm, texts, write_model
+from tests.pooling.tiny import ENCODERS, open_llm, texts, write_model, write_sentence_files
 
 ROWS = 400
 
@@ -141,6 +141,53 @@ def test_a_model_that_cannot_is_said_before_any_row(model: Path, tmp_path: Path)
             prompt="{{ text }}",
             sampling={"dimensions": 8},
         ).run(progress=False)
+
+
+@pytest.mark.parametrize(("length", "why"), [(2, "leaves no room"), (65, "takes 64 tokens")])
+def test_a_length_that_fits_no_text_is_said_before_any_row(
+    length: int, why: str, model: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    job = Job(
+        [{"text": "w1"}, {"text": "w2"}],
+        output,
+        model=str(model),
+        embed=True,
+        prompt="{{ text }}",
+        sampling={"truncate_prompt_tokens": length},
+        options={"dtype": "float32"},
+    )
+    with pytest.raises((QuireError, JobError), match=why):
+        job.run(progress=False)
+    assert not output.exists()
+
+
+def test_a_model_in_a_folder_with_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
+    whole = tmp_path / "model"
+    (whole / "0_Transformer").mkdir(parents=True)
+    write_model(whole / "0_Transformer", ENCODERS["bert"])
+    write_sentence_files(whole, "mean_tokens", include_prompt=False)
+    listed = json.loads((whole / "modules.json").read_text())
+    listed[0]["path"] = "0_Transformer"
+    (whole / "modules.json").write_text(json.dumps(listed))
+    said = {"prompts": {"query": "w9 w8 "}}
+    (whole / "config_sentence_transformers.json").write_text(json.dumps(said))
+    rows, output = [{"text": text} for text in texts(5)], tmp_path / "out.jsonl"
+    Job(
+        rows,
+        output,
+        model=str(whole),
+        embed=True,
+        prompt="{{ text }}",
+        sampling={"prompt_name": "query"},
+        options={"dtype": "float32"},
+    ).run(progress=False)
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    with open_llm(whole) as llm:
+        given = [row["text"] for row in rows]
+        outputs = llm.embed(given, prompt_name="query", use_tqdm=False)
+    for row, one in zip(found, outputs, strict=True):
+        assert np.array_equal(np.float32(row["embedding"]), one.outputs.array)
 
 
 def test_a_vector_in_the_journal_comes_back_bit_for_bit() -> None:

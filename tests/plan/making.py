@@ -29,7 +29,9 @@ SPEC = small_spec(
 
 def request(prompt: Many[int], number: int = 0, **given: Any) -> Request:
     """A request that nothing but max_tokens ends, unless eos_ids are given."""
-    outer = {k: given.pop(k) for k in ("priority", "cache_salt", "eos_ids") if k in given}
+    outer = {
+        k: given.pop(k) for k in ("priority", "cache_salt", "eos_ids", "hidden_from") if k in given
+    }
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 4, "ignore_eos": True, **given})
     assert params.max_tokens is not None
     return Request(

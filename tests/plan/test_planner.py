@@ -112,6 +112,7 @@ def test_what_was_learned_about_lengths_decides_the_order() -> None:
         ({"priority": 1}, False),
         ({"cache_salt": "s"}, False),
         ({"eos_ids": frozenset({2})}, False),
+        ({"hidden_from": 1}, False),
     ],
 )
 def test_greedy_requests_are_merged_when_everything_is_equal(

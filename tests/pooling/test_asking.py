@@ -177,3 +177,21 @@ def test_tasks_of_an_event_loop(tmp_path: Path) -> None:
     with AsyncLLM(str(tmp_path), convert="embed", **options) as engine:
         for one, other in zip(asyncio.run(main(engine)), expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_a_pair_that_is_none_fails_alone(tmp_path: Path) -> None:
+    write_model(tmp_path, ENCODERS["bert"], "classes", num_labels=1)
+    with open_llm(tmp_path) as llm:
+        pairs: tuple[Any, Any] = (["w1", "w1", [7], "w1"], ["w2", None, "w2", "w2"])
+        outputs = llm.score(*pairs, use_tqdm=False, on_error="return")
+        [alone] = llm.score("w1", "w2", use_tqdm=False)
+        with pytest.raises(InvalidPrompt, match="prompt 1: the pair has a NoneType"):
+            llm.score(*pairs, use_tqdm=False)
+        with pytest.raises(InvalidRequest, match="adds 3 tokens"):  # one more than around a text
+            llm.score("w1", "w2", truncate_prompt_tokens=3, use_tqdm=False)
+        [cut] = llm.score("w1", "w2 w3", truncate_prompt_tokens=5, use_tqdm=False)
+    assert [type(output.error) for output in outputs] == [
+        *(type(None), InvalidPrompt, InvalidPrompt, type(None)),
+    ]
+    assert outputs[0].outputs.score == outputs[3].outputs.score == alone.outputs.score
+    assert cut.prompt_token_ids == [0, 7, 2, 8, 2]

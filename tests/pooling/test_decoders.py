@@ -12,6 +12,7 @@ from transformers.models.gemma3 import Gemma3TextConfig
 
 from quire import PoolingParams, SamplingParams
 from quire.errors import InvalidParams, NotSupported, UnsupportedModel
+from tests.fallback.tiny import tiny_model as tiny_classifier
 from tests.pooling.tiny import (
     DECODERS,
     HEADS,
@@ -117,6 +118,68 @@ def test_a_text_model_of_one_that_sees_may_classify(tmp_path: Path) -> None:
         with torch.no_grad():
             logits = model(torch.tensor([output.prompt_token_ids])).logits[0]
         np.testing.assert_allclose(output.outputs.probs, logits.softmax(-1), atol=2e-5)
+
+
+def test_classes_of_a_text_that_ends_with_the_token_that_pads(tmp_path: Path) -> None:
+    """Many tokenizers have one token for both; Transformers takes it for padding."""
+    config = DECODERS["qwen3"]
+    model = write_model(tmp_path, config, "classes", num_labels=1, pad_token_id=2)
+    given: list[Any] = ["w1 w2 w3", "</s>", [7, 2, 8, 2, 2], [2, 2]]
+    with open_llm(tmp_path) as llm:
+        outputs = llm.classify(given, use_tqdm=False)
+        [score] = llm.score("w1", "w2", use_tqdm=False)
+        [reward] = llm.reward("w1 w2", use_tqdm=False)
+    with open_llm(tmp_path, pooler_config={"pooling_type": "LAST"}) as llm:
+        [last] = llm.classify("w1 w2", use_tqdm=False)
+    assert last.outputs.probs[0] == pytest.approx(float(reward.outputs.data[-1]), abs=2e-5)
+    read = [[0, 7, 8, 9, 2], [0, 2, 2], given[2], [2, 2], [0, 7, 2, 8, 2]]
+    for output, ids in zip([*outputs, score], read, strict=True):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0].sigmoid()
+        found = output.outputs.score if output is score else output.outputs.probs[0]
+        assert found == pytest.approx(float(expected), abs=2e-5)
+    assert len(reward.outputs.data) == 4  # each token has its labels
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "FalconForTokenClassification",  # its head is called "classifier"
+        "GPT2ForSequenceClassification",  # its causal class is GPT2LMHeadModel
+        "PhiForSequenceClassification",  # logits of tokens would have a bias
+        "DiffLlamaForSequenceClassification",  # only Transformers has its layers
+    ],
+)
+def test_classes_with_names_of_their_own(architecture: str, tmp_path: Path) -> None:
+    model = tiny_classifier(architecture, num_labels=3)
+    model.save_pretrained(tmp_path)
+    prompt, task = [7, 8, 9, 60], "classify"
+    if architecture.endswith("TokenClassification"):
+        task = "token_classify"
+    with open_llm(tmp_path, skip_tokenizer_init=True) as llm:
+        raw = PoolingParams(use_activation=False)
+        [output] = llm.encode(prompt, raw, pooling_task=task, use_tqdm=False)
+        with pytest.raises(NotSupported, match="writes no text"):
+            llm.generate(prompt)
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0]
+    np.testing.assert_allclose(output.outputs.data, logits, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_of_transformers_without_any_head_embed(tmp_path: Path) -> None:
+    model = tiny_classifier("DiffLlamaForCausalLM", tie_word_embeddings=False).model
+    model.save_pretrained(tmp_path)
+    prompt = [*range(7, 40)]
+    with open_llm(
+        tmp_path, **EMBEDS, skip_tokenizer_init=True, max_num_batched_tokens=16, max_model_len=64
+    ) as llm:
+        [output] = llm.embed(prompt, use_tqdm=False)
+        assert llm.supported_tasks == ("embed", "token_embed")
+    assert similarity(output.outputs.embedding, hidden_of(model, prompt)[-1]) > 0.99999
+    model = tiny_classifier("BartForSequenceClassification", is_decoder=False)
+    model.save_pretrained(tmp_path / "bart")  # BartForCausalLM is its decoder alone
+    with pytest.raises(UnsupportedModel, match="BartForSequenceClassification is not supported"):
+        open_llm(tmp_path / "bart", skip_tokenizer_init=True)
 
 
 @pytest.mark.parametrize(

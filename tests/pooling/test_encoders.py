@@ -91,6 +91,25 @@ def test_classes_are_those_of_transformers(name: str, labels: int, tmp_path: Pat
         np.testing.assert_allclose(plain.outputs.probs, logits, rtol=1e-4, atol=1e-4)
 
 
+def test_labels_of_all_tokens_are_averaged(tmp_path: Path) -> None:
+    """What EuroBERT does if its config does not say otherwise."""
+    late = {"classifier_pooling": "late", "num_labels": 3}
+    model = write_model(tmp_path, ENCODERS["eurobert"], "classes", **late)
+    with open_llm(tmp_path) as llm:
+        outputs = llm.classify(texts(3), use_tqdm=False)
+    config = tmp_path / "config.json"
+    said = json.loads(config.read_text())
+    assert said.pop("classifier_pooling") == "late"
+    config.write_text(json.dumps(said))
+    with open_llm(tmp_path) as llm:
+        unsaid = llm.classify(texts(3), use_tqdm=False)
+    for output, other in zip(outputs, unsaid, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([output.prompt_token_ids])).logits[0]
+        np.testing.assert_allclose(output.outputs.probs, logits.softmax(-1), atol=2e-5)
+        assert other.outputs.probs == output.outputs.probs
+
+
 def test_a_pair_is_read_as_one_text_with_types(tmp_path: Path) -> None:
     model = write_model(tmp_path, ENCODERS["bert"], "classes", num_labels=1)
     queries, documents = texts(3, longest=9), texts(3, longest=20, seed=1)
@@ -274,7 +293,7 @@ def test_a_config_that_would_be_another_model_is_refused(
     [
         ("modernbert", "max", "'cls' or 'mean' for modernbert"),
         ("modernbert", "bos", "'cls' or 'mean' for modernbert"),
-        ("eurobert", "cls", "'bos' or 'mean' for eurobert"),
+        ("eurobert", "cls", "'late' or 'bos' or 'mean' for eurobert"),
         ("nomic_bert", "mean", "'cls' for nomic_bert"),  # its class reads no such key
         ("bert", "mean", "'cls' for bert"),
     ],

@@ -140,9 +140,7 @@ def test_which_of_two_texts_a_token_is_of_is_told_as_transformers_does(
 
 def test_a_dense_layer_that_is_pickled_is_refused_with_the_way_out(tmp_path: Path) -> None:
     write_model(tmp_path, ENCODERS["bert"])
-    write_sentence_files(tmp_path, "cls_token", dense=24, include_prompt=False)
-    # One token is taken, so that it does not matter whether those of a prompt count.
-    change(tmp_path / "config_sentence_transformers.json", prompts={"a": "w1 "})
+    write_sentence_files(tmp_path, "cls_token", dense=24)
     (tmp_path / "2_Dense" / "model.safetensors").rename(tmp_path / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match=r"2_Dense/model.safetensors is not there"):
         open_llm(tmp_path)
@@ -198,24 +196,45 @@ MESSAGE: Mapping[str, Any] = {"modality_config": {"message": {}}}
         ("1_Pooling/config.json", {"pooling_mode": []}, "no kind of pooling"),
         ("1_Pooling/config.json", {"pooling_mode": [3]}, "'3'"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim"),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls", "max"]}, "out of cls, max"),
     ],
 )
 def test_what_is_not_built_is_refused(
     name: str, said: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     write_model(tmp_path, ENCODERS["bert"])
-    write_sentence_files(tmp_path, "cls_token", include_prompt=False)  # fine by itself
-    change(tmp_path / "config_sentence_transformers.json", prompts={"a": "w1 "})
+    write_sentence_files(tmp_path, "cls_token")
     change(tmp_path / name, **said)
     with pytest.raises(QuireError, match=why):
         open_llm(tmp_path)
 
 
 def test_a_model_in_a_folder_of_an_old_directory(tmp_path: Path) -> None:
+    """Its config, weights, tokenizer and longest text are there; the rest lies around it."""
     inner = tmp_path / "0_Transformer"
     inner.mkdir()
-    write_model(inner, ENCODERS["bert"])
-    write_sentence_files(tmp_path, "cls_token")
-    with pytest.raises(QuireError, match=r"0_Transformer.*move its files"):
+    model = write_model(inner, ENCODERS["bert"])
+    weight = write_sentence_files(tmp_path, "mean_tokens", dense=20)
+    change(inner / "sentence_distilbert_config.json", max_seq_length=6)
+    change(tmp_path / "config_sentence_transformers.json", prompts={"a": "w9 "})
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "config.json").write_text('{"architectures": ["T5EncoderModel"]}')  # not read
+    with open_llm(tmp_path) as llm:
+        [output] = llm.embed("w1 w2", prompt_name="a", use_tqdm=False)
+        assert output.prompt_token_ids == llm.get_tokenizer().encode("w9 w1 w2")
+        with pytest.raises(PromptTooLong, match="takes 6"):
+            llm.embed("w1 w2 w3 w4 w5")
+    assert weight is not None
+    pooled = hidden_of(model, output.prompt_token_ids).mean(0)
+    expected = torch.tanh(weight[:, :-1] @ pooled + weight[:, -1])
+    assert similarity(output.outputs.embedding, expected) > 0.99999
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("0_T", r"0_T/config.json: named by the model"), ("../a", "refused")]
+)
+def test_a_model_in_a_folder_that_is_not_there(path: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": path}]))
+    with pytest.raises(QuireError, match=why):
         open_llm(tmp_path)

@@ -152,6 +152,15 @@ def test_a_hub_cache_with_its_links_is_read(tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     linked.symlink_to(snapshot)
     assert set(stored_tensors(linked)) == {"t"}
+    folder = snapshot / "0_Transformer"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to("../../../blobs/0123")
+    assert set(stored_tensors(folder)) == {"t"}
+    (tmp_path / "other").write_bytes(b"")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../../../other")
+    with pytest.raises(ModelError, match="outside of the model"):
+        stored_tensors(folder)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])

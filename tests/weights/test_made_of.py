@@ -32,6 +32,7 @@ def test_every_file_that_is_read_counts_and_no_other(tmp_path: Path) -> None:
     code, words = ["modeling_x.py"], ["chat_template.jinja", "qwen.tiktoken", "vocab.txt"]
     write(tmp_path, *own, *code, *words, "2_Dense/config.json", "README.md", "onnx/model.onnx")
     write(tmp_path, "additional_chat_templates/rag.jinja")
+    (tmp_path / "modules.json").write_text("[]")
     (tmp_path / "gone.json").symlink_to("nowhere")
     (tmp_path / "folder.json").mkdir()
     found = made_of(str(tmp_path), DUMMY)
@@ -40,6 +41,18 @@ def test_every_file_that_is_read_counts_and_no_other(tmp_path: Path) -> None:
     assert names(tmp_path, found.tokenizer) == words
     trusted = made_of(str(tmp_path), {**DUMMY, "trust_remote_code": True})
     assert set(names(tmp_path, trusted.model)) == {*own, *code, "2_Dense/config.json"}
+
+
+def test_a_model_in_a_folder_counts_with_what_lies_around_it(tmp_path: Path) -> None:
+    own = ["config.json", "modules.json", "1_Pooling/config.json"]
+    inner = ["a/0_Transformer/config.json", "a/0_Transformer/model.safetensors"]
+    (tmp_path / "a").mkdir()
+    write(tmp_path, *own, *inner, "a/0_Transformer/vocab.txt", "vocab.txt")
+    modules = [{"type": "x.Transformer", "path": "a/0_Transformer/"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    found = made_of(str(tmp_path), DUMMY)
+    assert sorted(names(tmp_path, found.model)) == sorted([*own, *inner])
+    assert names(tmp_path, found.tokenizer) == ["a/0_Transformer/vocab.txt"]
 
 
 def _by_folder(name: str) -> tuple[str, str]:

@@ -52,8 +52,6 @@ def read(fields: Fields) -> EncoderSpec:
 def classifier(fields: Fields, per_token: bool) -> tuple[HeadPart, ...]:
     if per_token:
         return (Dense("classifier"),)
-    if fields.word("classifier_pooling", "late") == "late":
-        raise fields.unsupported("classifier_pooling", "'bos' or 'mean'")
     return Dense("dense", "gelu"), Dense("classifier")
 
 
@@ -65,7 +63,7 @@ FAMILY = EncoderFamily(
     read=read,
     names=NAMES,
     classifier=classifier,
-    label_pooling={"bos": "cls", "mean": "mean"},
+    label_pooling={"late": "late", "bos": "cls", "mean": "mean"},
     without_effect={
         "attention_dropout": "training",
         "mask_token_id": "the tokenizer's",

@@ -31,11 +31,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A product of a classification head, by the name of its tensors without `.weight` and `.bias`,
-    and the activation after it."""
+    """A product of a classification head, by the name of its tensors without `.weight` and `.bias`
+    (or its other name), and the activation after it."""
 
     name: str
     activation: Activation = "identity"
+    also: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,9 @@ class EncoderFamily:
     # Keys that do not change results, and why.
     without_effect: Mapping[str, str] = field(default_factory=dict)
     # The words of `classifier_pooling` that its class in Transformers reads, the usual one first,
-    # and the state of a text that they mean. A family without the key uses the first token's.
-    label_pooling: Mapping[str, Literal["cls", "mean"]] = field(
+    # and the state of a text that they mean (late: the labels of all tokens are averaged). A family
+    # without the key uses the first token's.
+    label_pooling: Mapping[str, Literal["cls", "mean", "late"]] = field(
         default_factory=lambda: {"cls": "cls"}
     )
     mixture_names: EncoderNames | None = None  # for models with experts, if different

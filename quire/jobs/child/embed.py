@@ -32,7 +32,7 @@ class EmbeddingEngine(JobEngine):
         self._options = text_options(
             self._pooling, None, params.truncate_prompt_tokens, given.get("prompt_name")
         )
-        self._pooling.reader.most(self._options)
+        self._pooling.reader.check(self._options)
 
     def _requests(self, rows: Rows) -> list[Made]:
         first = self._session.intake.take_numbers(len(rows))
@@ -50,9 +50,8 @@ class EmbeddingEngine(JobEngine):
 
     def _read(self, numbered: Sequence[tuple[int, str]]) -> list[Made]:
         """A request for each (number, text); the numbers are consecutive."""
-        texts, states = [text for _, text in numbered], self._pooling.spec.states("embed")
-        first = numbered[0][0] if numbered else 0
-        return self._pooling.reader.read(texts, states, self._options, first_number=first)
+        texts, first = [text for _, text in numbered], numbered[0][0] if numbered else 0
+        return self._pooling.reader.read(texts, "embed", self._options, first_number=first)
 
     def _answer(self, row: int, output: RequestOutput) -> Message:
         values = self._pooling.pooled(output, self._wanted)

@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from quire.base.boundary import refusing
 from quire.errors import CorruptModel, UnsupportedModel
+from quire.families.registry import causal_names
 from quire.models.fallback.registered import registered_class
 
 MAX_LAYERS = 10_000
@@ -23,10 +24,12 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class CausalClass:
-    """A class of Transformers, and the config of the model."""
+    """A class of Transformers, and the config of the model. `headless`: the model has the layers of
+    that class, and no head for tokens."""
 
     made_by: type[PreTrainedModel]
     config: Any
+    headless: bool = False
 
     @property
     def name(self) -> str:
@@ -83,15 +86,19 @@ def _class_of_transformers(
     model_type = values.get("model_type")
     by_type = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")
     name = architecture or (by_type if isinstance(by_type, str) else "")
-    if name not in architectures():
+    known = architectures()
+    causal = next((one for one in (name, *causal_names(name)) if one in known), None)
+    is_pair = causal != name and values.get("is_encoder_decoder")  # the class is its decoder alone
+    if causal is None or is_pair:
         hint = " Its directory brings code of its own: trust_remote_code=True runs that."
         raise UnsupportedModel(
             f"{source}: {name or model_type or 'no architecture'} is not supported: neither a "
             f"family of quire nor a causal class of Transformers {transformers.__version__}."
             f"{hint if has_own else ''}"
         )
-    made_by = getattr(transformers, name)
-    return CausalClass(made_by, _config_of(made_by.config_class, values, source))
+    made_by = getattr(transformers, causal)
+    config = _config_of(made_by.config_class, values, source)
+    return CausalClass(made_by, config, headless=causal != name)
 
 
 def _config_of(made_by: type[Any], values: Mapping[str, Any], source: Path) -> Any:

@@ -44,8 +44,9 @@ def load_module(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, by name
         )
+    unneeded = _draw_unneeded(module, plan, {*map(str, about["missing_keys"])})
     for key, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape")):
-        if names := sorted(str(name) for name in about[key]):
+        if names := sorted({str(name) for name in about[key]} - unneeded):
             raise CorruptModel(f"{directory}: the weight {names[0]!r} {what} ({len(names)} in all)")
     unused = sorted(n for n in about["unexpected_keys"] if not _is_empty_bias(n, tensors or {}))
     if left_out := parts_left_out(unused, module.state_dict()):
@@ -53,6 +54,8 @@ def load_module(
             f"{directory}: {plan.found.name} has no part for {left_out[0]!r} ({len(left_out)} such "
             "tensors). It is another model than its config says."
         )
+    if plan.found.headless:  # its own head is read apart
+        unused = [name for name in unused if name.startswith(f"{module.base_model_prefix}.")]
     if unused:
         note(f"{len(unused)} tensors of the model's files are not used: {', '.join(unused[:3])}")
     if tensors is not None and any(isinstance(part, Conv1D) for part in module.modules()):
@@ -62,6 +65,22 @@ def load_module(
         )
     made: nn.Module = module.eval()
     return made
+
+
+@torch.inference_mode()
+def _draw_unneeded(module: Any, plan: FallbackPlan, missing: set[str]) -> set[str]:
+    """The names among those `missing` that are outside of the layers, where the model has another
+    head or none. They get small random numbers, because the trial compares logits: large ones that
+    happen to be in memory would hide what the layers do."""
+    stored, prefix = module.state_dict(), f"{module.base_model_prefix}."
+    if not plan.found.headless or not any(name.startswith(prefix) for name in stored):
+        return set()
+    made = torch.Generator().manual_seed(0)
+    unneeded = {name for name in missing if not name.startswith(prefix)}
+    for name in sorted(unneeded):
+        weight = stored[name]
+        weight.copy_(torch.randn(weight.shape, generator=made) * weight.shape[-1] ** -0.5)
+    return unneeded
 
 
 def _is_empty_bias(name: str, tensors: Mapping[str, Tensor]) -> bool:
