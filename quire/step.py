@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -31,8 +32,7 @@ def no_ints() -> Ints:
     return np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class RowStart:
+class RowStart(msgspec.Struct, frozen=True, gc=False):
     """A sequence takes a row: everything about it that stays on the device.
 
     `noise_key` and `sample` key its random numbers, with the position of the token drawn.
@@ -111,8 +111,7 @@ class MediaPart:
     offsets: Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True, gc=False):
     """Tokens of one row to compute: positions start .. start + len(token_ids).
 
     `sample_into` names the rows that each draw a token from the logits of the last position: empty

@@ -279,10 +279,10 @@ def test_metrics_count_what_was_done(tmp_path: Path) -> None:
 
 
 def test_many_observations_are_all_counted() -> None:
-    observed = _Observed((1.0, 2.0))
+    observed = _Observed({"name": (1.0, 2.0)}, lambda numbers: {"name": numbers[0]})
     for i in range(3 * MOST_OBSERVED + 7):
         observed.add(float(i % 3))
-    found = observed.histogram("name", {})
+    (found,) = observed.histograms({})
     assert found.count == found.buckets["+Inf"] == 3 * MOST_OBSERVED + 7
     assert found.buckets["1.0"] == sum(i % 3 <= 1 for i in range(found.count))
     assert found.sum == sum(i % 3 for i in range(found.count))

@@ -7,6 +7,7 @@ import random
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -40,8 +41,9 @@ def equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         same = one.dtype == other.dtype and one.shape == other.shape
         return same and one.tobytes() == other.tobytes()
-    if is_dataclass(one):
-        return all(equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    if is_dataclass(one) or isinstance(one, msgspec.Struct):
+        names = getattr(one, "__struct_fields__", None) or [f.name for f in fields(one)]
+        return all(equal(getattr(one, name), getattr(other, name)) for name in names)
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, dict):

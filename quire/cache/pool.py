@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quire.cache.groups import ONE_GROUP, STATE_WINDOW, Windows, window_groups
-from quire.cache.prefix import Node, Past, PrefixIndex
+from quire.cache.prefix import Found, Past, PrefixIndex
 from quire.cache.scores import ScoreShelf
 from quire.request import Ints
 
@@ -27,8 +27,7 @@ class OutOfBlocks(Exception):
     """More blocks were asked for than are free; check `num_free` first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
+class Cached(msgspec.Struct, frozen=True, gc=False):
     """Published blocks that begin some tokens: blocks [groups, count], -1 where a group needs
     none because its window is past it; `past` is the serial of the last."""
 
@@ -56,15 +55,17 @@ class BlockPool:
         self.num_full = windows.count(None)
         self.windowed = window_groups(windows)
         self._holders = np.zeros(num_blocks, np.int32)
+        self._place = np.empty(num_blocks, np.int32)  # of some blocks in an array, for a moment
         # The array last passed to `share` (None after a release), its blocks without the -1, and
         # how often it was shared and not counted yet: rows with one prefix come one after another.
         self._shared: Ints | None = None
         self._shared_blocks = np.empty(0, np.int32)
         self._times_shared = 0
         self.peak_used = 0
-        self._empty = list(range(num_blocks - 1, -1, -1))  # popped from the end: low ids first
+        # The first `_num_empty` hold nothing. Taken from the end: low ids first.
+        self._empty, self._num_empty = np.arange(num_blocks)[::-1].copy(), num_blocks
         self._idle: OrderedDict[int, None] = OrderedDict()  # published, no holder, oldest first
-        self._index = PrefixIndex(windows)
+        self._index = PrefixIndex(num_blocks, windows)
         # A device computes all rows of a plan side by side. Keys and values are stored before any
         # row reads them, but a state is there only when its row has computed all tokens before it:
         # another row can begin with it in the next plan.
@@ -95,7 +96,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._empty) + len(self._idle)
+        return self._num_empty + len(self._idle)
 
     @property
     def num_used(self) -> int:
@@ -105,15 +106,15 @@ class BlockPool:
         """`count` blocks, each with one holder. Evicts published blocks without holders for it."""
         if count > self.num_free:
             raise OutOfBlocks(f"{count} blocks asked for, {self.num_free} free")
-        while len(self._empty) < count:
+        while self._num_empty < count:
             block, _ = self._idle.popitem(last=False)
-            self._forget(block)
-            self._empty.append(block)
-        taken = np.array(self._empty[len(self._empty) - count :][::-1], np.int32)
-        del self._empty[len(self._empty) - count :]
+            self._lose(self._index.forget(block))
+            self._add_empty([block])
+        self._num_empty -= count
+        taken = self._empty[self._num_empty : self._num_empty + count][::-1]
         self._holders[taken] = 1
         self.peak_used = max(self.peak_used, self.num_used)
-        return taken
+        return taken.astype(np.int32)
 
     def fits(self, count: int) -> bool:
         """Whether so many blocks are free for every group."""
@@ -123,21 +124,22 @@ class BlockPool:
         """`count` blocks for every group: [groups, count]."""
         return self.take(count * self.num_groups).reshape(self.num_groups, count)
 
-    def _forget(self, block: int) -> None:
-        self._lose(self._index.forget(block))
+    def _add_empty(self, blocks: Ints | list[int]) -> None:
+        before, self._num_empty = self._num_empty, self._num_empty + len(blocks)
+        self._empty[before : self._num_empty] = blocks
 
     def forget_token(self, token_id: int) -> None:
         """Published blocks that contain this token are not found again; their holders keep
         them."""
         self._lose(self._index.forget_token(token_id))
 
-    def _lose(self, nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            self.scores.drop(node.serial)
-            for other in node.blocks:
+    def _lose(self, nodes: Sequence[tuple[int, list[int]]]) -> None:
+        for serial, blocks in nodes:
+            self.scores.drop(serial)
+            for other in blocks:
                 if other in self._idle:  # it can no longer be found
                     del self._idle[other]
-                    self._empty.append(other)
+                    self._add_empty([other])
 
     def share(self, blocks: Ints) -> None:
         """One more holder for each of `blocks`; -1 is none."""
@@ -161,44 +163,49 @@ class BlockPool:
         """`release` for several rows at once, which may have the same blocks."""
         self._release(*np.unique(blocks, return_counts=True))
 
-    def release_each(self, rows: Sequence[Ints]) -> None:
-        """`release` for several rows, one after another."""
-        if len(rows) == 1:
-            return self.release(rows[0])
-        # Evicted row by row, each from its end; a shared block comes with the last row that has it.
-        held = np.concatenate([self._real(blocks.ravel(order="F"))[::-1] for blocks in rows])
-        blocks, from_the_end, times = np.unique(held[::-1], return_index=True, return_counts=True)
-        order = np.argsort(from_the_end)
-        self._release(blocks[order], times[order])
+    def release_each(self, tables: Ints) -> None:
+        """`release` for the tables of several rows [groups, rows, count], one after another."""
+        # Row by row, each from its end: what is left is then still a prefix, which others can use.
+        held = tables.transpose(1, 2, 0)[:, ::-1, ::-1].reshape(-1)
+        held = held[held >= 0]
+        times = np.bincount(held)
+        self.holders[: len(times)] -= times.astype(np.int32)
+        self._shared = None
+        free = held[self._holders[held] == 0]
+        # A shared block comes with the last row that has it: of equal indices the last one counts.
+        place = np.arange(len(free), dtype=np.int32)
+        self._place[free] = place
+        self._let_go(free[self._place[free] == place])
 
     def _release(self, blocks: Ints, times: int | npt.NDArray[np.intp]) -> None:
         left = (self.holders[blocks] - times).astype(np.int32)
         self._holders[blocks], self._shared = left, None
-        # The end of a sequence is queued for eviction before its beginning: what is left is then
-        # still a prefix, which others can use.
-        for block in blocks[left == 0][::-1].tolist():
-            if block in self._index:
-                self._idle[block] = None
-            else:
-                self._empty.append(block)
+        self._let_go(blocks[left == 0][::-1])
+
+    def _let_go(self, blocks: Ints) -> None:
+        """Blocks lost their last holder, in this order."""
+        published = self._index.holds(blocks)
+        for block in blocks[published].tolist():  # many times faster than `update`
+            self._idle[block] = None
+        self._add_empty(blocks[~published])
 
     def match(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> Cached:
         """The published blocks that begin these tokens, at most `most`. Shares nothing.
 
         Never covers the last token: the model needs one to compute a distribution from.
         """
-        nodes = self._chain(token_ids, salt, most)
+        found = self._find(token_ids, salt, most)
+        blocks, count = found.blocks, len(found.serials)
         if self._of_this_plan:
-            new = (i for i, node in enumerate(nodes) if node.serial in self._of_this_plan)
-            nodes = nodes[: next(new, len(nodes))]
-        nodes = nodes[: self._index.longest_hit(nodes, self.block_size)]
-        blocks = self._index.table(nodes)
+            serials = enumerate(found.serials.tolist())
+            count = next((i for i, serial in serials if serial in self._of_this_plan), count)
         if self.windowed:
-            blocks = blocks.copy()
+            count = self._index.longest_hit(blocks[:, :count], self.block_size)
+            blocks = blocks[:, :count].copy()
         for groups in self.windowed:
-            unseen = groups.first_seen(len(nodes), self.block_size)
+            unseen = groups.first_seen(count, self.block_size)
             blocks[groups.first : groups.last, :unseen] = -1
-        return Cached(blocks, nodes[-1].serial if nodes else salt)
+        return Cached(blocks, found.serials.item(count - 1) if count else salt)
 
     def covers(self, given_back: Ints, count: int) -> bool:
         """Whether a row that gave back given_back[g] blocks of each group g still has all blocks
@@ -211,13 +218,11 @@ class BlockPool:
     def serials(self, token_ids: Ints, *, salt: str = "", most: int | None = None) -> list[int]:
         """The serials of the published blocks that begin these tokens, even where a group lacks a
         block that a hit would need."""
-        return [node.serial for node in self._chain(token_ids, salt, most)]
+        return [*map(int, self._find(token_ids, salt, most).serials)]
 
-    def _chain(self, token_ids: Ints, salt: str, most: int | None) -> list[Node]:
-        whole = (len(token_ids) - 1) // self.block_size
-        if not self.caching or not self._index:
-            return []
-        return self._index.chain(
+    def _find(self, token_ids: Ints, salt: str, most: int | None) -> Found:
+        whole = (len(token_ids) - 1) // self.block_size if self.caching else 0
+        return self._index.find(
             token_ids.tobytes(),
             salt,
             block_bytes=4 * self.block_size,
@@ -237,7 +242,7 @@ class BlockPool:
     def publish(self, blocks: Ints, past: Past, token_ids: Ints) -> Past:
         """Let others find `blocks` [groups, count], which hold `token_ids` after `past`; see
         PrefixIndex."""
-        last = self._index.publish(blocks.tolist(), past, token_ids.tobytes())
+        last = self._index.publish(blocks, past, token_ids.tobytes())
         if self._keeps_states:
             self._of_this_plan |= self._index.serials_behind(past, last)
         return last
@@ -246,8 +251,8 @@ class BlockPool:
         """Forget all published content. False, and nothing done, while a block is held."""
         if self.num_used:
             return False
-        self._index = PrefixIndex(self.windows)
+        self._index = PrefixIndex(self.num_blocks, self.windows)
         self.scores.clear()
-        self._empty.extend(self._idle)
+        self._add_empty([*self._idle])
         self._idle.clear()
         return True

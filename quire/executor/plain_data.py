@@ -12,6 +12,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire import config, errors, layer_plan, spec
@@ -113,6 +114,8 @@ def decode(value: Any) -> Any:
 
 def _made(kind: type[Any], given: dict[str, Any]) -> Any:
     """Made without the checks of its class: the sender made them."""
+    if issubclass(kind, msgspec.Struct):
+        return kind(**{name: decode(each) for name, each in given.items()})
     made = object.__new__(kind)
     for field in fields(kind):
         if field.name in given:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Number
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.base.boundary import refusing
@@ -45,8 +46,7 @@ class GivenMedia:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedPrompt:
+class ParsedPrompt(msgspec.Struct, frozen=True, eq=False):
     """One prompt as given: token ids, or text that is still to be encoded."""
 
     text: str | None

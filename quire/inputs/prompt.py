@@ -56,8 +56,7 @@ __all__ = [
 _NO_TOKENIZER = "the tokenizer was left out (skip_tokenizer_init=True); "
 
 
-@dataclass(frozen=True, slots=True)
-class PromptWithMedia(ParsedPrompt):
+class PromptWithMedia(ParsedPrompt, frozen=True, eq=False):
     """A prompt whose text, if it has one, includes the placeholder texts of its media."""
 
     grown_text: str = ""

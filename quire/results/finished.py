@@ -161,15 +161,18 @@ class Results:
         )
 
     def _completion(self, sequence: Sequence, text: str) -> CompletionOutput:
-        # The arrays of a step hold the scores of all its rows, so this copies ours.
-        scores = in_arrays_of_its_own(sequence.logprobs)
-        logprobs = self._sample_logprobs(sequence, scores, sequence.output_ids)
+        total = logprobs = None
+        if sequence.request.params.num_logprobs is not None:
+            # The arrays of a step hold the scores of all its rows, so this copies ours.
+            scores = in_arrays_of_its_own(sequence.logprobs)
+            total = _total(scores)
+            logprobs = self._sample_logprobs(sequence, scores, sequence.output_ids)
         parts = self._parts(sequence, text)
         return CompletionOutput(
             index=sequence.sample,
             text=text,
             token_ids=sequence.output_ids.tolist(),
-            cumulative_logprob=None if logprobs is None else _total(scores),
+            cumulative_logprob=total,
             logprobs=logprobs,
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -59,8 +59,7 @@ def peak_blocks(
     return float(np.max(used + grown / block_size - returned))
 
 
-@dataclass(frozen=True, slots=True)
-class _Joining:
+class _Joining(msgspec.Struct, frozen=True, gc=False):
     """A sequence that wants to begin, in `count` rows. Its known tokens need `whole` more blocks
     of one group; of each kind of window it takes at most `rooms` blocks."""
 

@@ -33,18 +33,23 @@ def prefix_groups(
     starts = np.flatnonzero(np.diff(first, prepend=first[0] - 1))
     sizes = np.diff(starts, append=len(members))
     whole = np.minimum.reduceat(rows.computed[members] // block_size, starts)
-    groups = []
     worth = (sizes >= LEAST_MEMBERS) & (whole >= LEAST_BLOCKS)
-    for start, size, count in zip(starts[worth], sizes[worth], whole[worth], strict=True):
-        mine = members[start : start + size]
-        # Rows that have a block of one group in common have it of all.
-        tables = rows.blocks[0, mine, :count]
-        same = (tables == tables[0]).all(axis=0)
-        shared = int(count) if same.all() else int(same.argmin())
-        if shared >= LEAST_BLOCKS:
-            blocks = rows.blocks[:num_full, mine[0], :shared].reshape(-1)
-            groups.append(PrefixGroup(blocks, rows=mine))
-    return tuple(groups)
+    if not worth.any():
+        return ()
+    most, leads = whole[worth].max(), np.repeat(members[starts], sizes)
+    # Rows that have a block of one group of layers in common have it of all.
+    differs = rows.blocks[0, members, :most] != rows.blocks[0, leads, :most]
+    agreed = np.where(differs.any(axis=1), differs.argmax(axis=1), most)
+    shared = np.minimum(np.minimum.reduceat(agreed, starts), whole)
+    worth &= shared >= LEAST_BLOCKS
+    found = zip(starts[worth], sizes[worth], shared[worth], strict=True)
+    return tuple(
+        PrefixGroup(
+            rows.blocks[:num_full, members[start], :count].reshape(-1),
+            rows=members[start : start + size],
+        )
+        for start, size, count in found
+    )
 
 
 class PrefixGroups:

@@ -273,24 +273,28 @@ class Placements:
 
     def end_all(self, some: list[int]) -> list[Sequence]:
         """Do the same with several rows, in this order."""
-        sequences, blocks = [self._bring_home(row) for row in some], []
-        for row in some:
-            blocks.append(self.rows.block_ids(row).copy())
-            if not self.rows.renewed[row]:
-                self.ended.append(row)
-            self.rows.leave(row)
-        self.pool.release_each(blocks)
+        rows, at = self.rows, np.array(some, np.int32)
+        sequences = self._bring_home(at)
+        tables = rows.blocks[:, at, : rows.num_blocks[at].max(initial=0)]
+        self.ended += at[~rows.renewed[at]].tolist()
+        rows.leave(at)
+        self.pool.release_each(tables)
         return sequences
 
-    def _bring_home(self, row: int) -> Sequence:
-        """The sequence of a row, with its tokens; its whole blocks are published."""
-        rows = self.rows
-        sequence = rows.sequence(row)
-        sequence.output_ids = rows.output_ids(row)
+    def _bring_home(self, at: Ints) -> list[Sequence]:
+        """The sequences of rows, with their tokens; their whole blocks are published."""
+        rows, size = self.rows, self.pool.block_size
+        known, written = rows.known[at], (rows.known - rows.num_prompt)[at]
         # A stop id freezes a row on the device. A plan in flight that was to feed the last token
         # then does not, so only the tokens before it are certainly computed.
-        num_known = int(rows.known[row])
-        fed = num_known - 1 if num_known > rows.num_prompt[row] else num_known
-        num_computed = min(fed, int(rows.computed[row]))
-        self.publish(row, sequence.token_ids, num_computed)
-        return sequence
+        computed = np.minimum(known - (written > 0), rows.computed[at])
+        has_more = computed // size > rows.num_published[at]
+        columns = (column.tolist() for column in (at, written, computed, has_more))
+        sequences = []
+        for row, num_outputs, num_computed, publishes in zip(*columns, strict=True):
+            sequence = rows.sequence(row)
+            sequence.output_ids = rows.outputs[row, :num_outputs].copy()
+            if publishes:
+                self.publish(row, sequence.token_ids, num_computed)
+            sequences.append(sequence)
+        return sequences

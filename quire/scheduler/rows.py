@@ -25,6 +25,7 @@ from quire.steps.automata import AutomatonRoom
 from quire.steps.row_schema import STOP_COLUMNS
 
 NOT_STALE = np.iinfo(np.int32).max
+NO_IDS = np.empty(0, np.int32)
 
 
 def widened(array: npt.NDArray[np.int32], columns: int) -> npt.NDArray[np.int32]:
@@ -59,8 +60,8 @@ class Rows:
         # What is in the row.
         self.sequences: list[Sequence | None] = [None] * capacity
         self.placement = np.zeros(capacity, np.int64)  # 0 = free
-        self.token_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # known when it entered
-        self.fed_ids: list[Ints] = [np.empty(0, np.int32)] * capacity  # the same, as vocabulary ids
+        self.token_ids: list[Ints] = [NO_IDS] * capacity  # known when it entered
+        self.fed_ids: list[Ints] = [NO_IDS] * capacity  # the same, as vocabulary ids
         self.outputs = np.full((capacity, 64), -1, np.int32)
         self.background = flags()  # it yields to the foreground
         self.adapter = ints()  # the number of its LoRA adapter; 0 = none
@@ -215,15 +216,18 @@ class Rows:
             self.automata.give(int(self.automaton[row]))
         self.automaton[row] = 0
 
-    def leave(self, row: int) -> None:
-        """Free the row; its blocks were released, and its tokens kept, before."""
-        if self.automaton[row]:
+    def leave(self, at: Ints) -> None:
+        """Free these rows, in this order; their blocks and tokens were kept before."""
+        for row in at[self.automaton[at] > 0].tolist():
             self._end_walk(row)
-        self.sequences[row], self.placement[row] = None, 0
-        self.claim(row, 0)
-        self.token_ids[row] = self.fed_ids[row] = np.empty(0, np.int32)
-        self.clear_blocks(row)
-        self._free.append(row)
+        for row in at.tolist():
+            self.sequences[row] = None
+            self.token_ids[row] = self.fed_ids[row] = NO_IDS
+        self.placement[at] = 0
+        self.num_claimed -= int(self.num_siblings[at].sum())
+        self.num_siblings[at] = 0
+        self.clear_blocks(at)
+        self._free += at.tolist()
         self._some_left = True
 
     def sequence(self, row: int) -> Sequence:
@@ -269,10 +273,10 @@ class Rows:
         self.num_blocks[row] = have + count
         return have
 
-    def clear_blocks(self, row: int) -> None:
-        """Empty the row's tables; who holds the blocks does not change."""
-        self.blocks[:, row, : self.num_blocks[row]] = -1
-        self.num_blocks[row] = self.num_shared[row] = self.given_back[:, row] = 0
+    def clear_blocks(self, at: Ints | int) -> None:
+        """Empty the tables of rows; who holds the blocks does not change."""
+        self.blocks[:, at] = -1
+        self.num_blocks[at] = self.num_shared[at] = self.given_back[:, at] = 0
 
     def park(self, row: int) -> None:
         """Hold the row for later: nothing is planned for it, and it counts as not yet begun."""

@@ -7,10 +7,11 @@ outlives a placement. Only the Scheduler writes it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
 import numpy as np
+from msgspec import field
 
 from quire.request import Ints, Request
 from quire.scheduler.watches import TextWatch, ThoughtWatch
@@ -87,8 +88,7 @@ class Guide(Protocol):
         """A copy at the same place, independent from then on."""
 
 
-@dataclass(slots=True)
-class Timings:
+class Timings(msgspec.Struct, gc=False):
     """Seconds on the monotonic clock; 0.0 = not yet."""
 
     queued: float = 0.0
@@ -97,8 +97,7 @@ class Timings:
     last_token: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
-class Sequence:
+class Sequence(msgspec.Struct, eq=False):
     """One sample of one request, from waiting to finished.
 
     Where a request has continuations, sample i is path i of their `tree` (scoring.py): it begins

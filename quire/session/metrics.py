@@ -7,7 +7,7 @@ hundred at a time.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.step import StepPlan
 
 Counts = npt.NDArray[np.int_]
+Numbers = npt.NDArray[np.float64]
 
 MOST_OBSERVED = 512  # observations kept before they are sorted into buckets
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -64,34 +65,72 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
+# Counts per bucket (the last one above all limits), and the sum of what was counted.
+Sorted = tuple[Counts, float]
+
+
 class _Observed:
-    """The observations of one histogram. One thread adds; others may read meanwhile, so the whole
+    """Histograms over one kind of event. One thread adds; others may read meanwhile, so the whole
     state is replaced by one assignment."""
 
-    __slots__ = ("_limits", "_state")
+    def __init__(
+        self,
+        limits: Mapping[str, tuple[float, ...]],
+        values: Callable[[Numbers], Mapping[str, Numbers]],
+    ) -> None:
+        """`limits` of the buckets of each histogram; `values` makes what each of them counts of the
+        numbers of several events, [numbers, events]."""
+        self._limits, self._values = limits, values
+        nothing = {name: (np.zeros(len(some) + 1, int), 0.0) for name, some in limits.items()}
+        # What was sorted, and the numbers of each event since.
+        self._state: tuple[dict[str, Sorted], list[tuple[float, ...]]] = (nothing, [])
 
-    def __init__(self, limits: tuple[float, ...]) -> None:
-        self._limits = limits
-        # Counts per bucket (the last one above all limits), their sum, and values not sorted yet.
-        self._state: tuple[Counts, float, list[float]] = (np.zeros(len(limits) + 1, int), 0.0, [])
-
-    def add(self, value: float) -> None:
-        fresh = self._state[2]
-        fresh.append(value)
+    def add(self, *numbers: float) -> None:
+        """An event."""
+        fresh = self._state[1]
+        fresh.append(numbers)
         if len(fresh) >= MOST_OBSERVED:
-            self._state = (*self._sorted(), [])
+            self._state = (self._sorted(), [])
 
-    def _sorted(self) -> tuple[Counts, float]:
-        counts, total, fresh = self._state
-        values = np.array(fresh, float)
-        found = np.bincount(np.searchsorted(self._limits, values), minlength=len(counts))
-        return counts + found, total + float(values.sum())
+    def _sorted(self) -> dict[str, Sorted]:
+        known, fresh = self._state
+        if not fresh:
+            return known
+        found = {}
+        for name, values in self._values(np.array(fresh, float).T).items():
+            values, (counts, total) = np.maximum(values, 0.0), known[name]
+            places = np.searchsorted(self._limits[name], values)
+            more = np.bincount(places, minlength=len(counts))
+            found[name] = counts + more, total + float(values.sum())
+        return found
 
-    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
-        counts, total = self._sorted()
-        up_to = np.cumsum(counts).tolist()
-        names = [*(str(float(limit)) for limit in self._limits), "+Inf"]
-        return Histogram(name, labels, up_to[-1], total, dict(zip(names, up_to, strict=True)))
+    def histograms(self, labels: dict[str, str]) -> list[Histogram]:
+        made = []
+        for name, (counts, total) in self._sorted().items():
+            up_to = np.cumsum(counts).tolist()
+            names = [*(str(float(limit)) for limit in self._limits[name]), "+Inf"]
+            under = dict(zip(names, up_to, strict=True))
+            made.append(Histogram(f"vllm:{name}", dict(labels), up_to[-1], total, under))
+        return made
+
+
+def _of_requests(numbers: Numbers) -> dict[str, Numbers]:
+    """What the histograms over ended requests count, of the numbers that `Metrics.count` gives."""
+    prompt, made, longest, queued, scheduled, *_ = numbers
+    began = numbers[:, numbers[5] > 0]
+    _, _, _, queued_then, scheduled_then, first, last = began
+    decoding, steps = last - first, began[2] - 1
+    return {
+        "request_prompt_tokens": prompt,
+        "request_generation_tokens": made,
+        "time_to_first_token_seconds": first - queued_then,
+        "request_time_per_output_token_seconds": decoding[steps > 0] / steps[steps > 0],
+        "e2e_request_latency_seconds": last - queued_then,
+        "request_queue_time_seconds": scheduled - queued,
+        "request_inference_time_seconds": last - scheduled_then,
+        "request_prefill_time_seconds": first - scheduled_then,
+        "request_decode_time_seconds": decoding,
+    }
 
 
 class Metrics:
@@ -100,18 +139,22 @@ class Metrics:
     def __init__(self, model: str, max_model_len: int) -> None:
         self._labels = {"model_name": model, "engine": "0"}
         lengths = _lengths(max_model_len)
-        self._observed = {
-            "iteration_tokens_total": _Observed(STEP_BUCKETS),
-            "request_prompt_tokens": _Observed(lengths),
-            "request_generation_tokens": _Observed(lengths),
-            "time_to_first_token_seconds": _Observed(buckets.FIRST_TOKEN),
-            "request_time_per_output_token_seconds": _Observed(buckets.EACH_TOKEN),
-            "e2e_request_latency_seconds": _Observed(buckets.WHOLE),
-            "request_queue_time_seconds": _Observed(buckets.WHOLE),
-            "request_inference_time_seconds": _Observed(buckets.WHOLE),
-            "request_prefill_time_seconds": _Observed(buckets.WHOLE),
-            "request_decode_time_seconds": _Observed(buckets.WHOLE),
+        self._steps = _Observed(
+            {"iteration_tokens_total": STEP_BUCKETS},
+            lambda numbers: {"iteration_tokens_total": numbers[0]},
+        )
+        limits: dict[str, tuple[float, ...]] = {
+            "request_prompt_tokens": lengths,
+            "request_generation_tokens": lengths,
+            "time_to_first_token_seconds": buckets.FIRST_TOKEN,
+            "request_time_per_output_token_seconds": buckets.EACH_TOKEN,
+            "e2e_request_latency_seconds": buckets.WHOLE,
+            "request_queue_time_seconds": buckets.WHOLE,
+            "request_inference_time_seconds": buckets.WHOLE,
+            "request_prefill_time_seconds": buckets.WHOLE,
+            "request_decode_time_seconds": buckets.WHOLE,
         }
+        self._requests = _Observed(limits, _of_requests)
         self._finished: Tally[str] = Tally()
         self._counts = dict.fromkeys(
             ("prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits"), 0
@@ -121,7 +164,7 @@ class Metrics:
     def count_step(self, num_tokens: int, num_steps: int) -> None:
         """A plan ran: `num_tokens` tokens in `num_steps` steps."""
         for _ in range(num_steps):
-            self._observed["iteration_tokens_total"].add(num_tokens // num_steps)
+            self._steps.add(num_tokens // num_steps)
 
     def count(self, output: RequestOutput) -> None:
         """A request has ended."""
@@ -134,25 +177,9 @@ class Metrics:
         self._counts["generation_tokens"] += made
         self._counts["prefix_cache_queries"] += prompt
         self._counts["prefix_cache_hits"] += output.num_cached_tokens or 0
-        seen: list[tuple[str, float]] = [
-            ("request_prompt_tokens", prompt),
-            ("request_generation_tokens", made),
-            ("request_queue_time_seconds", times.scheduled_ts - times.queued_ts),
-        ]
-        if times.first_token_ts:
-            decoding = times.last_token_ts - times.first_token_ts
-            seen += (
-                ("time_to_first_token_seconds", times.first_token_ts - times.queued_ts),
-                ("request_prefill_time_seconds", times.first_token_ts - times.scheduled_ts),
-                ("request_decode_time_seconds", decoding),
-                ("request_inference_time_seconds", times.last_token_ts - times.scheduled_ts),
-                ("e2e_request_latency_seconds", times.last_token_ts - times.queued_ts),
-            )
-            steps = max((len(answer.token_ids) for answer in output.outputs), default=0) - 1
-            if steps > 0:
-                seen.append(("request_time_per_output_token_seconds", decoding / steps))
-        for name, value in seen:
-            self._observed[name].add(value if value > 0 else 0.0)
+        longest = max([len(answer.token_ids) for answer in output.outputs], default=0)
+        moments = times.queued_ts, times.scheduled_ts, times.first_token_ts, times.last_token_ts
+        self._requests.add(prompt, made, longest, *moments)
 
     def read(self, scheduler: Scheduler) -> list[Metric]:
         """All metrics as they are now."""
@@ -183,11 +210,8 @@ class Metrics:
             )
             for reason in FINISH_REASONS
         ]
-        found += [
-            observed.histogram(f"vllm:{name}", dict(self._labels))
-            for name, observed in self._observed.items()
-        ]
-        return found
+        found += self._steps.histograms(self._labels)
+        return found + self._requests.histograms(self._labels)
 
 
 class _Steady:

@@ -222,11 +222,11 @@ def test_rows_that_end_together_leave_what_they_would_one_by_one() -> None:
     """The same is evicted, in the same order."""
     (pool, tables), (other, same) = (_with_a_prefix_in_common(5) for _ in range(2))
     ending = [2, 0, 4]
-    pool.release_each([tables[row] for row in ending])
+    pool.release_each(np.stack([tables[row] for row in ending], axis=1))
     for row in ending:
         other.release(same[row])
     assert (pool.holders == other.holders).all()
-    pool.release_each([tables[row] for row in (3, 1)])
+    pool.release_each(np.stack([tables[row] for row in (3, 1)], axis=1))
     for row in (3, 1):
         other.release(same[row])
     assert not pool.num_used
