@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.models.minimax_m2 import MiniMaxM2Config
 
+from quire.families.chunks import chunk_of, within_a_chunk
 from quire.options.decide import least_block_size
 from quire.spec import ModelSpec
 from quire.weights.hf_config import read_config, spec_from_hf
@@ -36,8 +37,10 @@ FAMILIES = {**MORE, **LATENTS, **BY_KIND, **LARGE_HEADS, **WITH_STATES, **LATER,
 
 
 def stored(oracle: Any, directory: Path) -> ModelSpec:
+    """The spec of a saved model, for texts within a chunk as a session makes it for a GPU."""
     oracle.save_pretrained(directory)
-    return spec_from_hf(read_config(directory))
+    spec = spec_from_hf(read_config(directory))
+    return within_a_chunk(spec) if chunk_of(spec) else spec
 
 
 def differences(oracle: Any, path: Path, dtype: str) -> tuple[list[float], list[float]]:
