@@ -42,7 +42,7 @@ class _Run(msgspec.Struct, eq=False):
 
     past: Past  # of the first node
     first: int
-    tokens: bytes
+    tokens: bytes  # of its nodes, and then perhaps of some that are gone
     size: int  # bytes of the tokens of a node
     blocks: Ints  # [groups, count]
 
@@ -53,6 +53,13 @@ class _Run(msgspec.Struct, eq=False):
     @property
     def key(self) -> tuple[Past, bytes]:
         return self.past, self.tokens[: self.size]
+
+    def shorten(self, count: int) -> None:
+        """Keep the first nodes alone. The bytes of the others go once they are more than half:
+        evictions shorten a run one by one."""
+        self.blocks = self.blocks[:, :count]
+        if len(self.tokens) > 2 * count * self.size:
+            self.tokens, self.blocks = self.tokens[: count * self.size], self.blocks.copy()
 
     def num_common(self, node: int, tokens: bytes, start: int, most: int) -> int:
         """How many nodes from number `node` on hold the tokens from byte `start` on, up to
@@ -118,6 +125,7 @@ class PrefixIndex:
                 np.concatenate([found.serials, *serials]),
                 np.concatenate([found.blocks, *blocks], axis=1),
             )
+            found.blocks.flags.writeable = False  # searches after this one may be given it too
             self._last = root, tokens[: len(found.serials) * block_bytes], found
         return found
 
@@ -226,8 +234,12 @@ class PrefixIndex:
             start = (serial - run.first) * run.size  # type: ignore[operator]
             if token_id in np.frombuffer(run.tokens, np.int32, run.size // 4, start):
                 holding.append(serial)
+        # From the end: of a run, only what lies between two of them is then moved by each cut.
         return [
-            gone for serial in holding if serial in self._by_serial for gone in self._drop(serial)
+            gone
+            for serial in reversed(holding)
+            if serial in self._by_serial
+            for gone in self._drop(serial)
         ]
 
     def _is_bare(self, run: _Run, node: int) -> bool:
@@ -251,14 +263,18 @@ class PrefixIndex:
     def _cut_out(self, run: _Run, node: int) -> list[int]:
         """Take a node out of its run; what follows it becomes a run of its own. Returns the node's
         blocks."""
-        blocks = [block for block in run.blocks[:, node].tolist() if block >= 0]
+        # A block may have become that of another node since: rows that share blocks publish them
+        # anew where a node on the way to this one was evicted meanwhile.
+        serial, column = run.first + node, run.blocks[:, node].tolist()
+        blocks = [b for b in column if b >= 0 and self._serial_of.item(b) == serial]
         self._serial_of[blocks] = 0
-        del self._by_serial[run.first + node]
+        del self._by_serial[serial]
         if node + 1 < run.count:
-            rest, after = run.tokens[(node + 1) * run.size :], run.first + node
-            self._enter(_Run(after, after + 1, rest, run.size, run.blocks[:, node + 1 :].copy()))
+            rest = run.tokens[(node + 1) * run.size : run.count * run.size]
+            blocks_after = run.blocks[:, node + 1 :].copy()
+            self._enter(_Run(serial, serial + 1, rest, run.size, blocks_after))
         if node:
-            run.blocks = run.blocks[:, :node]
+            run.shorten(node)
         else:
             del self._by_key[run.key]
             self._num_runs_after[run.past] -= 1

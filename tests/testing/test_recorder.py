@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import force_setattr
 
 from quire import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from quire.errors import CorruptJob
@@ -84,7 +85,7 @@ def test_a_changed_plan_is_noticed_by_the_replay(tmp_path: Path) -> None:
         for piece in plan.prefill:
             changed = piece.token_ids.copy()
             changed[0] += 1
-            object.__setattr__(piece, "token_ids", changed)
+            force_setattr(piece, "token_ids", changed)
         now = executor.submit(plan).result()
         differs |= not np.array_equal(now.tokens, recorded.tokens)
     assert differs
