@@ -20,7 +20,7 @@ LLAMA4: dict[str, Any] = {
     "intermediate_size": 32,
     "intermediate_size_mlp": 72,
     "num_local_experts": 8,
-    "attention_chunk_size": 200,
+    "attention_chunk_size": 192,
     "floor_scale": 16,
     "pad_token_id": 0,
 }

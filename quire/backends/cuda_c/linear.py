@@ -23,7 +23,8 @@ from quire.backends.cuda_c.packed import (
     packed_tile,
     spread_kernel,
 )
-from quire.backends.linear import KeptQuantised
+from quire.backends.linear import KeptQuantised, LinearOp
+from quire.backends.plain import PlainLinear
 from quire.backends.quantised.fragments import FragmentMatrix, fragments, has_fragments
 from quire.backends.quantised.grouped import GroupedMatrix
 
@@ -68,8 +69,10 @@ class CodesMatrix:
     def device(self) -> torch.device:
         return self.codes.codes.device
 
-    def linear(self, bias: Tensor | None) -> PackedLinear:
-        return PackedLinear(self, bias)
+    def linear(self, bias: Tensor | None) -> LinearOp:
+        if self.plain is None:
+            return PackedLinear(self, bias)
+        return PackedBesidePlain(self, self.plain, bias)
 
     def ordered(self, x: Tensor) -> Tensor:
         """x with its columns in the order of the codes."""
@@ -92,19 +95,32 @@ class CodesMatrix:
 
 
 class PackedLinear(KeptQuantised):
-    """x weight^T + bias."""
+    """x weight^T + bias, with a weight that is dequantised for each pass of many rows."""
 
     def __init__(self, matrix: CodesMatrix, bias: Tensor | None) -> None:
         self.matrix, self.bias = matrix, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        matrix, many = self.matrix, x.shape[0] > MOST_ROWS
-        if many and matrix.plain is not None:
-            return F.linear(x, matrix.plain, self.bias)
-        x = matrix.ordered(x)
-        if many:
-            return F.linear(x, matrix.made_plain(), self.bias)
-        return multiply_packed(matrix.codes, x, self.bias)
+        x = self.matrix.ordered(x)
+        if x.shape[0] > MOST_ROWS:
+            return F.linear(x, self.matrix.made_plain(), self.bias)
+        return multiply_packed(self.matrix.codes, x, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.matrix.tensors()
+
+
+class PackedBesidePlain(KeptQuantised, PlainLinear):
+    """x weight^T + bias, with the plain weight for many rows, as other kernels may read it."""
+
+    def __init__(self, matrix: CodesMatrix, plain: Tensor, bias: Tensor | None) -> None:
+        super().__init__(plain, bias)
+        self.matrix = matrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] > MOST_ROWS:
+            return super().__call__(x)
+        return multiply_packed(self.matrix.codes, self.matrix.ordered(x), self.bias)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.matrix.tensors()

@@ -14,11 +14,10 @@ from quire.backends import generic
 from quire.backends.adapter_ops import AdapterKernels, AdapterRoom
 from quire.backends.cuda_c.few_rows_linear import FewRowsLinear
 from quire.backends.cuda_c.gated import GatedRows
-from quire.backends.cuda_c.linear import PackedLinear
 from quire.backends.cuda_c.prompt_attention import PromptAttention, prompt_attention
 from quire.backends.experts import EveryExpert, GroupedExperts
 from quire.backends.fp8 import wide_keys, wide_values
-from quire.backends.linear import GatedProduct, LinearOp
+from quire.backends.linear import GatedProduct, LinearOp, is_kept
 from quire.backends.ops import (
     AttentionInputs,
     ChoiceOp,
@@ -129,10 +128,10 @@ class TritonKernels:
 
     def gated(self, activation: Activation, product: LinearOp) -> RowOp:
         apart = GatedProduct(product, self.gate(activation))
-        weight = plain_weight(product)
-        if weight is None:
+        plain = as_plain(product)
+        if plain is None:
             return apart
-        return GatedRows.of(weight.weight, weight.bias, activation, apart) or apart
+        return GatedRows.of(plain.weight, plain.bias, activation, apart) or apart
 
     def activate(self, activation: Activation) -> RowOp:
         return partial(elementwise.activate, activation=activation)
@@ -211,18 +210,15 @@ class TritonKernels:
             blocks.copy_blocks(cache, torch.tensor(copies, dtype=torch.int32).to(cache.device))
 
 
-def plain_weight(product: LinearOp) -> PlainLinear | None:
-    """The plain weight that passes of many rows multiply with."""
-    if isinstance(product, PackedLinear):
-        plain = product.matrix.plain
-        return None if plain is None else PlainLinear(plain, product.bias)
+def as_plain(product: LinearOp) -> PlainLinear | None:
+    """The product, if passes of many rows multiply with a plain weight."""
     return product if isinstance(product, PlainLinear) else None
 
 
 def stacked(products: Sequence[LinearOp]) -> ExpertWeights | None:
     """The weights of products as one tensor, of which each product keeps its part. None if they are
     not all of the same kind."""
-    plain = [one for one in products if isinstance(one, PlainLinear)]
+    plain = [one for one in map(as_plain, products) if one is not None and not is_kept(one)]
     biases = [one.bias for one in plain if one.bias is not None]
     if len(plain) < len(products) or len(biases) not in (0, len(plain)):
         return None
