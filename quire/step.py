@@ -117,6 +117,7 @@ class Slice(msgspec.Struct, frozen=True, gc=False):
     `sample_into` names the rows that each draw a token from the logits of the last position: empty
     for a chunk that ends before, several for siblings of n > 1. `targets` are tokens to score,
     `hidden` says which hidden states are wanted, of tokens from `hidden_from` on (0: all).
+
     The last `num_guessed` tokens are guesses at what the row, the only one in `sample_into`, will
     draw. It draws at each of these positions and at the one before them. It keeps its draws as far
     as the guesses were right, and one more: with guesses [8 9 5] after [7] and draws [8 9 4 1] it

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.backends.cuda_c.nvrtc import NoCudaC
 from quire.backends.cuda_c.plain import (
     PlainTile,
     kernel_of,
@@ -22,6 +21,7 @@ from quire.backends.cuda_c.plain import (
     note_missing,
     plain_tile,
 )
+from quire.backends.cuda_c.products import load_onto
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.small_batch import Product
 
@@ -71,17 +71,8 @@ def _pool() -> ThreadPoolExecutor:
 
 def _loading(tile: PlainTile, dtype: torch.dtype, device: torch.device) -> Future[bool]:
     """Whether the kernel could be loaded. It is compiled while weights are still being read."""
-
-    def load() -> bool:
-        try:
-            with torch.cuda.device(device):  # the current device is a thread's own
-                kernel_of(tile, dtype == torch.float16).load()
-        except NoCudaC as missing:
-            note_missing(str(missing))
-            return False
-        return True
-
     key = (tile, dtype, device)
     if key not in _known:
-        _known[key] = _pool().submit(load)
+        kernel = partial(kernel_of, tile, dtype == torch.float16)
+        _known[key] = _pool().submit(load_onto, device, [kernel], note_missing)
     return _known[key]

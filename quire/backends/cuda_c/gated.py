@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from quire.backends.cuda_c.launch import CudaKernel
-from quire.backends.cuda_c.nvrtc import NoCudaC
-from quire.backends.cuda_c.tensor_map import encode_map
+from quire.backends.cuda_c.products import (
+    CONTROL,
+    DEPTH,
+    EIGHT,
+    SHARED,
+    load_onto,
+    map_of,
+    product_macros,
+)
+from quire.backends.plain import PlainLinear
 from quire.base.notes import note
 from quire.layer_plan import Activation
 
@@ -27,11 +34,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _PAIR = 256  # rows of the two tiles of a cluster
 _ROWS = 128  # of a tile
 _LINES = (256, 224, 192, 128)  # of a tile
-_DEPTH = 64  # columns of a stage
-_EIGHT = 8
-_SHARED = 227 << 10  # bytes of shared memory of a block
-_CONTROL = 1 << 10
-_THREADS, _LOADING_THREADS = 384, 4
+_THREADS = 384
 _GIVEN = struct.Struct("2Q3i4x")  # as gated.cu has it
 # Measured by benchmarks/gpu_gated.py: a step of a tile takes as long as so many lines more, and
 # below this share of what tiles of 256 lines would do on all cores a launch for the gate is faster.
@@ -48,15 +51,15 @@ class GatedTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        return (_SHARED - _CONTROL - self._left_bytes) // self._stage_bytes
+        return (SHARED - CONTROL - self._left_bytes) // self._stage_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return _CONTROL + self.stages * self._stage_bytes + self._left_bytes
+        return CONTROL + self.stages * self._stage_bytes + self._left_bytes
 
     @property
     def _stage_bytes(self) -> int:
-        return 2 * _DEPTH * (_ROWS + self.lines)
+        return 2 * DEPTH * (_ROWS + self.lines)
 
     @property
     def _left_bytes(self) -> int:
@@ -94,20 +97,14 @@ def clusters_of(device: torch.device) -> int:
 @cache
 def kernel_of(tile: GatedTile, dtype: torch.dtype, activation: Activation) -> CudaKernel:
     """The kernel, which is the same for all shapes."""
-    sums = tile.lines // 2
     return CudaKernel(
         "gated.cu",
         "multiply",
         {
-            "LINES": tile.lines,
+            **product_macros(tile.lines),
             "STAGES": tile.stages,
             "HALF": int(dtype == torch.float16),
             "GELU": int(activation == "gelu_tanh"),
-            "WIDTH": f'"{tile.lines}"',
-            "REGISTERS": '"' + ",".join(f"%{i}" for i in range(sums)) + '"',
-            "SUMS": ",".join(f'"+f"(sums[{i}])' for i in range(sums)),
-            "AFTER": f'"%{sums}, %{sums + 1}"',
-            "LAST": f'"{sums + 2}"',
         },
         threads=_THREADS,
         shared=tile.shared_bytes,
@@ -129,7 +126,7 @@ class GatedKind:
         """Whether gated.cu computes it: on Hopper, with sizes of whole eights."""
         if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
             return False
-        whole = self.num_lines % (2 * _EIGHT) == 0 and self.columns % _EIGHT == 0
+        whole = self.num_lines % (2 * EIGHT) == 0 and self.columns % EIGHT == 0
         return whole and self.dtype in _DTYPES and self.activation in ACTIVATIONS
 
 
@@ -143,18 +140,7 @@ def load_kernels(kinds: Iterable[GatedKind], device: torch.device) -> bool:
             if tile is not None:
                 wanted[tile, kind.dtype, kind.activation] = None
         wanted[GatedTile(_LINES[0]), kind.dtype, kind.activation] = None
-
-    def load(one: tuple[GatedTile, torch.dtype, Activation]) -> None:
-        with torch.cuda.device(device):  # the current device is a thread's own
-            kernel_of(*one).load()
-
-    try:
-        with ThreadPoolExecutor(_LOADING_THREADS) as pool:
-            list(pool.map(load, wanted))
-    except NoCudaC as missing:
-        _note_missing(str(missing))
-        return False
-    return True
+    return load_onto(device, [partial(kernel_of, *one) for one in wanted], _note_missing)
 
 
 @cache
@@ -172,16 +158,9 @@ def multiply_gated(
         0 if bias is None else bias.data_ptr(), out.data_ptr(), count, lines // 2, columns
     )
     blocks = 2 * min(clusters_of(x.device), tile.count(lines, count))
-    maps = _map_of(x, _ROWS), _map_of(weight, tile.lines // 2)
+    maps = map_of(x, _ROWS), map_of(weight, tile.lines // 2)
     kernel_of(tile, x.dtype, activation)((blocks, 1, 1), *maps, given)
     return out
-
-
-def _map_of(rows: Tensor, at_once: int) -> bytes:
-    """The map of a matrix, in boxes of a stage's columns of so many rows."""
-    count, width = rows.shape
-    stride = width * rows.dtype.itemsize
-    return encode_map(rows.data_ptr(), rows.dtype, (width, count), (stride,), (_DEPTH, at_once))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,26 +168,27 @@ class GatedRows:
     """activation(gate) * up of a product with a plain weight, for any number of rows: in one launch
     where that is faster, and otherwise by `apart`."""
 
-    weight: Tensor
-    bias: Tensor | None
+    product: PlainLinear
     activation: Activation
     apart: Callable[[Tensor], Tensor]
 
     @staticmethod
     def of(
-        weight: Tensor,
-        bias: Tensor | None,
-        activation: Activation,
-        apart: Callable[[Tensor], Tensor],
+        product: PlainLinear, activation: Activation, apart: Callable[[Tensor], Tensor]
     ) -> GatedRows | None:
         """None if this weight or activation has no such kernel."""
-        kind = GatedKind(weight.shape[0], weight.shape[1], weight.dtype, activation)
-        if not kind.is_tiled(weight.device) or not load_kernels([kind], weight.device):
-            return None
-        return GatedRows(weight, bias, activation, apart)
+        weight, (lines, columns) = product.weight, product.weight.shape
+        kind = GatedKind(lines, columns, weight.dtype, activation)
+        return GatedRows(product, activation, apart) if _has_kernels(kind, weight.device) else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        tile = gated_tile(len(self.weight), len(x), clusters_of(x.device))
+        weight, bias = self.product.weight, self.product.bias
+        tile = gated_tile(len(weight), len(x), clusters_of(x.device))
         if tile is None:
             return self.apart(x)
-        return multiply_gated(self.weight, x, self.bias, self.activation, tile)
+        return multiply_gated(weight, x, bias, self.activation, tile)
+
+
+@cache  # layers are alike
+def _has_kernels(kind: GatedKind, device: torch.device) -> bool:
+    return kind.is_tiled(device) and load_kernels([kind], device)

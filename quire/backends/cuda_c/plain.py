@@ -7,9 +7,8 @@ so a row has the same bits in every batch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +16,15 @@ from torch import Tensor
 
 from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
 from quire.backends.cuda_c.launch import Argument, CudaKernel
-from quire.backends.cuda_c.nvrtc import NoCudaC
-from quire.backends.cuda_c.tensor_map import encode_map
+from quire.backends.cuda_c.products import (
+    CONTROL,
+    DEPTH,
+    EIGHT,
+    SHARED,
+    load_onto,
+    map_of,
+    product_macros,
+)
 from quire.base.notes import note
 
 if TYPE_CHECKING:
@@ -27,15 +33,10 @@ if TYPE_CHECKING:
 MOST_ROWS, MOST_HEAD_ROWS = 128, 64  # with more, the vendor's library is faster
 _CORES = 132
 _GROUP = 64  # rows
-_DEPTH = 64  # columns of a stage
-_EIGHT = 8
 _WIDEST = 256  # lines of one instruction
 _FEWEST_STEPS = 4  # of a block that shares columns
-_SHARED = 227 << 10  # bytes of shared memory of a block
-_CONTROL = 1 << 10
 _MOST_STAGES = 15  # barriers have 256 bytes
 _FLOAT = 4
-_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,16 @@ class PlainTile:
     @property
     def stages(self) -> int:
         """As many as fit."""
-        room = _SHARED - _CONTROL - self._sent_bytes
+        room = SHARED - CONTROL - self._sent_bytes
         return min(_MOST_STAGES, room // self._stage_bytes)
 
     @property
     def shared_bytes(self) -> int:
-        return _CONTROL + self.stages * self._stage_bytes + self._sent_bytes
+        return CONTROL + self.stages * self._stage_bytes + self._sent_bytes
 
     @property
     def _stage_bytes(self) -> int:
-        return 2 * _DEPTH * (self.rows + self.lines)
+        return 2 * DEPTH * (self.rows + self.lines)
 
     @property
     def _sent_bytes(self) -> int:
@@ -85,33 +86,27 @@ def plain_tile(shape: tuple[int, int], num_rows: int, way: Way = "plain") -> Pla
     if lines < 112 * _CORES:
         # 66 clusters of two fit on these cores, and 30 of four.
         splits, blocks = (2, 66) if lines >= 24 * 66 else (4, 30)
-    while splits > 1 and columns < splits * _FEWEST_STEPS * _DEPTH:
+    while splits > 1 and columns < splits * _FEWEST_STEPS * DEPTH:
         splits, blocks = splits // 2, _CORES // max(1, splits // 2)
-    unit = _EIGHT * splits * (2 if way == "gated" else 1)
+    unit = EIGHT * splits * (2 if way == "gated" else 1)
     return PlainTile(groups, min(_WIDEST, -(-lines // (blocks * unit)) * unit), splits)
 
 
 @cache
 def kernel_of(tile: PlainTile, half: bool, way: Way = "plain") -> CudaKernel:
     """The kernel, which is the same for all shapes."""
-    sums = tile.lines // 2
     return CudaKernel(
         "plain.cu",
         "multiply",
         {
             "GROUPS": tile.groups,
-            "LINES": tile.lines,
+            **product_macros(tile.lines),
             "STAGES": tile.stages,
             "SPLITS": tile.splits,
             "HALF": int(half),
             "NORMED": int(way in ("normed", "gated")),
             "GATED": int(way == "gated"),
             "ADDS": int(way == "adds"),
-            "WIDTH": f'"{tile.lines}"',
-            "REGISTERS": '"' + ",".join(f"%{i}" for i in range(sums)) + '"',
-            "SUMS": ",".join(f'"+f"(sums[{i}])' for i in range(sums)),
-            "AFTER": f'"%{sums}, %{sums + 1}"',
-            "LAST": f'"{sums + 2}"',
         },
         threads=128 * tile.groups + 32,
         shared=tile.shared_bytes,
@@ -128,18 +123,7 @@ def load_kernels(products: Iterable[Product], device: torch.device) -> bool:
         half, way = one.dtype == torch.float16, way_of(one)
         for rows in (_GROUP, MOST_ROWS):
             wanted[plain_tile((one.num_lines, one.inner), rows, way), half, way] = None
-
-    def load(one: tuple[PlainTile, bool, Way]) -> None:
-        with torch.cuda.device(device):  # the current device is a thread's own
-            kernel_of(*one).load()
-
-    try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(load, wanted))
-    except NoCudaC as missing:
-        note_missing(str(missing))
-        return False
-    return True
+    return load_onto(device, [partial(kernel_of, *one) for one in wanted], note_missing)
 
 
 def way_of(product: Product) -> Way:
@@ -173,10 +157,10 @@ def multiply_plain(
         more = (norm.squares, norm.squares.shape[1], norm.eps, None, None, None)
     elif added is not None:
         more = (None, 0, 0.0, added.norm, added.scaled, added.squares)
-    x_rows = -(-min(len(x), tile.rows) // _EIGHT) * _EIGHT
+    x_rows = -(-min(len(x), tile.rows) // EIGHT) * EIGHT
     kernel_of(tile, x.dtype == torch.float16, way)(
         (tile.blocks(lines), -(-len(x) // tile.rows), 1),
-        *(_map_of(x, x_rows), _map_of(weight, tile.lines // 2 if gated else tile.lines)),
+        *(map_of(x, x_rows), map_of(weight, tile.lines // 2 if gated else tile.lines)),
         *(bias, out, len(x), x_rows, outer, columns, *more),
     )
     return out
@@ -186,10 +170,3 @@ def num_parts(weight: Tensor, num_rows: int) -> int:
     """The parts of a row of which a product that adds writes sums of squares."""
     lines, columns = weight.shape
     return plain_tile((lines, columns), num_rows, "adds").blocks(lines)
-
-
-def _map_of(rows: Tensor, at_once: int) -> bytes:
-    """The map of a matrix, in boxes of a stage's columns of so many rows."""
-    count, width = rows.shape
-    stride = width * rows.dtype.itemsize
-    return encode_map(rows.data_ptr(), rows.dtype, (width, count), (stride,), (_DEPTH, at_once))

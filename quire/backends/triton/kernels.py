@@ -131,7 +131,7 @@ class TritonKernels:
         plain = as_plain(product)
         if plain is None:
             return apart
-        return GatedRows.of(plain.weight, plain.bias, activation, apart) or apart
+        return GatedRows.of(plain, activation, apart) or apart
 
     def activate(self, activation: Activation) -> RowOp:
         return partial(elementwise.activate, activation=activation)

@@ -11,16 +11,7 @@ from quire.backends.cuda_c import few_rows_linear, plain
 from quire.backends.cuda_c.few_rows_linear import FewRowsLinear, wait_until_loaded
 from quire.backends.cuda_c.launch import CudaKernel
 from quire.backends.cuda_c.nvrtc import NoCudaC
-
-
-def random(*size: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.randn(*size, device="cuda").to(dtype)
-
-
-def assert_near(found: Tensor, expected: Tensor) -> None:
-    apart = (found.double() - expected.double()).norm() / expected.double().norm()
-    assert found.shape == expected.shape
-    assert float(apart) < 4e-3
+from tests.backends.cuda_c.checks import assert_near, random
 
 
 def test_weights_on_a_cpu_are_left_alone() -> None:

@@ -26,6 +26,7 @@ from quire.backends.linear import GatedProduct
 from quire.backends.plain import PlainLinear
 from quire.backends.triton.elementwise import gate_mul
 from quire.layer_plan import Activation
+from tests.backends.cuda_c.checks import assert_near, random
 
 # Lines that fill no tile, columns of part of a stage, one stage and real sizes.
 SHAPES = ((528, 200), (256, 64), (1008, 768), (1024, 2048), (6144, 1024))
@@ -66,16 +67,6 @@ class TestTiles:
         assert load_kernels([kind], torch.device("cuda", 0))
         needed = {gated_tile(num_lines, rows, CLUSTERS) for rows in range(1, 5000)}
         assert needed - {None} <= loaded
-
-
-def random(*size: int, spread: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(*size, device="cuda") * spread).to(dtype)
-
-
-def assert_near(found: Tensor, expected: Tensor, most: float = 4e-3) -> None:
-    assert not found.isnan().any()
-    apart = (found.double() - expected.double()).norm() / expected.double().norm()
-    assert float(apart) < most
 
 
 def opened(sums: Tensor, activation: Activation) -> Tensor:
@@ -127,7 +118,7 @@ def test_a_gate_is_the_same_joined_and_apart(activation: Activation) -> None:
     torch.manual_seed(4)
     product = PlainLinear(random(6144, 64, spread=3), random(6144))
     apart = GatedProduct(product, partial(gate_mul, activation=activation))
-    joined = GatedRows.of(product.weight, product.bias, activation, apart)
+    joined = GatedRows.of(product, activation, apart)
     assert joined is not None
     for rows in (7, 300, 1024, 5000):
         x = random(rows, 64, spread=4)
@@ -138,9 +129,10 @@ def test_a_gate_is_the_same_joined_and_apart(activation: Activation) -> None:
 
 def test_other_activations_and_devices_stay_apart() -> None:
     weight = torch.ones(32, 64, dtype=torch.bfloat16)
+    product = PlainLinear(weight, None)
     activations: tuple[Activation, ...] = ("silu", "relu")
     for activation in activations:
-        assert GatedRows.of(weight, None, activation, lambda x: x) is None
+        assert GatedRows.of(product, activation, product) is None
         kind = GatedKind(32, 64, weight.dtype, activation)
         assert not kind.is_tiled(torch.device("cpu"))
 

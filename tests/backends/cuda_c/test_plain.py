@@ -8,7 +8,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from quire.backends.cuda_c import plain
 from quire.backends.cuda_c.few_rows import AddedRows, NormedRows, Way
@@ -22,6 +21,7 @@ from quire.backends.cuda_c.plain import (
     plain_tile,
 )
 from quire.backends.triton.small_batch import Product
+from tests.backends.cuda_c.checks import assert_near, random
 
 # Lines that fill no block, columns of part of a stage and of few, and real sizes.
 SHAPES = ((456, 520), (1000, 768), (8, 64), (1024, 2048), (28672, 4096), (4096, 14336))
@@ -56,16 +56,6 @@ class TestTiles:
     def test_keep_nearly_all_cores_busy_at_once(self, lines: int, way: Way) -> None:
         tile = plain_tile((lines, 4096), 64, way)
         assert 120 <= tile.blocks(lines) <= 132
-
-
-def random(*size: int, spread: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return (torch.randn(*size, device="cuda") * spread).to(dtype)
-
-
-def assert_near(found: Tensor, expected: Tensor, most: float = 4e-3) -> None:
-    assert not found.isnan().any()
-    apart = (found.double() - expected.double()).norm() / expected.double().norm()
-    assert float(apart) < most
 
 
 @pytest.mark.gpu
