@@ -1,7 +1,6 @@
 """Products with plain weights in 16 bits on Hopper, for up to MOST_ROWS rows, by plain.cu.
 
-A tile's lines do not depend on the number of rows,
-so a row has the same bits in every batch.
+A tile's lines do not depend on the number of rows, so a row has the same bits in every batch.
 """
 
 from __future__ import annotations
